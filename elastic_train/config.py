@@ -1,0 +1,158 @@
+"""What a person configures, validated once, here; afterwards trusted.
+
+Frozen values of the standard library only. `RunConfig`, `ScalingConfig` and the other config objects of
+Ray Train are translated into a `RunSpec` by api.py; nothing below this file knows Ray's classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from elastic_train.errors import ConfigError
+
+Precision = Literal["fp32", "bf16", "fp64"]
+
+
+def _positive(name: str, value: float) -> None:
+    if value <= 0:
+        raise ConfigError(field=name, problem=f"must be positive, got {value}.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """The training problem's batch: part of the problem, never of the plan.
+
+    `global_size` samples per optimizer step in micro-batches of `micro_size`; every random choice and the
+    sample order derive from `seed`. An epoch's last batch may be partial: it is trained with its true weight,
+    or dropped with `drop_last`.
+    """
+
+    global_size: int
+    micro_size: int
+    seed: int = 0
+    drop_last: bool = False
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        _positive("batch.global_size", self.global_size)
+        _positive("batch.micro_size", self.micro_size)
+        if self.micro_size > self.global_size:
+            raise ConfigError(
+                field="batch.micro_size",
+                problem=f"{self.micro_size} exceeds batch.global_size {self.global_size}.",
+                remedy="Lower micro_size or raise global_size.",
+            )
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a whole batch."""
+        return -(-self.global_size // self.micro_size)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """When checkpoints are written and how many stay.
+
+    `every` is a number of steps, or "auto": Young's interval from the measured cost of a save and the failure
+    rate. `keep` newest stay, and with `best` the metric's name also the best `keep_best`.
+    """
+
+    every: int | Literal["auto"] = "auto"
+    keep: int = 3
+    best: str | None = None
+    best_order: Literal["min", "max"] = "min"
+    keep_best: int = 1
+
+    def __post_init__(self) -> None:
+        if self.every != "auto":
+            _positive("checkpoints.every", self.every)
+        if self.keep < 1:
+            raise ConfigError(
+                field="checkpoints.keep",
+                problem=f"must be at least 1, got {self.keep}: with 0 nothing would be left to resume from.",
+            )
+        _positive("checkpoints.keep_best", self.keep_best)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parallelism:
+    """Constraints on the plan; None leaves an axis to the planner."""
+
+    dp_replicate: int | None = None
+    dp_shard: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("dp_replicate", "dp_shard", "tp", "pp"):
+            value = getattr(self, name)
+            if value is not None:
+                _positive(f"parallelism.{name}", value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Deadlines of the run, in seconds. Defaults suit a LAN; tests shorten them."""
+
+    heartbeat_s: float = 1.0
+    liveness_s: float = 8.0  # silence of heartbeats after which a worker is lost
+    verdict_s: float = 1.0  # after a suspicion, how long a living worker may take to answer a ping
+    settle_s: float = 30.0  # after an abort, how long a living worker may take to end its step
+    form_s: float = 120.0  # forming a group: rendezvous, build, transfer
+    progress_s: float = 600.0  # no progress at all for this long is a hang
+    lease_s: float = 10.0
+    join_window_s: float = 5.0
+    start_worker_s: float = 180.0
+    wait_for_capacity_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            _positive(f"timing.{name}", getattr(self, name))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSpec:
+    """Everything a run is, apart from the user's own code."""
+
+    name: str
+    storage_path: str
+    batch: Batch
+    max_steps: int
+    min_workers: int
+    max_workers: int
+    cpus_per_worker: float = 1.0
+    gpus_per_worker: float = 0.0
+    clip_norm: float | None = None
+    precision: Precision = "fp32"
+    parallelism: Parallelism = field(default_factory=Parallelism)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    max_failures: int = 3
+    standby: int = 1
+    timing: Timing = field(default_factory=Timing)
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name.strip() != self.name or "/" in self.name:
+            raise ConfigError(field="run_config.name", problem=f"{self.name!r} is not a usable run name.")
+        _positive("max_steps", self.max_steps)
+        _positive("scaling_config.num_workers", self.min_workers)
+        if self.max_workers < self.min_workers:
+            raise ConfigError(
+                field="scaling_config.num_workers",
+                problem=f"the maximum {self.max_workers} is below the minimum {self.min_workers}.",
+            )
+        if self.clip_norm is not None:
+            _positive("clip_norm", self.clip_norm)
+        if self.batch.micro_batches < self.min_workers:
+            raise ConfigError(
+                field="batch",
+                problem=(
+                    f"{self.batch.global_size} samples in micro-batches of {self.batch.micro_size} are "
+                    f"{self.batch.micro_batches} micro-batches, fewer than the {self.min_workers} workers."
+                ),
+                remedy="Lower micro_size, raise global_size, or ask for fewer workers.",
+            )
+        if self.max_failures < 0:
+            raise ConfigError(field="failure_config.max_failures", problem="must be 0 or more.")
+        if self.standby < 0:
+            raise ConfigError(field="standby", problem="must be 0 or more.")

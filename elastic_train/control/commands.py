@@ -1,0 +1,111 @@
+"""What a controller may do. Each command is idempotent; each effect, success or failure, ends in an event."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from elastic_train.control.events import Cause, PartWritten
+from elastic_train.planner.plan import Plan
+from elastic_train.recovery.evidence import Origin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartWorker:
+    """Start a worker process on a node. Ends in WorkerReady or WorkerLost."""
+
+    worker: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopWorker:
+    """End a worker process; free if it is gone."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """Break the group's collectives on every worker that still lives.
+
+    Each answers Settled; one that doesn't answer a ping within the verdict time becomes WorkerLost.
+    """
+
+    generation: int
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Ask the group to stop at its next step boundary, saving first if `save`. Each worker answers Settled."""
+
+    generation: int
+    save: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """Form a group: rendezvous, build, transfer, verify. Ends in GroupReady, GroupBroken or CheckpointRejected.
+
+    `lineage` lists (generation, step it started from), oldest first, this generation last. `holders` are the
+    workers that serve fragments although they may have no seat (draining nodes).
+    """
+
+    generation: int
+    plan: Plan
+    origin: Origin
+    lineage: tuple[tuple[int, int], ...]
+    holders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Go:
+    """Let a ready group train."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Save:
+    """Ask the group for a checkpoint at its next step boundary."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commit:
+    """Make a whole checkpoint visible. Ends in CheckpointCommitted, SaveFailed or FencedOff."""
+
+    generation: int
+    step: int
+    parts: tuple[PartWritten, ...]
+    metrics: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prune:
+    """Delete every checkpoint of this run that is committed and not in `keep` (slots), and orphaned attempts.
+
+    Attempts of `in_flight` (generation, step) are left alone.
+    """
+
+    keep: tuple[int, ...]
+    in_flight: tuple[tuple[int, int], ...] = ()
+
+
+Outcome = Literal["finished", "stopped", "user_error", "infrastructure", "capacity", "checkpoint", "fenced"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """The run is over: stop every worker, record the outcome, release the lease (not when fenced)."""
+
+    outcome: Outcome
+    detail: str
+    cause: Cause | None = None
+    worker: str = ""
+
+
+Command = StartWorker | StopWorker | Abort | Pause | Form | Go | Save | Commit | Prune | End

@@ -1,0 +1,228 @@
+"""What can happen to a run. Every event carries `at`, seconds on the controller's own clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from elastic_train.recovery.evidence import Holding, Stored
+
+CauseKind = Literal["collective", "death", "silence", "user", "memory", "engine", "preemption"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why something ended. `detail` is one line; `traceback` the user's own where there is one."""
+
+    kind: CauseKind
+    detail: str
+    phase: str = ""
+    step: int = 0
+    traceback: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """A machine: its id, how many workers fit on it, and its failure domain (rack or zone)."""
+
+    name: str
+    slots: int
+    domain: str = ""
+    drain_by: float | None = None  # controller time by which it must be left; None: it stays
+
+
+# -- facts of the cluster, never fenced ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermBegan:
+    """A controller took the run: the first event of each term.
+
+    `stored` is the newest valid checkpoint of the commit log. `ever_stored` tells whether the log ever held one.
+    """
+
+    at: float
+    term: int
+    stored: Stored | None
+    ever_stored: bool
+    finished: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesChanged:
+    """The nodes that are there now, draining ones included."""
+
+    at: float
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerReady:
+    """A worker process is up: imported, connected, able to take a seat. `pid` is for people."""
+
+    at: float
+    worker: str
+    node: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerLost:
+    """A worker process is gone, or is given up."""
+
+    at: float
+    worker: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """After a controller restart: what the living workers say of themselves. Others are lost.
+
+    `running` names (worker, node, generation it runs, its step); generation 0 means idle.
+    """
+
+    at: float
+    running: tuple[tuple[str, str, int, int], ...]
+
+
+# -- words of workers, fenced by generation ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupReady:
+    """Every rank holds its verified state; the group waits for Go."""
+
+    at: float
+    generation: int
+    step: int
+    seconds: float  # from Form to here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCommitted:
+    """The vote of a step passed, seen by a survivor. Repeated and late ones are harmless."""
+
+    at: float
+    generation: int
+    step: int
+    loss: float
+    tokens: float
+    grad_norm: float
+    skipped: bool
+    seconds: float
+    vote: tuple[float, ...]
+    metrics: tuple[tuple[str, float], ...] = ()
+    ids_digest: int = 0  # of the sample ids that the ranks consumed, order-free
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupBroken:
+    """The first sign that a generation cannot go on."""
+
+    at: float
+    generation: int
+    worker: str
+    cause: Cause
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """A worker's last word on a generation: it stopped at a step boundary and holds this.
+
+    `error` is what ended its own training thread, None after a pause. `finished`: it ran the last step.
+    """
+
+    at: float
+    generation: int
+    worker: str
+    holdings: tuple[Holding, ...]
+    error: Cause | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartWritten:
+    """One rank's share of a checkpoint is durable."""
+
+    at: float
+    generation: int
+    step: int
+    rank: int
+    seconds: float
+    bytes: int
+    manifest: str  # part manifest's path, relative to the checkpoint's directory
+    digest: str  # of the part manifest's bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaveFailed:
+    """One rank could not write its share, or the commit failed. Training goes on."""
+
+    at: float
+    generation: int
+    step: int
+    problem: str
+
+
+# -- facts of storage, durable, never fenced -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointCommitted:
+    at: float
+    stored: Stored
+    metrics: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRejected:
+    """A committed checkpoint turned out damaged or incomplete on reading; `fallback` is the next sound one."""
+
+    at: float
+    stored: Stored
+    problem: str
+    fallback: Stored | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FencedOff:
+    """A newer term owns the run: this controller must end itself."""
+
+    at: float
+    by_term: int
+
+
+# -- people and time -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopRequested:
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time passes. Deadlines are judged here and nowhere else."""
+
+    at: float
+
+
+Event = (
+    TermBegan
+    | NodesChanged
+    | WorkerReady
+    | WorkerLost
+    | Adopted
+    | GroupReady
+    | StepCommitted
+    | GroupBroken
+    | Settled
+    | PartWritten
+    | SaveFailed
+    | CheckpointCommitted
+    | CheckpointRejected
+    | FencedOff
+    | StopRequested
+    | Tick
+)

@@ -1,0 +1,198 @@
+"""Every error this library raises on purpose.
+
+ElasticTrainError
+|-- ConfigError               a person asked for something that cannot be
+|   `-- DataMismatch          the data set is not the one the run was started with
+|-- UserCodeError             the job's own code raised; never retried
+|-- InfrastructureError       machines failed more often than the budget allows
+|-- CapacityTimeout           the workers that the run needs did not come in time
+|-- GroupBroken               a collective failed or was aborted: this generation of the group is over
+|-- StateMismatch             after a restore the ranks do not hold the state they should
+|-- StorageError              a storage operation failed after its retries
+|   |-- StorageNotFound       nothing at that path
+|   `-- AlreadyExists         a conditional create lost
+|-- LeaseHeld                 another controller owns the run
+|-- Fenced                    a newer term owns the run; this writer must end itself
+`-- CheckpointError           a checkpoint cannot be used
+    |-- NoCheckpoint          the run committed before and nothing loadable is left
+    |-- FragmentMissing       the manifest names bytes that are not there, or no fragment covers a box
+    |-- ChecksumMismatch      the bytes are there and are not the ones written
+    |-- FormatUnsupported     a version or a required feature this release does not know
+    `-- TensorMismatch        shapes, dtypes or names differ between the state and the model
+
+An error is data plus one sentence: what happened, to what, and what to do next.
+Every error pickles by its fields, so it crosses actor boundaries intact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+def _rebuild(cls: type[ElasticTrainError], values: dict[str, Any]) -> ElasticTrainError:
+    return cls(**values)
+
+
+@dataclass(kw_only=True, eq=False)
+class ElasticTrainError(Exception):
+    """Base of every error raised on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), {f.name: getattr(self, f.name) for f in fields(self)})
+
+
+@dataclass(kw_only=True, eq=False)
+class ConfigError(ElasticTrainError):
+    field: str
+    problem: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}" + (f" {self.remedy}" if self.remedy else "")
+
+
+@dataclass(kw_only=True, eq=False)
+class DataMismatch(ConfigError):
+    """The data set's length or fingerprint differs from the one the run recorded."""
+
+
+@dataclass(kw_only=True, eq=False)
+class UserCodeError(ElasticTrainError):
+    worker: str
+    rank: int
+    node: str
+    step: int
+    phase: str
+    error: str  # type and message, one line
+    traceback: str  # the user's own, as text
+
+    def __str__(self) -> str:
+        return (
+            f"{self.traceback.rstrip()}\n\nThe job's own code raised {self.error} on rank {self.rank} "
+            f"(node {self.node}) in {self.phase} of step {self.step}. The run stopped; fix the code and start "
+            "it again under the same name to go on from the last checkpoint."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class InfrastructureError(ElasticTrainError):
+    failures: int
+    budget: int
+    cause: str
+
+    def __str__(self) -> str:
+        return (
+            f"{self.failures} infrastructure failures without a committed step between them (budget "
+            f"{self.budget}); the last: {self.cause}. Start the run again under the same name to go on from "
+            "the last checkpoint."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class CapacityTimeout(ElasticTrainError):
+    needed: int
+    present: int
+    waited_s: float
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return (
+            f"waited {self.waited_s:.0f} s for {self.needed} workers, the cluster offers {self.present}. "
+            f"{self.detail}Add nodes or lower the minimum of num_workers, then start the run again."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class GroupBroken(ElasticTrainError):
+    generation: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"generation {self.generation} is over: {self.reason}"
+
+
+@dataclass(kw_only=True, eq=False)
+class StateMismatch(ElasticTrainError):
+    step: int
+    detail: str
+
+    def __str__(self) -> str:
+        return f"the restored state of step {self.step} is not the one that was kept: {self.detail}"
+
+
+@dataclass(kw_only=True, eq=False)
+class StorageError(ElasticTrainError):
+    path: str
+    operation: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"cannot {self.operation} {self.path}: {self.problem}"
+
+
+@dataclass(kw_only=True, eq=False)
+class StorageNotFound(StorageError):
+    """Nothing is at that path."""
+
+
+@dataclass(kw_only=True, eq=False)
+class AlreadyExists(StorageError):
+    """A conditional create found the name taken."""
+
+
+@dataclass(kw_only=True, eq=False)
+class LeaseHeld(ElasticTrainError):
+    run: str
+    holder: str
+    age_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"run {self.run} is already active: {self.holder} renewed its lease {self.age_s:.0f} s ago. "
+            "Wait for it, stop it with `elastic-train stop`, or choose another run name."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class Fenced(ElasticTrainError):
+    run: str
+    term: int
+    by_term: int
+
+    def __str__(self) -> str:
+        return f"term {self.term} of run {self.run} is over: term {self.by_term} owns the run now"
+
+
+@dataclass(kw_only=True, eq=False)
+class CheckpointError(ElasticTrainError):
+    url: str
+    problem: str
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.url}: {self.problem}"
+
+
+@dataclass(kw_only=True, eq=False)
+class NoCheckpoint(CheckpointError):
+    """The run has a history, and nothing of it can be loaded."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FragmentMissing(CheckpointError):
+    """Bytes that the manifest names are absent, or a box is covered by no fragment."""
+
+
+@dataclass(kw_only=True, eq=False)
+class ChecksumMismatch(CheckpointError):
+    """The bytes are there and are not the ones written."""
+
+
+@dataclass(kw_only=True, eq=False)
+class FormatUnsupported(CheckpointError):
+    """A format version or required feature that this release does not know."""
+
+
+@dataclass(kw_only=True, eq=False)
+class TensorMismatch(CheckpointError):
+    """Names, shapes or dtypes of the checkpoint and the model differ; the problem lists them."""

@@ -1,0 +1,1 @@
+"""Models that ship with the library: a small Llama-like language model, in sizes by one dial."""

@@ -1,0 +1,102 @@
+"""The plan: a mesh over ranks, micro-batch quotas, and the placement of ranks on workers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+"""Mesh axes in rank order, the outermost first: rank = ((pp * R + dp_replicate) * S + dp_shard) ..."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mesh:
+    """Sizes of the named axes over ranks. `ep` shares ranks with the data axes and is not a factor of `size`."""
+
+    pp: int = 1
+    dp_replicate: int = 1
+    dp_shard: int = 1
+    cp: int = 1
+    tp: int = 1
+    ep: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def dp(self) -> int:
+        """Ranks that consume different micro-batches."""
+        return self.dp_replicate * self.dp_shard
+
+    def coordinate(self, rank: int) -> dict[str, int]:
+        """Axis name -> position of a rank."""
+        position: dict[str, int] = {}
+        for axis in ("tp", "cp", "dp_shard", "dp_replicate", "pp"):
+            rank, position[axis] = divmod(rank, getattr(self, axis))
+        return position
+
+    def dp_index(self, rank: int) -> int:
+        """Which share of the micro-batches a rank consumes, 0 .. dp - 1."""
+        at = self.coordinate(rank)
+        return at["dp_replicate"] * self.dp_shard + at["dp_shard"]
+
+    def __str__(self) -> str:
+        named = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        return " x ".join(named) or "dp 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One way to run the training problem on given workers.
+
+    `workers[rank]` is the worker that takes a rank and `nodes[rank]` its node. `shares[i]` are the indices of
+    the micro-batches (0 .. M - 1) that data-parallel index i computes, ascending; together they partition
+    0 .. M - 1, and shares may be uneven.
+    """
+
+    mesh: Mesh
+    workers: tuple[str, ...]
+    nodes: tuple[str, ...]
+    shares: tuple[tuple[int, ...], ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.workers) == len(self.nodes) == self.mesh.size
+        assert len(self.shares) == self.mesh.dp
+
+    @property
+    def world_size(self) -> int:
+        return self.mesh.size
+
+    @property
+    def rounds(self) -> int:
+        """Micro-batches that every rank runs per step; shorter shares are filled with zero-weight work."""
+        return max(len(s) for s in self.shares)
+
+    def __str__(self) -> str:
+        return f"{self.mesh} on {len(set(self.nodes))} nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Infeasible:
+    """No plan: why, and the nearest thing that would work."""
+
+    reason: str
+
+
+def even_shares(micro_batches: int, dp: int) -> tuple[tuple[int, ...], ...]:
+    """Contiguous shares of 0 .. micro_batches - 1, the first ones longer by one where it doesn't divide."""
+    size, longer = divmod(micro_batches, dp)
+    shares: list[tuple[int, ...]] = []
+    start = 0
+    for i in range(dp):
+        stop = start + size + (i < longer)
+        shares.append(tuple(range(start, stop)))
+        start = stop
+    return tuple(shares)
+
+
+def bytes_text(n: float) -> str:
+    """A byte count a person can read."""
+    exponent = min(int(math.log(n, 1024)), 4) if n >= 1 else 0
+    return f"{n / 1024**exponent:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[exponent]}"

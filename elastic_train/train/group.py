@@ -1,0 +1,236 @@
+"""One generation's process group: formed, broken from any thread, destroyed; many times in one process.
+
+gloo on CPU is broken through the sockets below it; sub-groups and meshes made later in a generation share its
+one listening socket and are broken with it, whoever made them. NCCL is broken by aborting its communicators:
+written against torch 2.13, untested on several GPUs. There the launcher must set
+TORCH_NCCL_ASYNC_ERROR_HANDLING=0, or torch's watchdog ends a process whose communicator was aborted.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from elastic_train.errors import GroupBroken
+from elastic_train.planner.plan import Mesh
+from elastic_train.train.rendezvous import InterruptibleStore, check_in, forget_client, store_client
+from elastic_train.train.sockets import Endpoint, listening, shut_connections
+
+GLOO = "elastic_gloo"
+"""Name of the backend as torch knows it: gloo, bound to the address of the seat."""
+
+_COLLECTIVE_MARKS = (
+    "gloo",
+    "nccl",
+    "c10d",
+    "processgroup",
+    "process group",
+    "connection closed by peer",
+    "connection reset by peer",
+)
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, came out of a collective and not out of user code."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, GroupBroken | dist.DistError):
+            return True
+        if isinstance(seen, RuntimeError) and any(mark in str(seen).lower() for mark in _COLLECTIVE_MARKS):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+class Group:
+    """The process group of one generation, from the view of one of its ranks.
+
+    `break_` may be called from any thread at any time, also while the group forms; everything else belongs to
+    the training thread. A process has at most one formed group.
+    """
+
+    def __init__(
+        self,
+        *,
+        generation: int,
+        rank: int,
+        world_size: int,
+        store_host: str,
+        store_port: int,
+        address: str,
+        device: str = "cpu",
+        form_timeout_s: float = 120.0,
+        collective_timeout_s: float = 1800.0,
+    ) -> None:
+        self.generation = generation
+        self.rank = rank
+        self.world_size = world_size
+        self._store_at = (store_host, store_port)
+        self._address = address
+        self._device = torch.device(device)
+        self._form_timeout = timedelta(seconds=form_timeout_s)
+        self._collective_timeout = timedelta(seconds=collective_timeout_s)
+        self._broken = threading.Event()
+        self._connecting = False
+        self._over = False
+        self._lock = threading.Lock()  # a break looks at sockets only while they are this generation's
+        self._gloo_device: object | None = None
+        self._local: Endpoint | None = None
+        self._remote: frozenset[Endpoint] = frozenset()
+        self._store: InterruptibleStore | None = None
+
+    @property
+    def broken(self) -> bool:
+        return self._broken.is_set()
+
+    def check(self) -> None:
+        """Raise GroupBroken if this generation was broken."""
+        if self._broken.is_set():
+            raise GroupBroken(generation=self.generation, reason="its collectives were aborted")
+
+    def form(self) -> None:
+        """Find the other members and connect to all of them; GroupBroken if that fails or is broken off."""
+        global _current
+        _current = self
+        _clear_sharding_cache()
+        hook = sys.excepthook
+        try:
+            self._rendezvous()
+            dist.init_process_group(
+                backend=GLOO if self._device.type == "cpu" else f"cpu:{GLOO},cuda:nccl",
+                store=self._store,
+                rank=self.rank,
+                world_size=self.world_size,
+                timeout=self._collective_timeout,
+                device_id=self._device if self._device.type == "cuda" else None,
+            )
+            self.check()
+        except (RuntimeError, TimeoutError, GroupBroken) as error:
+            raise self._failed("forming the group", error) from error
+        finally:
+            sys.excepthook = hook  # torch wraps it once per group
+
+    def mesh(self, mesh: Mesh) -> DeviceMesh:
+        """The device mesh of a plan: `dp_replicate` and `dp_shard`, and those of pp, cp, tp larger than 1."""
+        names = [
+            name
+            for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+            if name.startswith("dp_") or getattr(mesh, name) > 1
+        ]
+        try:
+            made = init_device_mesh(
+                self._device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=tuple(names)
+            )
+            self.check()
+        except (RuntimeError, TimeoutError, GroupBroken) as error:
+            raise self._failed("forming the mesh", error) from error
+        return made
+
+    def break_(self) -> None:
+        """End every collective of this generation in this process, running or to come. Idempotent."""
+        self._broken.set()
+        if self._device.type == "cuda":
+            _abort_nccl()
+        deadline = time.monotonic() + self._form_timeout.total_seconds()
+        while True:
+            with self._lock:
+                if self._over or self._local is None:
+                    return
+                shut_connections(local=self._local, remote=self._remote)
+                if not self._connecting or time.monotonic() > deadline:
+                    return
+            # A group under construction may open one more connection after each look.
+            time.sleep(0.005)
+
+    def destroy(self) -> None:
+        """Forget the group, formed or not. The thread must have left its collectives."""
+        global _current
+        with self._lock:
+            self._over = True
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        # A failed construction leaves torch's counter of group names behind, which must agree between members
+        # that lived through it and members that are new.
+        c10d._world.group_count = 0
+        _clear_sharding_cache()
+        self._gloo_device = None
+        _current = None
+
+    def connect_gloo(self, options: object, backend_options: object) -> dist.ProcessGroupGloo:
+        """Construct one gloo group over this generation's listening socket; torch calls it for each group."""
+        gloo = dist.ProcessGroupGloo._Options()
+        gloo._devices = [self._gloo_device]
+        gloo._threads = 2
+        gloo._timeout = self._form_timeout
+        self._connecting = True
+        try:
+            self.check()
+            made = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, gloo)
+        finally:
+            self._connecting = False
+        self.check()
+        made.set_timeout(self._collective_timeout)
+        made.options.group_name = options.group_id
+        made.options.global_ranks_in_group = options.global_ranks_in_group
+        made._set_sequence_number_for_group()
+        return made
+
+    def _rendezvous(self) -> None:
+        self._gloo_device, local = _listen(self._address)
+        client = store_client(*self._store_at, self._form_timeout.total_seconds())
+        prefixed = dist.PrefixStore(f"generation/{self.generation}", client)
+        store = InterruptibleStore(prefixed, self.check, self._form_timeout.total_seconds())
+        remote = check_in(store, rank=self.rank, world_size=self.world_size, listener=local)
+        with self._lock:
+            self._local, self._remote, self._store = local, remote, store
+        self.check()
+
+    def _failed(self, doing: str, error: BaseException) -> GroupBroken:
+        if isinstance(error, dist.DistNetworkError):
+            forget_client(*self._store_at)
+        if self.broken:
+            return GroupBroken(generation=self.generation, reason=f"aborted while {doing}")
+        return GroupBroken(generation=self.generation, reason=f"{doing} failed: {error}")
+
+
+_current: Group | None = None
+
+
+def _connect_gloo(options: object, backend_options: object) -> dist.ProcessGroupGloo:
+    assert _current is not None, "a gloo group is made inside a generation"
+    return _current.connect_gloo(options, backend_options)
+
+
+dist.Backend.register_backend(GLOO, _connect_gloo, extended_api=True, devices=["cpu"])
+
+
+def _listen(address: str) -> tuple[object, Endpoint]:
+    """A gloo device that accepts connections at `address`, and where exactly."""
+    for _ in range(100):
+        before = set(listening().values())
+        device = dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+        new = [at for at, inode in listening().items() if inode not in before]
+        if len(new) == 1:
+            return device, new[0]
+        # Another thread opened a listening socket in the same instant: which is gloo's cannot be told.
+    raise RuntimeError(f"cannot tell gloo's listening socket on {address} from others of this process")
+
+
+def _abort_nccl() -> None:
+    for group in list(c10d._world.pg_names):
+        if torch.device("cuda") in group._device_types:
+            group._get_backend(torch.device("cuda")).abort()
+
+
+def _clear_sharding_cache() -> None:
+    """Drop DTensor's cached layouts: they hold the meshes, and so the groups, of an earlier generation."""
+    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if clear is not None:
+        clear()

@@ -1,0 +1,126 @@
+"""What a user writes: a Task describes the training problem, the engine runs it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic_train.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """What to measure, on what, and every how many steps (0: only at the end of the run).
+
+    `metric(output, micro_batch)` returns a summed value and its count, as `Task.loss` does, or a mapping from
+    names to such pairs. Without one the task's own loss is measured, under the name `loss`.
+    """
+
+    dataset: Any
+    metric: Callable[[Any, Any], Any] | None = None
+    every: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """How a model may be divided, by fqn patterns (`*` matches any part of a name).
+
+    `units` are the modules that are gathered and freed as one when parameters are sharded; without any, every
+    member of a ModuleList, ModuleDict or Sequential is one. `tensor_parallel` maps a module's pattern to
+    "column" or "row", `stages` lists the modules that a pipeline may be cut in front of.
+    """
+
+    units: tuple[str, ...] = ()
+    tensor_parallel: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    stages: tuple[str, ...] = ()
+
+
+class Task:
+    """One training problem. Subclass it; `model`, `optimizer`, `dataset` and `loss` must be given."""
+
+    def model(self) -> nn.Module:
+        """Build the model. Runs on the meta device: no memory is touched, values come from `init`."""
+        raise NotImplementedError
+
+    def init(self, module: nn.Module, fqn: str) -> None:
+        """Give values to the tensors that this module itself owns. They are whole and on the device.
+
+        Called once per module that owns any, under a generator seeded with the run's seed and the fqn.
+        """
+        reset = getattr(module, "reset_parameters", None) or getattr(module, "_reset_parameters", None)
+        if reset is None:
+            raise ConfigError(
+                field="task.init",
+                problem=f"module {fqn or 'the root'!r} ({type(module).__name__}) owns tensors and has no reset_parameters().",
+                remedy="Give the module reset_parameters(), or define init(module, fqn) in the task.",
+            )
+        reset()
+
+    def optimizer(self, named_params: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """Build the optimizer over (fqn, parameter) pairs of the whole model."""
+        raise NotImplementedError
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
+        """A learning rate scheduler, stepped once per committed step; None for constant rates."""
+        return None
+
+    def dataset(self) -> Any:
+        """Numbered samples: anything with `len()` and `[i]`, or a source of elastic_train.data."""
+        raise NotImplementedError
+
+    def inputs(self, micro_batch: Any) -> Any:
+        """What the model is called with: a tensor, a tuple of positional or a mapping of named arguments.
+
+        By default a tensor itself, the first of a tuple, and of a mapping the entries that `forward` names.
+        """
+        if isinstance(micro_batch, tuple | list):
+            return micro_batch[0]
+        return micro_batch
+
+    def loss(self, output: Any, micro_batch: Any) -> tuple[torch.Tensor, Any]:
+        """The summed loss of a micro-batch and what it is a sum over: the number of its tokens or samples."""
+        raise NotImplementedError
+
+    def evaluation(self) -> Evaluation | None:
+        """What to evaluate while training; None for nothing."""
+        return None
+
+    def parallelize(self) -> Rules:
+        """Rules for dividing the model; the default fits models made of blocks in a ModuleList."""
+        return Rules()
+
+
+REQUIRED = ("model", "optimizer", "dataset", "loss")
+OPTIONAL = ("init", "schedule", "inputs", "evaluation", "parallelize")
+
+
+def check_task(task: Task) -> None:
+    """Refuse a task that lacks a method, or whose method looks like a misspelt one."""
+    if not isinstance(task, Task):
+        raise ConfigError(field="task", problem=f"{type(task).__name__} is not a subclass of elastic_train.Task.")
+    for name in REQUIRED:
+        if getattr(type(task), name) is getattr(Task, name):
+            raise ConfigError(field=f"task.{name}", problem=f"{type(task).__name__} does not define it.")
+    known = (*REQUIRED, *OPTIONAL)
+    absent = [name for name in known if getattr(type(task), name) is getattr(Task, name)]
+    own = {
+        name
+        for cls in type(task).__mro__
+        if cls not in (Task, object)
+        for name, value in vars(cls).items()
+        if callable(value) and not name.startswith("_")
+    }
+    for name in sorted(own - set(known)):
+        near = difflib.get_close_matches(name, absent, n=1, cutoff=0.8)
+        if near:
+            raise ConfigError(
+                field=f"task.{name}",
+                problem="nothing calls a method of this name.",
+                remedy=f"Did you mean {near[0]}()? Otherwise rename it or let it begin with an underscore.",
+            )

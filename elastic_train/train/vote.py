@@ -1,0 +1,36 @@
+"""The numbers of a step's vote: what each rank puts in, and what their sum says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ballot:
+    """One rank's numbers before the vote, their sums over all ranks after it; all of them float64.
+
+    `squares` is of the summed gradient before any scaling, each element counted once. `ids` are digests of
+    consumed sample ids, below 2^40 each. Flags count the ranks that raised them.
+    """
+
+    squares: float = 0.0
+    loss: float = 0.0
+    count: float = 0.0
+    nonfinite: float = 0.0
+    pause: float = 0.0
+    save: float = 0.0
+    ids: float = 0.0
+
+    def packed(self, device: torch.device) -> torch.Tensor:
+        return torch.tensor([getattr(self, f.name) for f in fields(self)], dtype=torch.float64, device=device)
+
+    @classmethod
+    def unpacked(cls, values: tuple[float, ...]) -> Ballot:
+        return cls(**dict(zip((f.name for f in fields(cls)), values, strict=True)))
+
+    @property
+    def skipped(self) -> bool:
+        """Whether this step changes nothing but the counters: its gradient is not finite, or there is none."""
+        return self.nonfinite > 0 or self.count <= 0

@@ -1,0 +1,35 @@
+"""Causal self-attention with grouped key and value heads."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from elastic_train.models.rope import Rope
+from elastic_train.models.sizes import LlamaConfig
+from elastic_train.models.weights import Linear, residual_std
+
+
+class Attention(nn.Module):
+    """Grouped-query attention: `heads / kv_heads` query heads share a key and value head.
+
+    Ainslie et al., GQA, 2023. The number of heads is read off the outputs of the projections, so the module
+    computes correctly where those hold only a part of the heads.
+    """
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        dim, std = config.dim, config.dim**-0.5
+        self.head_dim = config.head_dim
+        self.wq = Linear(dim, config.heads * self.head_dim, std=std)
+        self.wk = Linear(dim, config.kv_heads * self.head_dim, std=std)
+        self.wv = Linear(dim, config.kv_heads * self.head_dim, std=std)
+        self.wo = Linear(config.heads * self.head_dim, dim, std=residual_std(dim, config.layers))
+        self.rope = Rope(self.head_dim, theta=config.rope_theta)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, sequence, dim] -> [batch, sequence, dim]."""
+        q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
+        q, k, v = (t.transpose(1, 2) for t in (self.rope(q), self.rope(k), v))
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return self.wo(mixed.transpose(1, 2).flatten(-2))

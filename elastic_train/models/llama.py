@@ -1,0 +1,51 @@
+"""A Llama-like causal language model."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from elastic_train.models.attention import Attention
+from elastic_train.models.mlp import SwiGLU
+from elastic_train.models.sizes import LlamaConfig
+from elastic_train.models.weights import Embedding, Linear
+
+
+class Block(nn.Module):
+    """Attention and feed-forward layer, each normalised before and added to the residual stream."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.attention = Attention(config)
+        self.mlp_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.mlp = SwiGLU(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.dropout(self.mlp(self.mlp_norm(x)))
+
+
+class Llama(nn.Module):
+    """Token ids to logits: Touvron et al., LLaMA, 2023, section 2.2.
+
+    A chain of `embed`, `layers` by their global number, `norm` and `head`. Each part takes one tensor and
+    returns one, so a pipeline stage is this module with the other stages' parts replaced by `nn.Identity`.
+    """
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.config = config
+        self.embed = Embedding(config.vocabulary, config.dim, std=0.02)
+        self.layers = nn.ModuleList(Block(config) for _ in range(config.layers))
+        self.norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
+        self.head = Linear(config.dim, config.vocabulary, std=0.02)
+        if config.tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 [batch, sequence] -> logits [batch, sequence, vocabulary]."""
+        x = self.embed(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))

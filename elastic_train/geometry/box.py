@@ -53,13 +53,15 @@ def tiles(boxes: Iterable[Box], whole: Box) -> bool:
         return False
     if sum(p.numel for p in parts) != whole.numel:
         return False
-    # Equal volume inside `whole`: they tile it iff no two overlap. Sort by the first dim and compare neighbours
-    # only while they still reach into each other.
-    parts.sort(key=lambda b: b.offsets)
+    if len(parts) < 2:
+        return True
+    # Equal volume inside `whole`: they tile it iff no two overlap. Sweep along the dim that is cut most and
+    # compare a box only with those that still reach into it.
+    dim = max(range(len(whole.sizes)), key=lambda d: len({p.offsets[d] for p in parts}))
+    parts.sort(key=lambda b: b.offsets[dim])
     open_: list[Box] = []
     for part in parts:
-        if part.offsets:
-            open_ = [b for b in open_ if b.offsets[0] + b.sizes[0] > part.offsets[0]]
+        open_ = [b for b in open_ if b.offsets[dim] + b.sizes[dim] > part.offsets[dim]]
         if any(b.intersect(part) is not None for b in open_):
             return False
         open_.append(part)

@@ -27,6 +27,7 @@ class Transfers:
     """
 
     names: tuple[tuple[str, str], ...]
+    dtypes: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     rank: npt.NDArray[np.int32]
     holder: npt.NDArray[np.int32]
@@ -48,6 +49,17 @@ class Transfers:
         """The rows that a rank receives."""
         first, stop = np.searchsorted(self.rank, [rank, rank + 1])
         return range(int(first), int(stop))
+
+    def boxes(self, rows: npt.NDArray[np.bool_]) -> Fragments:
+        """The boxes of the rows that a mask chooses."""
+        return Fragments(
+            names=self.names,
+            dtypes=self.dtypes,
+            shapes=self.shapes,
+            key=self.key[rows],
+            offsets=self.offsets[rows],
+            sizes=self.sizes[rows],
+        )
 
 
 def plan_transfer(
@@ -256,6 +268,7 @@ def _transfers(
     sizes = (high - low)[order]
     return Transfers(
         names=rows.names,
+        dtypes=rows.dtypes,
         shapes=rows.shapes,
         rank=columns[0][order].astype(np.int32),
         holder=columns[1][order].astype(np.int32),

@@ -1,0 +1,151 @@
+"""The scalars of a state, as JSON values: what a checkpoint and a survivor say beside their fragments.
+
+Everything is keyed by fqn, nothing by rank or plan. Restoring has no side effects: no dummy step, no casts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from elastic_train.errors import ConfigError, TensorMismatch
+from elastic_train.train.fragments import DTYPE_NAMES, DTYPES, is_fragment
+from elastic_train.train.optimizer import hyperparameters
+from elastic_train.train.shards import Shards
+
+
+def describe(shards: Shards) -> dict[str, Any]:
+    """The document of a state at a step boundary."""
+    names = {id(p): fqn for fqn, p in shards.parameters.items()}
+    states: list[list[str]] = []
+    scalars: dict[str, dict[str, Any]] = {}
+    for fqn, parameter in shards.parameters.items():
+        for state, value in shards.optimizer.state.get(parameter, {}).items():
+            if is_fragment(state, value, parameter):
+                states.append([fqn, state])
+            else:
+                scalars.setdefault(fqn, {})[state] = _scalar(fqn, state, value)
+    return {
+        "step": shards.step,
+        "trainable": [fqn for fqn, p in shards.parameters.items() if p.requires_grad],
+        "aliases": dict(shards.blueprint.parameters.aliases),
+        "optimizer": {
+            "class": type(shards.optimizer).__name__,
+            "groups": [
+                {"params": [names[id(p)] for p in group["params"]], "hyperparameters": hyperparameters(group)}
+                for group in shards.optimizer.param_groups
+            ],
+            "scalars": scalars,
+            "states": states,
+        },
+        "schedule": shards.schedule.document() if shards.schedule else None,
+    }
+
+
+def restore(
+    shards: Shards, document: Mapping[str, Any], filled: Mapping[tuple[str, str], torch.Tensor]
+) -> list[str]:
+    """Complete the shards with a document's scalars; sentences about differences that a person should see.
+
+    `filled` are the optimizer's state tensors that were given memory and values. Hyperparameters come from the
+    code, but for those that the schedule drives.
+    """
+    _check_trainable(shards, document["trainable"])
+    kept = document["optimizer"]
+    listed = {(fqn, state) for fqn, state in kept["states"]}
+    absent = sorted(listed - set(filled))
+    if absent:
+        raise TensorMismatch(
+            url=f"step {document['step']}",
+            problem=f"the optimizer state {absent[0][1]!r} of {absent[0][0]!r} is listed and was not found.",
+        )
+    group_of = {p: group for group in shards.optimizer.param_groups for p in group["params"]}
+    for fqn, parameter in shards.parameters.items():
+        own: dict[str, Any] = {
+            state: _value(scalar, state, group_of.get(parameter, {}), shards.device)
+            for state, scalar in kept["scalars"].get(fqn, {}).items()
+        }
+        own |= {state: value for (name, state), value in filled.items() if name == fqn and (name, state) in listed}
+        if own:
+            shards.optimizer.state[parameter] = own
+    shards.optimizer.__setstate__(
+        {"state": shards.optimizer.state, "param_groups": shards.optimizer.param_groups}
+    )
+    notes = _hyperparameters(shards, kept["groups"])
+    if kept["class"] != type(shards.optimizer).__name__:
+        notes.append(f"optimizer: the run used {kept['class']}, the code has {type(shards.optimizer).__name__}")
+    if shards.schedule is not None and document["schedule"] is not None:
+        notes += shards.schedule.load(document["schedule"])
+    elif (shards.schedule is None) != (document["schedule"] is None):
+        notes.append("schedule: " + ("the code has none" if shards.schedule is None else "it starts anew"))
+    shards.step = document["step"]
+    return notes
+
+
+def _check_trainable(shards: Shards, trainable: list[str]) -> None:
+    own = {fqn for fqn, p in shards.parameters.items() if p.requires_grad}
+    for fqn in sorted(own ^ set(trainable)):
+        now, before = ("trainable", "frozen") if fqn in own else ("frozen", "trainable")
+        raise ConfigError(
+            field="task.model",
+            problem=f"parameter {fqn!r} is {now}, and was {before} when this state was kept.",
+            remedy="Restore requires_grad as it was, or start a new run from an export.",
+        )
+
+
+def _hyperparameters(shards: Shards, groups: list[dict[str, Any]]) -> list[str]:
+    """Restore what the schedule drives; the code's values stay for the rest, and are told where they differ."""
+    driven = shards.schedule.driven if shards.schedule else frozenset[str]()
+    before = {fqn: group["hyperparameters"] for group in groups for fqn in group["params"]}
+    names = {id(p): fqn for fqn, p in shards.parameters.items()}
+    notes: list[str] = []
+    for number, group in enumerate(shards.optimizer.param_groups):
+        fqns = [names[id(p)] for p in group["params"]]
+        if fqns:
+            kept = before.get(fqns[0], {})
+        elif number < len(groups) and not groups[number]["params"]:
+            kept = groups[number]["hyperparameters"]
+        else:
+            continue
+        now = hyperparameters(group)
+        for name in sorted(set(kept) & set(now)):
+            if name in driven:
+                group[name] = _typed(group[name], kept[name])
+            elif kept[name] != now[name]:
+                notes.append(
+                    f"optimizer group {number} {name}: the run used {kept[name]!r}, the code says {now[name]!r}, "
+                    "which is used"
+                )
+    return notes
+
+
+def _typed(like: Any, value: Any) -> Any:
+    """A JSON value as the type it had."""
+    if isinstance(like, torch.Tensor):
+        return torch.tensor(value, dtype=like.dtype, device=like.device)
+    return tuple(value) if isinstance(like, tuple) else value
+
+
+def _scalar(fqn: str, state: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, torch.Tensor):
+        return {"value": value.item(), "dtype": DTYPE_NAMES[value.dtype]}
+    if value is None or isinstance(value, bool | int | float | str):
+        return {"value": value}
+    raise ConfigError(
+        field="task.optimizer",
+        problem=f"keeps a {type(value).__name__} as {state!r} of {fqn!r}, which cannot be stored.",
+        remedy="Keep tensors and plain numbers in the optimizer's state.",
+    )
+
+
+def _value(scalar: Mapping[str, Any], state: str, group: Mapping[str, Any], device: torch.device) -> Any:
+    """A stored scalar as the optimizer wants it now: its flags may have changed since."""
+    if "dtype" not in scalar:
+        return scalar["value"]
+    # torch keeps `step` on the CPU unless the update itself runs on the device.
+    on_device = state != "step" or group.get("fused") or group.get("capturable")
+    return torch.tensor(
+        scalar["value"], dtype=DTYPES[scalar["dtype"]], device=device if on_device else torch.device("cpu")
+    )

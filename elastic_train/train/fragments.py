@@ -1,0 +1,216 @@
+"""Live tensors as fragments: which boxes of which logical tensors a rank holds, and views of their memory.
+
+Works from the placements of a DTensor alone, whatever the mesh. A tensor without placements is whole.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import nn
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import Shard as TorchShard
+from torch.distributed.tensor.placement_types import _StridedShard
+
+from elastic_train.geometry.box import Box
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, pieces
+from elastic_train.train.shards import Shards
+
+DTYPE_NAMES = {
+    getattr(torch, name): name
+    for name in (
+        "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16",
+        "int8", "uint8", "uint16", "uint32", "uint64", "bool", "complex64",
+    )
+}  # fmt: skip
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One box of a logical tensor and the memory that holds it: `view` has the sizes of `box`.
+
+    `replica` says which of how many ranks that hold the same box this one is.
+    """
+
+    tensor: str
+    state: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+    view: torch.Tensor
+    replica: tuple[int, int]
+
+
+def parts(shards: Shards) -> Iterator[Part]:
+    """Everything a rank holds: parameters, buffers, and every tensor of the optimizer's state."""
+    mesh = shards.plan.mesh
+    everyone = (mesh.dp_index(shards.rank), mesh.dp)
+    for fqn, parameter in shards.parameters.items():
+        yield from _parts(fqn, "param", parameter.detach(), everyone)
+        for state, value in shards.optimizer.state.get(parameter, {}).items():
+            if is_fragment(state, value, parameter):
+                yield from _parts(fqn, state, value, everyone)
+    for fqn, buffer in shards.buffers.items():
+        yield from _parts(fqn, "buffer", buffer, everyone)
+
+
+def table(held: Iterable[Part]) -> Fragments:
+    return Fragments.of((p.tensor, p.state, p.dtype, p.shape, p.box) for p in held)
+
+
+def is_fragment(state: str, value: object, parameter: torch.Tensor) -> bool:
+    """Whether an entry of the optimizer's state is a tensor to be stored as such; scalars are in the document."""
+    if not isinstance(value, torch.Tensor) or state == "step":
+        return False
+    return value.ndim > 0 or parameter.ndim == 0
+
+
+def shard_like(
+    parameter: nn.Parameter, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> torch.Tensor:
+    """Memory for a state tensor of a parameter: cut as the parameter if it has its shape, else whole."""
+    if not isinstance(parameter, DTensor):
+        return torch.zeros(shape, dtype=dtype, device=device)
+    mesh = parameter.device_mesh
+    if shape == tuple(parameter.shape):
+        local = torch.zeros(parameter.to_local().shape, dtype=dtype, device=device)
+        placements: Sequence[object] = parameter.placements
+    else:
+        local, placements = torch.zeros(shape, dtype=dtype, device=device), [Replicate()] * mesh.ndim
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+
+
+def cut_into(whole: torch.Tensor, shard: torch.Tensor) -> None:
+    """Copy from a whole tensor what belongs into a shard of it."""
+    for box, view in _boxes(shard):
+        view.copy_(whole[box.slices])
+
+
+def numpy_bits(view: torch.Tensor) -> np.ndarray:
+    """A CPU tensor's memory as integers of its item size, for dtypes that numpy lacks too. No copy."""
+    return view.detach().view(_BITS[view.element_size()]).numpy()
+
+
+def read_box(part: Part, box: Box) -> np.ndarray:
+    """The bytes of a box inside a part, uint8, row-major; a view of live memory where that is contiguous."""
+    inner = part.view[box.within(part.box).slices].detach().cpu().contiguous()
+    return numpy_bits(inner).reshape(-1).view(np.uint8)
+
+
+def write_box(part: Part, box: Box, data: np.ndarray) -> None:
+    """Copy row-major bytes into a box inside a part."""
+    target = part.view[box.within(part.box).slices]
+    raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
+    if target.device.type == "cpu":
+        bits = numpy_bits(target)
+        bits[...] = raw.view(bits.dtype).reshape(target.shape)
+    else:
+        host = torch.empty(target.shape, dtype=target.dtype)
+        bits = numpy_bits(host)
+        bits[...] = raw.view(bits.dtype).reshape(target.shape)
+        target.copy_(host)
+
+
+def own_share(held: Sequence[Part]) -> Iterator[Part]:
+    """What this rank writes of a checkpoint: of all that its replicas hold too, an equal part of the bytes.
+
+    Boxes with equally many replicas are laid end to end and cut into as many ranges, at rows.
+    """
+    by_replica: dict[tuple[int, int], list[Part]] = {}
+    for part in held:
+        by_replica.setdefault(part.replica, []).append(part)
+    for (index, count), group in by_replica.items():
+        total = sum(p.view.numel() * p.view.element_size() for p in group)
+        low, high = total * index // count, total * (index + 1) // count
+        start = 0
+        for part in group:
+            size = part.view.numel() * part.view.element_size()
+            yield from _rows(part, low - start, high - start, size)
+            start += size
+
+
+def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
+    """The rows of a part whose first byte is in low .. high - 1."""
+    count = part.box.sizes[0] if part.box.sizes else 1
+    row = size // count
+    first, stop = (min(max(-(-at // row), 0), count) for at in (low, high))
+    if first >= stop:
+        return
+    if not part.box.sizes or stop - first == count:
+        yield part
+        return
+    box = Box(
+        (part.box.offsets[0] + first, *part.box.offsets[1:]), (stop - first, *part.box.sizes[1:])
+    )
+    yield Part(
+        tensor=part.tensor,
+        state=part.state,
+        dtype=part.dtype,
+        shape=part.shape,
+        box=box,
+        view=part.view[first:stop],
+        replica=part.replica,
+    )
+
+
+def _parts(fqn: str, state: str, value: torch.Tensor, everyone: tuple[int, int]) -> Iterator[Part]:
+    replica = _replica(value) if isinstance(value, DTensor) else everyone
+    for box, view in _boxes(value):
+        yield Part(
+            tensor=fqn,
+            state=state,
+            dtype=DTYPE_NAMES[value.dtype],
+            shape=tuple(value.shape),
+            box=box,
+            view=view,
+            replica=replica,
+        )
+
+
+def _boxes(value: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
+    """The non-empty boxes of a tensor that are here, with views of them."""
+    if not isinstance(value, DTensor):
+        if value.numel():
+            yield Box.whole(tuple(value.shape)), value.detach()
+        return
+    local, mesh = value.detach().to_local(), value.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None, "a rank holds shards of its own mesh only"
+    placements = [_placement(p) for p in value.placements]
+    found = pieces(tuple(value.shape), tuple(mesh.shape), tuple(coordinate), placements)
+    assert sum(p.box.numel for p in found) == local.numel(), (value.shape, value.placements, local.shape)
+    for piece in found:
+        if piece.box.numel:
+            yield piece.box, local[piece.local.slices]
+
+
+def _placement(placement: object) -> Placement:
+    if isinstance(placement, _StridedShard):
+        return StridedSharded(placement.dim, int(placement.split_factor))
+    if isinstance(placement, TorchShard):
+        return Sharded(placement.dim)
+    assert isinstance(placement, Replicate), f"{placement} holds no part of a logical tensor"
+    return Replicated()
+
+
+def _replica(value: DTensor) -> tuple[int, int]:
+    mesh = value.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    sizes = [
+        (mesh.size(axis), coordinate[axis])
+        for axis, placement in enumerate(value.placements)
+        if isinstance(placement, Replicate)
+    ]
+    index = 0
+    for size, at in sizes:
+        index = index * size + at
+    return index, math.prod(size for size, _ in sizes)

@@ -1,0 +1,115 @@
+"""The user's optimizer: built over the whole meta model, then moved onto this rank's shards.
+
+Its code runs once. The same object goes on with the shards in the places of the whole parameters, all groups
+and hyperparameters kept, empty groups too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic_train.errors import ConfigError
+from elastic_train.train.task import Task
+
+Groups = tuple[tuple[str, ...], ...]
+"""The fqns of each parameter group, in order."""
+
+
+def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, Groups]:
+    """Call the task's `optimizer` on whole parameters; the optimizer, and which fqns each of its groups has."""
+    optimizer = task.optimizer(list(parameters.items()))
+    name = type(optimizer).__name__
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(field="task.optimizer", problem=f"returned {name}, not a torch.optim.Optimizer.")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise ConfigError(
+            field="task.optimizer",
+            problem=f"{name} computes the loss several times per step, which a voted step cannot do.",
+            remedy="Choose an optimizer whose step() needs no closure.",
+        )
+    known = {id(p): fqn for fqn, p in parameters.items()}
+    foreign = sum(id(p) not in known for group in optimizer.param_groups for p in group["params"])
+    if foreign:
+        raise ConfigError(
+            field="task.optimizer",
+            problem=f"{name} holds {foreign} parameters that were not passed to it.",
+            remedy="Build it from named_params.",
+        )
+    return optimizer, tuple(tuple(known[id(p)] for p in g["params"]) for g in optimizer.param_groups)
+
+
+def move(
+    optimizer: torch.optim.Optimizer, groups: Groups, parameters: Mapping[str, nn.Parameter]
+) -> torch.optim.Optimizer:
+    """The optimizer with `parameters` (the shards) in its groups, and no state but what it makes at the start."""
+    if optimizer.state:  # made eagerly, as Adagrad does, for the whole: make it again for the shards
+        return rebuilt(optimizer, [[parameters[fqn] for fqn in group] for group in groups])
+    for group, fqns in zip(optimizer.param_groups, groups, strict=True):
+        group["params"][:] = [parameters[fqn] for fqn in fqns]
+    return optimizer
+
+
+def rebuilt(optimizer: torch.optim.Optimizer, groups: list[list[Any]]) -> torch.optim.Optimizer:
+    """A new optimizer of the same class and hyperparameters over other tensors, one list per group."""
+    arguments = inspect.signature(type(optimizer).__init__).parameters
+    needed = {
+        name
+        for name, p in list(arguments.items())[2:]
+        if p.default is p.empty and p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    }
+    settings = {k: v for k, v in optimizer.defaults.items() if k in arguments}
+    if needed - set(settings):
+        raise ConfigError(
+            field="task.optimizer",
+            problem=(
+                f"{type(optimizer).__name__} makes its state when it is built and cannot be built again: its "
+                f"defaults lack {sorted(needed - set(settings))}."
+            ),
+            remedy="Keep every argument in `defaults`, or make the state at the first step().",
+        )
+    described = [
+        {**{k: v for k, v in group.items() if k != "params"}, "params": params}
+        for group, params in zip(optimizer.param_groups, groups, strict=True)
+    ]
+    return type(optimizer)(described, **settings)
+
+
+def twin(optimizer: torch.optim.Optimizer, groups: list[list[torch.Tensor]]) -> torch.optim.Optimizer:
+    """The optimizer over other tensors, with a state of its own: to try out what it does."""
+    if optimizer.state:
+        return rebuilt(optimizer, groups)
+    copy = object.__new__(type(optimizer))
+    copy.__dict__.update(optimizer.__dict__)
+    copy.state = type(optimizer.state)(dict)
+    copy.param_groups = [
+        {**group, "params": params} for group, params in zip(optimizer.param_groups, groups, strict=True)
+    ]
+    return copy
+
+
+def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    """A group's settings as JSON values; what is no number, text or flag is left out."""
+    found: dict[str, Any] = {}
+    for name, value in group.items():
+        if name in ("params", "param_names"):
+            continue
+        plain = _plain(value)
+        if plain is not None or value is None:
+            found[name] = plain
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.item() if value.numel() == 1 else None
+    if isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    return None

@@ -1,0 +1,122 @@
+"""The learning rate schedule: stepped by committed steps, kept as plain numbers.
+
+A scheduler's state mixes where it is (counters, last rates) with how it was set up (horizon, factors). Only
+what its steps change is state; the rest comes from the code when a run is resumed, and differences are told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from elastic_train.errors import ConfigError
+
+Leaf = int | float | str | bool | None
+
+
+class Schedule:
+    """A torch scheduler, and which entries of its state and of the optimizer's groups its steps change."""
+
+    def __init__(self, scheduler: LRScheduler, optimizer: torch.optim.Optimizer) -> None:
+        self._scheduler = scheduler
+        self._optimizer = optimizer
+        self._moving: set[str] = set()
+        self._driven: set[str] = {"lr", "initial_lr"}
+
+    @property
+    def driven(self) -> frozenset[str]:
+        """Hyperparameters that the schedule sets; they are restored, all others come from the code."""
+        return frozenset(self._driven)
+
+    def step(self, loss: float) -> None:
+        """After a committed step; `loss` is for schedulers that look at it."""
+        state = dict(_leaves(self._scheduler.state_dict()))
+        groups = [dict(group) for group in self._optimizer.param_groups]
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            self._scheduler.step(loss)
+        else:
+            self._scheduler.step()
+        after = dict(_leaves(self._scheduler.state_dict()))
+        self._moving |= {path for path, value in after.items() if path not in state or state[path] != value}
+        for before, group in zip(groups, self._optimizer.param_groups, strict=True):
+            self._driven |= {k for k in group if k != "params" and before.get(k) is not group[k]}
+
+    def document(self) -> dict[str, Any]:
+        """JSON values: what moves and what is set."""
+        leaves = dict(_leaves(self._scheduler.state_dict()))
+        return {
+            "class": type(self._scheduler).__name__,
+            "state": {path: leaves[path] for path in sorted(self._moving) if path in leaves},
+            "settings": {path: value for path, value in sorted(leaves.items()) if path not in self._moving},
+            "driven": sorted(self._driven),
+        }
+
+    def load(self, document: Mapping[str, Any]) -> list[str]:
+        """Take the moving entries; a sentence for each setting that differs from the code's."""
+        if document["class"] != type(self._scheduler).__name__:
+            return [
+                f"schedule: the run used {document['class']}, the code has {type(self._scheduler).__name__}, "
+                "which starts anew"
+            ]
+        own = dict(_leaves(self._scheduler.state_dict()))
+        notes = [
+            f"schedule.{path}: the run used {value!r}, the code says {own[path]!r}, which is used"
+            for path, value in document["settings"].items()
+            if path in own and own[path] != value
+        ]
+        self._moving |= set(document["state"])
+        self._driven |= set(document["driven"])
+        state = self._scheduler.state_dict()
+        for path, value in document["state"].items():
+            state = _set(state, path.split("."), value)
+        self._scheduler.load_state_dict(state)
+        return notes
+
+
+def scheduler_of(made: object, optimizer: torch.optim.Optimizer) -> Schedule | None:
+    """What `Task.schedule` returned, as a Schedule."""
+    if made is None:
+        return None
+    if not isinstance(made, LRScheduler):
+        raise ConfigError(
+            field="task.schedule",
+            problem=f"returned {type(made).__name__}, not a torch learning rate scheduler.",
+        )
+    return Schedule(made, optimizer)
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
+    """Numbers, texts and flags of nested containers, by dotted path. Anything else is the code's."""
+    if isinstance(value, dict):
+        items = [(str(k), v) for k, v in value.items()]
+    elif isinstance(value, list | tuple):
+        items = [(str(i), v) for i, v in enumerate(value)]
+    else:
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if value is None or isinstance(value, bool | int | float | str):
+            yield path, value
+        return
+    for name, inner in items:
+        yield from _leaves(inner, f"{path}.{name}" if path else name)
+
+
+def _set(container: Any, path: list[str], value: Leaf) -> Any:
+    """The container with one leaf replaced, types of its lists and tuples kept."""
+    if not path:
+        return torch.tensor(value, dtype=container.dtype) if isinstance(container, torch.Tensor) else value
+    name, rest = path[0], path[1:]
+    if isinstance(container, dict):
+        by_text = {str(k): k for k in container}
+        key = by_text.get(name, name)
+        return {**container, key: _set(container.get(key), rest, value)}
+    if isinstance(container, list | tuple):
+        items = list(container)
+        if not name.isdigit() or int(name) >= len(items):
+            return container
+        items[int(name)] = _set(items[int(name)], rest, value)
+        return type(container)(items)
+    return value if not rest else container

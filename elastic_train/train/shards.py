@@ -1,0 +1,65 @@
+"""What one rank holds of the training state under one plan, and how far along it is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from elastic_train.planner.plan import Plan
+from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.train.build import Blueprint
+from elastic_train.train.schedule import Schedule
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Shards:
+    """The live tensors of one rank in one generation. Mutable: the training thread alone changes it.
+
+    `shapes` are the whole shapes of parameters and buffers. `step` is None while a change is under way: such
+    shards are torn and are no evidence. `reached` is set while the whole reduced gradient of the next step is
+    kept in the parameters' `grad`.
+    """
+
+    generation: int
+    rank: int
+    plan: Plan
+    blueprint: Blueprint
+    mesh: DeviceMesh | None
+    shapes: Mapping[str, tuple[int, ...]]
+    parameters: dict[str, nn.Parameter]
+    buffers: dict[str, torch.Tensor]
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule | None
+    device: torch.device
+    step: int | None = None
+    reached: int | None = None
+    applied: Vote | None = None
+    pending_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
+
+    @property
+    def model(self) -> nn.Module:
+        return self.blueprint.model
+
+    def holding(self) -> Holding | None:
+        """What this rank could give to others; None where it is torn."""
+        if self.step is None:
+            return None
+        return Holding(
+            generation=self.generation,
+            rank=self.rank,
+            step=self.step,
+            reached=self.reached,
+            applied=self.applied,
+        )
+
+    def drop_gradients(self) -> None:
+        self.reached = None
+        self.pending_buffers = {}
+        for parameter in self.parameters.values():
+            parameter.grad = None

@@ -94,17 +94,17 @@ class Fragments:
         kinds: list[tuple[str, tuple[int, ...]]] = []
         dims = max((t.offsets.shape[1] for t in tables), default=0)
         columns: list[tuple[npt.NDArray[np.int32], Ints, Ints]] = []
+        renumbered: dict[object, npt.NDArray[np.int32]] = {}  # the ranks of one layout share their names
         for table in tables:
-            renumbered = np.zeros(len(table.names), dtype=np.int32)
-            for i, (name, kind) in enumerate(
-                zip(table.names, zip(table.dtypes, table.shapes, strict=True), strict=True)
-            ):
-                at = keys.setdefault(name, len(keys))
-                if at == len(kinds):
-                    kinds.append(kind)
-                assert kinds[at] == kind, f"{name} is {kinds[at]} in one table and {kind} in another"
-                renumbered[i] = at
-            columns.append((renumbered[table.key], *table.padded(dims)))
+            head = (table.names, table.dtypes, table.shapes)
+            if head not in renumbered:
+                for name, dtype, shape in zip(*head, strict=True):
+                    at = keys.setdefault(name, len(keys))
+                    if at == len(kinds):
+                        kinds.append((dtype, shape))
+                    assert kinds[at] == (dtype, shape), f"{name} is {kinds[at]} in one table, not in another"
+                renumbered[head] = np.array([keys[name] for name in table.names], dtype=np.int32)
+            columns.append((renumbered[head][table.key], *table.padded(dims)))
         none = (np.zeros(0, np.int32), np.zeros((0, dims), np.int64), np.zeros((0, dims), np.int64))
         key, offsets, sizes = (np.concatenate(column) for column in zip(none, *columns, strict=True))
         return cls(

@@ -47,7 +47,8 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
-    """Form a group: rendezvous, build, transfer, verify. Ends in GroupReady, GroupBroken or CheckpointRejected.
+    """Form a group: rendezvous, build, transfer, verify. Ends in GroupReady, GroupBroken or
+    CheckpointRejected.
 
     `lineage` lists (generation, step it started from), oldest first, this generation last. `holders` are the
     workers that serve fragments although they may have no seat (draining nodes).

@@ -38,7 +38,8 @@ class Node:
 class TermBegan:
     """A controller took the run: the first event of each term.
 
-    `stored` is the newest valid checkpoint of the commit log. `ever_stored` tells whether the log ever held one.
+    `stored` is the newest valid checkpoint of the commit log. `ever_stored` tells whether the log ever held
+    one.
     """
 
     at: float
@@ -50,7 +51,7 @@ class TermBegan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodesChanged:
-    """The nodes that are there now, draining ones included."""
+    """The nodes that are there now, draining ones included. Workers of a node that is missing are lost."""
 
     at: float
     nodes: tuple[Node, ...]
@@ -128,9 +129,10 @@ class GroupBroken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
-    """A worker's last word on a generation: it stopped at a step boundary and holds this.
+    """A worker's last word on a generation: it stopped at a step boundary and holds this, and nothing else.
 
-    `error` is what ended its own training thread, None after a pause. `finished`: it ran the last step.
+    `error` is what ended its own training thread, None after a pause or the last step. A worker that is told
+    to abort a generation it never joined answers too, with what it holds.
     """
 
     at: float
@@ -203,9 +205,14 @@ class StopRequested:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
-    """Time passes. Deadlines are judged here and nowhere else."""
+    """Time passes. Deadlines are judged here and nowhere else.
+
+    `late` is by how much the controller's own clockwork missed this tick: it stood still for so long, and so
+    nobody's silence in that time counts.
+    """
 
     at: float
+    late: float = 0.0
 
 
 Event = (

@@ -47,6 +47,15 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A worker that may take a rank, its node and the node's failure domain."""
+
+    worker: str
+    node: str
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One way to run the training problem on given workers.
 

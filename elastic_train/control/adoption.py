@@ -1,0 +1,162 @@
+"""A controller's first moments: a new run, a run that goes on, and the workers it finds alive."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from elastic_train.control.clock import shifted
+from elastic_train.control.commands import Abort, Command, End, Go, Pause, StartWorker, StopWorker
+from elastic_train.control.ending import end
+from elastic_train.control.events import Adopted, Cause, TermBegan
+from elastic_train.control.failure import break_group, worker_lost
+from elastic_train.control.forming import form_command
+from elastic_train.control.membership import find, ready
+from elastic_train.control.policy import Policy
+from elastic_train.control.saving import commit_command
+from elastic_train.control.states import (
+    Commitment,
+    Ended,
+    Facts,
+    Forming,
+    Outcome,
+    Pausing,
+    Running,
+    Settling,
+    State,
+    Waiting,
+)
+from elastic_train.recovery.evidence import Stored
+from elastic_train.recovery.lineage import alive
+
+
+def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
+    """Take the run over. What was going on goes on; a run that had ended starts again from what is stored."""
+    before = state.facts
+    state = shifted(state, event.at - before.now)
+    facts = replace(
+        state.facts,
+        term=event.term,
+        nodes=tuple(
+            replace(n, drain_by=n.drain_by + event.at - before.now) if n.drain_by is not None else n
+            for n in state.facts.nodes
+        ),
+        ever_stored=state.facts.ever_stored or event.ever_stored,
+    )
+    facts = _stored(facts, event.stored)
+    state = replace(state, facts=facts)
+    if event.finished or (event.stored is not None and event.stored.step >= policy.max_steps):
+        step = event.stored.step if event.stored is not None else facts.step
+        return end(
+            state, "finished", f"already complete: step {step} of {policy.max_steps} is committed and saved"
+        )
+    if before.term == 0:
+        phase, said = Waiting(since=event.at), "the run begins"
+    elif isinstance(state.phase, Ended):
+        phase, said = Waiting(since=event.at), f"the run starts again; it had ended as {state.phase.outcome}"
+        state = replace(state, facts=_afresh(facts))
+    else:
+        phase, said = state.phase, f"the run goes on in term {event.term}"
+    return Outcome(state=replace(state, phase=phase), reason=said)
+
+
+def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
+    """Reconcile what the journal says with who is alive."""
+    alive_now = {name: (generation, step) for name, _, generation, step in event.running}
+    strangers = tuple(name for name, *_ in event.running if find(state.facts, name) is None)
+    facts = state.facts
+    for worker in facts.workers:
+        if worker.name in alive_now and worker.status == "starting":
+            facts = ready(facts, worker.name, event.at)
+    outcome = Outcome(
+        state=replace(state, facts=facts),
+        commands=tuple(StopWorker(worker=name, reason="this run does not know it") for name in strangers),
+        reason=f"{len(alive_now) - len(strangers)} workers live on",
+    )
+    outcome = outcome.then(lambda s: _reconcile(s, alive_now, policy, event.at))
+    gone = Cause(kind="death", detail="it was gone when the controller came back")
+    for worker in facts.workers:
+        if worker.name not in alive_now:
+            outcome = outcome.then(lambda s, name=worker.name: worker_lost(s, name, gone, policy, event.at))
+    return outcome.then(lambda s: Outcome(state=s, commands=_new(resume_commands(s), outcome.commands)))
+
+
+def resume_commands(state: State) -> tuple[Command, ...]:
+    """The commands of the current phase, to be performed again; each is idempotent."""
+    facts, phase = state.facts, state.phase
+    commands: list[Command] = [
+        StartWorker(worker=w.name, node=w.node) for w in facts.workers if w.status == "starting"
+    ]
+    match phase:
+        case Waiting():
+            pass
+        case Forming():
+            commands.append(form_command(facts, phase))
+        case Running():
+            commands.append(Go(generation=facts.generation))
+        case Pausing(purpose=purpose):
+            commands.append(Pause(generation=facts.generation, save=purpose == "stop"))
+        case Settling(pending=pending):
+            commands.append(Abort(generation=facts.generation, workers=pending))
+        case Ended(outcome=outcome, detail=detail, cause=cause, worker=worker):
+            return (End(outcome=outcome, detail=detail, cause=cause, worker=worker),)
+        case _:
+            assert_never(phase)
+    return (*commands, *(commit_command(facts, a) for a in facts.attempts if a.committing))
+
+
+def _reconcile(state: State, alive_now: dict[str, tuple[int, int]], policy: Policy, at: float) -> Outcome:
+    """A group goes on if every member is alive in its generation; one that was forming starts over."""
+    facts, phase = state.facts, state.phase
+    match phase:
+        case Forming():
+            cause = Cause(kind="preemption", detail="the controller was replaced while the group formed")
+            return break_group(state, cause, policy, at)
+        case Running(plan=plan):
+            strayed = [w for w in plan.workers if w in alive_now and alive_now[w][0] != facts.generation]
+            if strayed:
+                cause = Cause(
+                    kind="collective", detail=f"{strayed[0]} is in generation {alive_now[strayed[0]][0]}"
+                )
+                return break_group(state, cause, policy, at)
+            steps = [alive_now[w][1] for w in plan.workers if w in alive_now]
+            return Outcome(state=replace(state, facts=replace(facts, step=max((facts.step, *steps)))))
+        case _:
+            return Outcome(state=state)
+
+
+def _stored(facts: Facts, stored: Stored | None) -> Facts:
+    """Take the commit log's word for the newest checkpoint, unless this run's lineage left it behind."""
+    if stored is None or any(c.stored.slot == stored.slot for c in facts.commitments):
+        return facts
+    if facts.lineage and not alive(facts.lineage, stored.generation, stored.step):
+        return facts
+    return replace(
+        facts,
+        stored=stored,
+        commitments=(*facts.commitments, Commitment(stored=stored)),
+        generation=max(facts.generation, stored.generation),
+        step=max(facts.step, stored.step),
+        ever_stored=True,
+    )
+
+
+def _afresh(facts: Facts) -> Facts:
+    """What a person's new start forgets: old processes, what they held, and the budgets."""
+    return replace(
+        facts,
+        workers=(),
+        flaps=(),
+        holdings=(),
+        attempts=(),
+        failures=0,
+        failed_step=0,
+        deterministic=(),
+        final_tries=0,
+        save_asked=None,
+        resized=None,
+    )
+
+
+def _new(commands: tuple[Command, ...], known: tuple[Command, ...]) -> tuple[Command, ...]:
+    return tuple(c for c in commands if c not in known)

@@ -1,0 +1,232 @@
+"""From the first sign of a failure to the verdict.
+
+The first sign aborts the group; the cause waits for every living member's last word. The earliest cause that
+is not a collective's is the cause: a broken collective is how survivors feel somebody else's end. Then either
+the run ends, because the job's own code raised, the failure is deterministic, or the budget is spent; or it
+goes on with whoever is left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.control.commands import Abort, StopWorker
+from elastic_train.control.ending import end, end_by_user_error
+from elastic_train.control.events import Cause, GroupBroken, Settled
+from elastic_train.control.membership import draining, find, without
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import (
+    Facts,
+    Forming,
+    Outcome,
+    Pausing,
+    Running,
+    Settling,
+    State,
+    Waiting,
+    members,
+)
+from elastic_train.control.stopping import broken_while_stopping
+from elastic_train.recovery.lineage import alive
+
+
+def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float) -> Outcome:
+    worker = find(state.facts, name)
+    if worker is None:
+        return Outcome(state=state, reason=f"{name} is known to be gone")
+    if worker.node in draining(state.facts) and cause.kind not in ("user", "memory", "engine"):
+        cause = replace(cause, kind="preemption")
+    facts, note = without(state.facts, worker, cause, policy, at)
+    state = replace(state, facts=facts)
+    if cause.kind == "user":
+        return end_by_user_error(state, cause, name)
+    lost = Outcome(
+        state=state, reason="; ".join(filter(None, (f"lost {name} ({cause.kind}: {cause.detail})", note)))
+    )
+    if name not in members(state.phase):
+        return lost
+    if isinstance(state.phase, Settling):
+        return lost.then(lambda s: _heard(s, name, cause))
+    return lost.then(lambda s: break_group(s, cause, policy, at))
+
+
+def group_broken(state: State, event: GroupBroken, policy: Policy) -> Outcome:
+    if event.cause.kind == "user":
+        return end_by_user_error(state, event.cause, event.worker)
+    said = f"{event.worker} says: {event.cause.detail}"
+    match state.phase:
+        case Forming() | Running() | Pausing():
+            return Outcome(state=state, reason=said).then(
+                lambda s: break_group(s, event.cause, policy, event.at)
+            )
+        case Settling(causes=causes) as phase if event.cause not in causes:
+            return Outcome(
+                state=replace(state, phase=replace(phase, causes=(*causes, event.cause))), reason=said
+            )
+        case _:
+            return Outcome(state=state, reason=f"generation {event.generation} is known to be over")
+
+
+def settled(state: State, event: Settled, policy: Policy) -> Outcome:
+    """A last word. Before anybody asked for it, it is itself a sign that the group is over."""
+    if find(state.facts, event.worker) is None:
+        return Outcome(state=state, reason=f"{event.worker} was given up before it settled")
+    if event.error is not None and event.error.kind == "user":
+        return end_by_user_error(state, event.error, event.worker)
+    state = replace(state, facts=_holding(state.facts, event))
+    said = f"{event.worker} settled" + (f" ({event.error.detail})" if event.error else "")
+    match state.phase:
+        case Settling():
+            return Outcome(state=_heard(state, event.worker, event.error).state, reason=said)
+        case Pausing() as phase if event.error is None:
+            if event.worker in phase.settled or event.worker not in phase.plan.workers:
+                return Outcome(state=state, reason=said)
+            return Outcome(
+                state=replace(state, phase=replace(phase, settled=(*phase.settled, event.worker))),
+                reason=said,
+            )
+        case Running() if event.error is None and state.facts.step >= policy.max_steps:
+            return Outcome(state=state, reason=f"{event.worker} ran the last step")
+        case Forming() | Running() | Pausing() as phase if event.worker in members(phase):
+            cause = event.error or Cause(kind="collective", detail=f"{event.worker} stopped by itself")
+            return Outcome(state=state, reason=said).then(
+                lambda s: break_group(s, cause, policy, event.at, spoken=(event.worker,))
+            )
+        case _:
+            return Outcome(state=state, reason=f"{said} again")
+
+
+def break_group(
+    state: State,
+    cause: Cause,
+    policy: Policy,
+    at: float,
+    *,
+    spoken: tuple[str, ...] = (),
+    counted: bool = True,
+) -> Outcome:
+    """Abort the group and wait for the last words of its living members that haven't `spoken` yet."""
+    facts, phase = state.facts, state.phase
+    assert isinstance(phase, Forming | Running | Pausing)
+    if isinstance(phase, Pausing) and phase.purpose == "stop":
+        return broken_while_stopping(state, f"the group broke while it stopped ({cause.detail})")
+    if (
+        isinstance(phase, Running)
+        and facts.step >= policy.max_steps
+        and _final_commit_is_ordered(facts, policy)
+    ):
+        return Outcome(
+            state=state, reason="the last checkpoint is whole and on its way: nothing is left to recover"
+        )
+    if isinstance(phase, Pausing):
+        spoken = (*spoken, *phase.settled)
+    living = {w.name for w in facts.workers}
+    pending = tuple(name for name in members(phase) if name in living and name not in spoken)
+    settling = Settling(
+        plan=phase.plan,
+        since=at,
+        pending=pending,
+        causes=(cause,),
+        counted=counted and cause.kind != "preemption",
+    )
+    return Outcome(
+        state=replace(state, phase=settling),
+        commands=(Abort(generation=facts.generation, workers=pending),) if pending else (),
+        reason=f"generation {facts.generation} is over: {len(pending)} workers are asked for their last word",
+    )
+
+
+def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
+    """The deadline for last words has passed: whoever did not speak is lost."""
+    facts, phase = state.facts, state.phase
+    assert isinstance(phase, Settling)
+    causes = list(phase.causes)
+    for name in phase.pending:
+        worker = find(facts, name)
+        assert worker is not None
+        cause = Cause(
+            kind="silence", detail=f"{name} gave no last word within {policy.timing.settle_s:.0f} s"
+        )
+        causes.append(cause)
+        facts, _ = without(facts, worker, cause, policy, at)
+    return Outcome(
+        state=State(facts=facts, phase=replace(phase, pending=(), causes=tuple(causes))),
+        commands=tuple(StopWorker(worker=name, reason="it gave no last word") for name in phase.pending),
+        reason=f"{', '.join(phase.pending)} gave no last word and count as lost",
+    )
+
+
+def verdict(state: State, policy: Policy, at: float) -> Outcome:
+    """Every word is in: end the run, or go on with who is left."""
+    facts, phase = state.facts, state.phase
+    assert isinstance(phase, Settling)
+    assert not phase.pending
+    cause = next((c for c in phase.causes if c.kind != "collective"), phase.causes[0])
+    waiting = Waiting(since=at, prompt=True)
+    if not phase.counted:
+        return Outcome(
+            state=replace(state, phase=waiting),
+            reason=f"not counted as a failure: {cause.kind}, {cause.detail}",
+        )
+    facts = replace(
+        facts,
+        failures=facts.failures + 1,
+        failures_ever=facts.failures_ever + 1,
+        failed_step=max(facts.failed_step, facts.step),
+    )
+    twin = next((c for c in facts.deterministic if _same(c, cause)), None)
+    if cause.kind in ("engine", "memory"):
+        facts = replace(facts, deterministic=(*facts.deterministic, cause))
+    state = State(facts=facts, phase=waiting)
+    if twin is not None and cause.kind == "memory":
+        return end(
+            state,
+            "infrastructure",
+            f"likely out of memory, twice in {cause.phase}: {cause.detail}",
+            cause=cause,
+        )
+    if twin is not None:
+        return end(
+            state, "infrastructure", f"the same fault twice at step {cause.step}: {cause.detail}", cause=cause
+        )
+    count = f"{facts.failures} failure{'s' * (facts.failures > 1)} without progress between them"
+    if facts.failures > policy.max_failures:
+        return end(
+            state,
+            "infrastructure",
+            f"{count}, {policy.max_failures} are allowed; the last: {cause.detail}",
+            cause=cause,
+        )
+    return Outcome(state=state, reason=f"cause: {cause.kind}, {cause.detail}; {count}")
+
+
+def _same(earlier: Cause, cause: Cause) -> bool:
+    """Whether the run met the same wall twice. Memory runs out by phase, whatever the step."""
+    if cause.kind == "memory":
+        return earlier.kind == "memory" and earlier.phase == cause.phase
+    return (earlier.kind, earlier.step, earlier.detail) == (cause.kind, cause.step, cause.detail)
+
+
+def _heard(state: State, name: str, error: Cause | None) -> Outcome:
+    phase = state.phase
+    assert isinstance(phase, Settling)
+    causes = (*phase.causes, error) if error is not None and error not in phase.causes else phase.causes
+    pending = tuple(p for p in phase.pending if p != name)
+    if (causes, pending) == (phase.causes, phase.pending):
+        return Outcome(state=state)
+    return Outcome(state=replace(state, phase=replace(phase, pending=pending, causes=causes)))
+
+
+def _holding(facts: Facts, event: Settled) -> Facts:
+    """Note what a worker holds, and the newest step that its word proves committed."""
+    steps = [h.step for h in event.holdings if alive(facts.lineage, h.generation, h.step)]
+    step = max((facts.step, *steps))
+    entry = (event.worker, event.holdings)
+    if entry in facts.holdings and step == facts.step:
+        return facts
+    kept = tuple(h for h in facts.holdings if h[0] != event.worker)
+    return replace(facts, holdings=(*kept, entry), step=step)
+
+
+def _final_commit_is_ordered(facts: Facts, policy: Policy) -> bool:
+    return any(a.committing and a.step >= policy.max_steps for a in facts.attempts)

@@ -1,0 +1,171 @@
+"""From waiting to a group: when to form, with whom, from what.
+
+A first group forms when every worker that was started is up, or when enough are up and nobody came for the
+join window. After a failure or a pause state is held in memory and nobody waits for a cold start: whoever is
+ready takes a seat, others join later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.control.commands import Command, Form, Go, Save, StopWorker
+from elastic_train.control.ending import end
+from elastic_train.control.membership import draining, seats, starting
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
+from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders
+from elastic_train.recovery.evidence import FromStorage, Live
+from elastic_train.recovery.lineage import alive, extend
+
+GENERATIONS_PER_TERM = 1000
+"""Generations of a term are numbered from here on, so that a predecessor that hasn't noticed its end yet
+forms none with the same number, and writes into no directory of its successor."""
+
+PLANS_KEPT = 4
+
+
+def last_plan(facts: Facts) -> Plan | None:
+    return facts.plans[-1][1] if facts.plans else None
+
+
+def best_plan(candidates: tuple[Seat, ...], policy: Policy) -> Plan | Infeasible:
+    """The planner's choice for the candidates, within the bounds that the user set."""
+    if len(candidates) < policy.min_workers:
+        return Infeasible(
+            reason=f"{len(candidates)} workers are ready, at least {policy.min_workers} are needed"
+        )
+    plan = policy.plan(candidates[: policy.max_workers])
+    if isinstance(plan, Plan) and plan.world_size < policy.min_workers:
+        return Infeasible(
+            reason=f"of {len(candidates)} workers the planner can use {plan.world_size} ({plan}), "
+            f"at least {policy.min_workers} are needed"
+        )
+    return plan
+
+
+def evidence(facts: Facts) -> Evidence:
+    return Evidence(
+        lineage=facts.lineage,
+        plans=dict(facts.plans),
+        holdings=facts.holdings,
+        step=facts.step,
+        seen=facts.seen,
+        stored=facts.stored,
+        ever_stored=facts.ever_stored,
+    )
+
+
+def try_form(state: State, policy: Policy, at: float) -> Outcome:
+    """Form a group if it is time to."""
+    facts, phase = state.facts, state.phase
+    assert isinstance(phase, Waiting)
+    candidates = seats(facts, last_plan(facts))
+    if not _complete(facts, phase, candidates, policy, at):
+        return Outcome(state=state)
+    plan = best_plan(candidates, policy)
+    if isinstance(plan, Infeasible):
+        if plan.reason == phase.problem:
+            return Outcome(state=state)
+        return Outcome(
+            state=replace(state, phase=replace(phase, problem=plan.reason)),
+            reason=f"no plan yet: {plan.reason}",
+        )
+    choice = choose(evidence(facts))
+    if isinstance(choice, Unrecoverable):
+        return end(state, "checkpoint", choice.reason)
+    if _better_on_its_way(facts, choice):
+        return Outcome(state=state)
+    if isinstance(choice.origin, FromStorage) and choice.step >= policy.max_steps:
+        return end(state, "finished", f"step {choice.step} of {policy.max_steps} is committed and saved")
+    return _form(state, plan, choice, at, phase.paused)
+
+
+def group_ready(state: State, policy: Policy, at: float) -> Outcome:
+    """Every rank holds its verified state: train. Leaving holders have done their part."""
+    facts, phase = state.facts, state.phase
+    if not isinstance(phase, Forming):
+        return Outcome(state=state, reason=f"generation {facts.generation} is known to be ready")
+    leaving = draining(facts)
+    done = tuple(w for w in facts.workers if w.node in leaving and w.name not in phase.plan.workers)
+    idle = {w.name for w in facts.workers} - {w.name for w in done} - set(phase.plan.workers)
+    facts = replace(
+        facts,
+        workers=tuple(w for w in facts.workers if w not in done),
+        holdings=tuple(h for h in facts.holdings if h[0] in idle),
+        began=at if facts.began is None else facts.began,
+    )
+    if phase.paused is not None:
+        facts = replace(facts, switch_s=at - phase.paused, resized=at)
+    if facts.save_asked is None:
+        facts = replace(facts, save_asked=at)
+    commands: list[Command] = [Go(generation=facts.generation)]
+    commands += [StopWorker(worker=w.name, reason=f"node {w.node} is draining") for w in done]
+    if facts.step >= policy.max_steps:
+        commands.append(Save(generation=facts.generation))
+    return Outcome(
+        state=State(facts=facts, phase=Running(plan=phase.plan, since=at, final_since=at)),
+        commands=tuple(commands),
+        reason=f"generation {facts.generation} trains on from step {facts.step}: {phase.plan}",
+    )
+
+
+def _complete(facts: Facts, phase: Waiting, candidates: tuple[Seat, ...], policy: Policy, at: float) -> bool:
+    if len(candidates) < policy.min_workers:
+        return False
+    if phase.prompt or len(candidates) >= policy.max_workers or not starting(facts):
+        return True
+    names = {seat.worker for seat in candidates}
+    last = max(w.since for w in facts.workers if w.name in names)
+    return at - last >= policy.timing.join_window_s
+
+
+def _better_on_its_way(facts: Facts, choice: Choice) -> bool:
+    """Whether a commit that was ordered would save more steps than the choice; memory never waits for storage."""
+    if isinstance(choice.origin, Live):
+        return False
+    return any(
+        a.committing and a.step > choice.step and alive(facts.lineage, a.generation, a.step)
+        for a in facts.attempts
+    )
+
+
+def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | None) -> Outcome:
+    facts = state.facts
+    generation = max(facts.generation, (facts.term - 1) * GENERATIONS_PER_TERM) + 1
+    lineage = extend(facts.lineage, choice.origin, generation)
+    serving = holders(evidence(facts), choice.origin)
+    facts = replace(
+        facts,
+        generation=generation,
+        lineage=lineage,
+        plans=(*_needed_plans(facts), (generation, plan)),
+        step=choice.step,
+        commitments=tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step)),
+        reconfigurations=facts.reconfigurations + (facts.generation > 0),
+    )
+    phase = Forming(plan=plan, origin=choice.origin, holders=serving, since=at, paused=paused)
+    return Outcome(
+        state=State(facts=facts, phase=phase),
+        commands=(form_command(facts, phase),),
+        reason=f"generation {generation} is formed as {plan}, {choice.reason}",
+    )
+
+
+def form_command(facts: Facts, phase: Forming) -> Form:
+    return Form(
+        generation=facts.generation,
+        plan=phase.plan,
+        origin=phase.origin,
+        lineage=facts.lineage,
+        holders=phase.holders,
+    )
+
+
+def _needed_plans(facts: Facts) -> tuple[tuple[int, Plan], ...]:
+    """Plans of the last generations, and of older ones that somebody holds state of or writes a checkpoint of."""
+    needed = {h.generation for _, held in facts.holdings for h in held}
+    needed |= {attempt.generation for attempt in facts.attempts}
+    needed |= {generation for generation, _ in facts.plans[-PLANS_KEPT:]}
+    return tuple(entry for entry in facts.plans if entry[0] in needed)

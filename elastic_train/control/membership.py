@@ -1,0 +1,111 @@
+"""Who is there: nodes, workers, and which nodes get new workers.
+
+A worker that ends before it took part in a committed step was of no use: a flap of its node. A node with too
+many of them in a window is quarantined, each time for twice as long, and comes back when the time is over.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.control.commands import StartWorker
+from elastic_train.control.events import Cause
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Worker
+from elastic_train.planner.plan import Plan, Seat
+
+NO_FLAP = ("preemption", "user")
+
+
+def find(facts: Facts, name: str) -> Worker | None:
+    return next((w for w in facts.workers if w.name == name), None)
+
+
+def draining(facts: Facts) -> frozenset[str]:
+    """Nodes that are leaving with notice."""
+    return frozenset(node.name for node in facts.nodes if node.drain_by is not None)
+
+
+def quarantined(facts: Facts, at: float) -> frozenset[str]:
+    return frozenset(record.node for record in facts.flaps if record.until > at)
+
+
+def seats(facts: Facts, last: Plan | None) -> tuple[Seat, ...]:
+    """Ready workers on nodes that stay: the last plan's by rank first, then the others by age."""
+    leaving = draining(facts)
+    domains = {node.name: node.domain for node in facts.nodes}
+    order = {name: rank for rank, name in enumerate(last.workers)} if last is not None else {}
+    ready = [w for w in facts.workers if w.status == "ready" and w.node not in leaving]
+    ready.sort(key=lambda w: order.get(w.name, len(order)))
+    return tuple(Seat(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in ready)
+
+
+def starting(facts: Facts) -> tuple[Worker, ...]:
+    """Workers on nodes that stay which are not up yet."""
+    leaving = draining(facts)
+    return tuple(w for w in facts.workers if w.status == "starting" and w.node not in leaving)
+
+
+def ready(facts: Facts, name: str, at: float) -> Facts:
+    workers = tuple(replace(w, status="ready", since=at) if w.name == name else w for w in facts.workers)
+    return replace(facts, workers=workers)
+
+
+def without(facts: Facts, worker: Worker, cause: Cause, policy: Policy, at: float) -> tuple[Facts, str]:
+    """The facts after a worker's end, and what that means for its node."""
+    facts = replace(
+        facts,
+        workers=tuple(w for w in facts.workers if w.name != worker.name),
+        holdings=tuple(h for h in facts.holdings if h[0] != worker.name),
+    )
+    if worker.proven or cause.kind in NO_FLAP or worker.node in draining(facts):
+        return facts, ""
+    return _flapped(facts, worker.node, policy, at)
+
+
+def proven(facts: Facts, names: tuple[str, ...]) -> Facts:
+    """These workers took part in a committed step; their nodes start with a clean record."""
+    workers = tuple(replace(w, proven=True) if w.name in names and not w.proven else w for w in facts.workers)
+    good = {w.node for w in facts.workers if w.name in names}
+    return replace(facts, workers=workers, flaps=tuple(f for f in facts.flaps if f.node not in good))
+
+
+def staff(state: State, policy: Policy, at: float) -> Outcome:
+    """Start workers where there is room, until the largest plan and its standby are staffed."""
+    facts = state.facts
+    over = isinstance(state.phase, Running) and facts.step >= policy.max_steps
+    if over or isinstance(state.phase, Ended):
+        return Outcome(state=state)
+    barred = draining(facts) | quarantined(facts, at)
+    taken: dict[str, int] = {}
+    for worker in facts.workers:
+        taken[worker.node] = taken.get(worker.node, 0) + 1
+    leaving = draining(facts)
+    wanted = policy.target - sum(w.node not in leaving for w in facts.workers)
+    born, started = facts.born, list[Worker]()
+    for node in sorted((n for n in facts.nodes if n.name not in barred), key=lambda n: (-n.slots, n.name)):
+        for _ in range(max(min(node.slots - taken.get(node.name, 0), wanted), 0)):
+            born, wanted = born + 1, wanted - 1
+            started.append(Worker(name=f"w{born:04d}", node=node.name, status="starting", since=at))
+    if not started:
+        return Outcome(state=state)
+    facts = replace(facts, workers=(*facts.workers, *started), born=born)
+    return Outcome(
+        state=replace(state, facts=facts),
+        commands=tuple(StartWorker(worker=w.name, node=w.node) for w in started),
+        reason=f"starting {len(started)} worker{'s' * (len(started) > 1)} on "
+        + ", ".join(dict.fromkeys(w.node for w in started)),
+    )
+
+
+def _flapped(facts: Facts, node: str, policy: Policy, at: float) -> tuple[Facts, str]:
+    record = next((f for f in facts.flaps if f.node == node), Flaps(node=node))
+    ends = (*(t for t in record.ends if at - t <= policy.flap_window_s), at)
+    note = ""
+    if len(ends) < policy.flaps:
+        record = replace(record, ends=ends)
+    else:
+        rest = min(policy.quarantine_s * 2**record.quarantines, policy.quarantine_limit_s)
+        record = replace(record, ends=(), quarantines=record.quarantines + 1, until=at + rest)
+        note = f"node {node} is quarantined for {rest:.0f} s: {len(ends)} of its workers ended before they were of use"
+    return replace(facts, flaps=(*(f for f in facts.flaps if f.node != node), record)), note

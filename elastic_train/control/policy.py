@@ -1,0 +1,62 @@
+"""The policy: what a person configured, and the planner, as one value that a transition is given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from elastic_train.config import Checkpoints, RunSpec, Timing
+from elastic_train.planner.plan import Infeasible, Plan, Seat
+
+
+class Planner(Protocol):
+    """Chooses a plan for the workers that are there. The same seats give the same plan, in every term.
+
+    Seats come in order of preference: the last plan's workers by rank, then the others. A plan may leave
+    seats empty.
+    """
+
+    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """Everything that a transition is given besides the state and the event."""
+
+    plan: Planner
+    min_workers: int
+    max_workers: int
+    standby: int
+    max_steps: int
+    max_failures: int
+    checkpoints: Checkpoints
+    timing: Timing
+    flaps: int = 3  # workers of a node that ended before they were of use, until it is quarantined
+    flap_window_s: float = 600.0
+    quarantine_s: float = 60.0  # doubles with every further quarantine of the node
+    quarantine_limit_s: float = 3600.0
+    final_saves: int = 3  # more tries for the last checkpoint
+    late_ticks: float = 3.0  # periods that a tick may be late before running deadlines are moved
+
+    @classmethod
+    def of(cls, spec: RunSpec, plan: Planner) -> Policy:
+        return cls(
+            plan=plan,
+            min_workers=spec.min_workers,
+            max_workers=spec.max_workers,
+            standby=spec.standby,
+            max_steps=spec.max_steps,
+            max_failures=spec.max_failures,
+            checkpoints=spec.checkpoints,
+            timing=spec.timing,
+        )
+
+    @property
+    def tick_s(self) -> float:
+        """Seconds between two ticks."""
+        return self.timing.heartbeat_s
+
+    @property
+    def target(self) -> int:
+        """Workers to have where there is room: those of the largest plan and the standby."""
+        return self.max_workers + self.standby

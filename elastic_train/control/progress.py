@@ -1,0 +1,63 @@
+"""Committed steps: what they prove, when control asks for a checkpoint, and the last one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.control.cadence import interval_s
+from elastic_train.control.commands import Save
+from elastic_train.control.ending import end
+from elastic_train.control.events import StepCommitted
+from elastic_train.control.membership import proven
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Facts, Outcome, Running, State
+from elastic_train.recovery.evidence import Vote
+
+METRICS_KEPT = 64
+"""Steps whose metrics are kept for the checkpoint that may be on its way."""
+
+
+def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcome:
+    facts, phase = state.facts, state.phase
+    if event.step <= facts.step:
+        return Outcome(state=state, reason=f"step {event.step} is known to be committed")
+    facts = _noted(facts, event)
+    said = f"step {event.step} is committed"
+    if not isinstance(phase, Running):
+        return Outcome(state=replace(state, facts=facts), reason=said)
+    if not phase.proven:
+        facts = proven(facts, phase.plan.workers)
+        phase = replace(phase, proven=True)
+    if event.step >= policy.max_steps:
+        state = State(facts=facts, phase=replace(phase, final_since=event.at))
+        if facts.stored is not None and facts.stored.step >= policy.max_steps:
+            return end(state, "finished", f"all {policy.max_steps} steps are committed and saved")
+        return Outcome(state=state, reason=f"{said}, the last; its checkpoint is awaited")
+    if _save_is_due(facts, policy, event.at):
+        return Outcome(
+            state=State(facts=replace(facts, save_asked=event.at), phase=phase),
+            commands=(Save(generation=facts.generation),),
+            reason=f"{said}; a checkpoint is due",
+        )
+    return Outcome(state=State(facts=facts, phase=phase), reason=said)
+
+
+def _noted(facts: Facts, event: StepCommitted) -> Facts:
+    metrics = (("loss", event.loss), *event.metrics)
+    facts = replace(
+        facts,
+        step=event.step,
+        seen=(event.generation, Vote(step=event.step, values=event.vote)),
+        metrics=(*facts.metrics[1 - METRICS_KEPT :], (event.step, metrics)),
+        step_s=event.seconds,
+    )
+    if event.step > facts.failed_step and (facts.failures or facts.deterministic):
+        return replace(facts, failures=0, deterministic=())
+    return facts
+
+
+def _save_is_due(facts: Facts, policy: Policy, at: float) -> bool:
+    if policy.checkpoints.every != "auto" or facts.began is None or facts.save_asked is None:
+        return False
+    due = interval_s(save_s=facts.save_s, elapsed_s=at - facts.began, failures=facts.failures_ever)
+    return at - facts.save_asked >= due and not facts.attempts

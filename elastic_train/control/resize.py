@@ -1,0 +1,128 @@
+"""Growth and drains: a graceful switch of a running group, at a step boundary.
+
+Joiners are up before the group pauses, so a pause is the switch only. A growth waits until nobody joined for
+the join window, so that arrivals come in one batch, and after a switch for a cool-down of four join windows
+and ten times what the last switch took: capacity that comes and goes costs at most a tenth of the time.
+Failures have no cool-down. A node that leaves with notice is left as soon as its workers can be replaced, and
+at the latest when its deadline is near; several notices are merged into one pause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.control.commands import Pause
+from elastic_train.control.forming import best_plan
+from elastic_train.control.membership import draining, seats, starting
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Facts, Outcome, Pausing, Purpose, Running, State, Waiting
+from elastic_train.planner.plan import Infeasible, Plan, Seat
+
+COOL_DOWN_WINDOWS = 4
+COOL_DOWN_SWITCHES = 10
+
+
+def consider(state: State, policy: Policy, at: float) -> Outcome:
+    """Pause a running group if a node leaves or a larger plan is worth it."""
+    facts, phase = state.facts, state.phase
+    assert isinstance(phase, Running)
+    if facts.step >= policy.max_steps:
+        return Outcome(state=state)
+    if any(name in draining(facts) for name in phase.plan.nodes):
+        return _leave(state, phase, policy, at)
+    if phase.plan.world_size < policy.max_workers:
+        return _grow(state, phase, policy, at)
+    return Outcome(state=state)
+
+
+def paused(state: State, policy: Policy, at: float) -> Outcome:
+    """Once the whole group stands at one step, it is over and the next one is formed."""
+    facts, phase = state.facts, state.phase
+    assert isinstance(phase, Pausing)
+    if facts.step >= policy.max_steps:
+        return Outcome(
+            state=replace(state, phase=Running(plan=phase.plan, since=at, proven=True, final_since=at)),
+            reason="the last step was committed before the pause",
+        )
+    if set(phase.settled) != set(phase.plan.workers):
+        return Outcome(state=state)
+    return Outcome(
+        state=replace(state, phase=Waiting(since=at, prompt=True, paused=phase.since)),
+        reason=f"the group stands at step {facts.step}",
+    )
+
+
+def worth_a_switch(*, steps_left: int, step_s: float, now: int, then: int, switch_s: float) -> bool:
+    """Whether the time that `then` workers save on the steps that are left exceeds what the switch takes.
+
+    Step time is taken as inverse to the workers, an upper bound of the gain. Unmeasured times decide nothing.
+    """
+    return step_s == 0.0 or steps_left * step_s * (1 - now / then) > switch_s
+
+
+def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
+    facts = state.facts
+    leaving = draining(facts)
+    deadline = min(n.drain_by for n in facts.nodes if n.drain_by is not None and n.name in phase.plan.nodes)
+    near = deadline - at <= policy.timing.settle_s
+    candidates = seats(facts, phase.plan)
+    replaced = len(candidates) >= min(phase.plan.world_size, policy.max_workers)
+    plan = best_plan(candidates, policy)
+    if not near and (isinstance(plan, Infeasible) or (starting(facts) and not replaced)):
+        return Outcome(state=state)
+    names = ", ".join(sorted(leaving & set(phase.plan.nodes)))
+    save = isinstance(plan, Infeasible)
+    after = f"then wait, because {plan.reason}" if isinstance(plan, Infeasible) else f"then form {plan}"
+    return _pause(state, phase.plan, "drain", f"leaving {names}, {after}", at, save=save)
+
+
+def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
+    facts = state.facts
+    candidates = seats(facts, phase.plan)
+    idle = tuple(seat.worker for seat in candidates if seat.worker not in phase.plan.workers)
+    if not idle or idle == phase.declined or not _calm(facts, idle, policy, at):
+        return Outcome(state=state)
+    plan = best_plan(candidates, policy)
+    why = _why_not(facts, phase.plan, plan, candidates, policy)
+    if why or isinstance(plan, Infeasible):
+        return Outcome(
+            state=replace(state, phase=replace(phase, declined=idle)),
+            reason=f"the group does not grow: {why}",
+        )
+    return _pause(state, phase.plan, "grow", f"growing from {phase.plan} to {plan}", at)
+
+
+def _calm(facts: Facts, idle: tuple[str, ...], policy: Policy, at: float) -> bool:
+    """Whether arrivals are over and the last switch is far enough away."""
+    window = policy.timing.join_window_s
+    if at - max(w.since for w in facts.workers if w.name in idle) < window:
+        return False
+    cool_down = COOL_DOWN_WINDOWS * window + COOL_DOWN_SWITCHES * facts.switch_s
+    return facts.resized is None or at - facts.resized >= cool_down
+
+
+def _why_not(
+    facts: Facts, now: Plan, plan: Plan | Infeasible, candidates: tuple[Seat, ...], policy: Policy
+) -> str:
+    if isinstance(plan, Infeasible):
+        return plan.reason
+    if plan.world_size <= now.world_size:
+        return f"the plan for {len(candidates)} workers is {plan}"
+    worth = worth_a_switch(
+        steps_left=policy.max_steps - facts.step,
+        step_s=facts.step_s,
+        now=now.world_size,
+        then=plan.world_size,
+        switch_s=facts.switch_s,
+    )
+    return "" if worth else f"the {policy.max_steps - facts.step} steps left are too few to be worth a switch"
+
+
+def _pause(
+    state: State, plan: Plan, purpose: Purpose, reason: str, at: float, *, save: bool = False
+) -> Outcome:
+    return Outcome(
+        state=replace(state, phase=Pausing(plan=plan, since=at, purpose=purpose, reason=reason)),
+        commands=(Pause(generation=state.facts.generation, save=save),),
+        reason=reason,
+    )

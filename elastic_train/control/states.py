@@ -1,0 +1,210 @@
+"""The state of a run: the facts that outlive every phase, and the phase.
+
+Times are seconds on the controller's clock. A new term's clock starts anew; the first event of the term moves
+them over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from elastic_train.control.commands import Command
+from elastic_train.control.commands import Outcome as Ending
+from elastic_train.control.events import Cause, Node, PartWritten
+from elastic_train.planner.plan import Plan
+from elastic_train.recovery.evidence import Holding, Origin, Stored, Vote
+from elastic_train.recovery.lineage import Lineage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A worker process that was started and not yet lost or stopped."""
+
+    name: str
+    node: str
+    status: Literal["starting", "ready"]
+    since: float  # of the status
+    proven: bool = False  # it took part in a committed step
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flaps:
+    """Workers of one node that ended before they were of use, and the quarantine that follows."""
+
+    node: str
+    ends: tuple[float, ...] = ()
+    quarantines: int = 0
+    until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """A checkpoint on its way: the parts that are durable, and whether its commit was ordered."""
+
+    generation: int
+    step: int
+    parts: tuple[PartWritten, ...] = ()  # by rank
+    committing: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Commitment:
+    """A committed checkpoint of this lineage, with the metrics it was committed with."""
+
+    stored: Stored
+    metrics: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known, whatever the run is doing."""
+
+    now: float = 0.0  # of the last event that changed something
+    term: int = 0
+
+    # members
+    nodes: tuple[Node, ...] = ()
+    workers: tuple[Worker, ...] = ()  # in the order they were started
+    born: int = 0  # workers ever named
+    flaps: tuple[Flaps, ...] = ()
+
+    # the lineage and what is left of it
+    generation: int = 0  # the newest; fences whatever an older one still has to say
+    lineage: Lineage = ()
+    plans: tuple[tuple[int, Plan], ...] = ()  # of generations that somebody may hold state of
+    step: int = 0  # newest step known to be committed in the lineage
+    seen: tuple[int, Vote] | None = None  # the last vote reported, and its generation
+    holdings: tuple[tuple[str, tuple[Holding, ...]], ...] = ()  # of workers that do not train
+
+    # checkpoints
+    stored: Stored | None = None
+    ever_stored: bool = False
+    commitments: tuple[Commitment, ...] = ()  # oldest first
+    attempts: tuple[
+        Attempt, ...
+    ] = ()  # those ordered to commit, and at most one that is still collecting parts
+    metrics: tuple[tuple[int, tuple[tuple[str, float], ...]], ...] = ()  # of the last steps
+    save_s: float | None = None  # measured: the slowest part of the last attempt
+    save_asked: float | None = None  # when a checkpoint was last asked for, where control asks
+    final_tries: int = 0
+
+    # failures
+    failures: int = 0  # without progress between them; preemptions don't count
+    failures_ever: int = 0
+    failed_step: int = 0  # progress is a step beyond this one
+    deterministic: tuple[Cause, ...] = ()  # engine and memory causes since the last progress
+    reconfigurations: int = 0
+    began: float | None = None  # when the first group trained
+    step_s: float = 0.0  # the last step's seconds
+    switch_s: float = 0.0  # the last graceful switch: from the pause to the new group's go
+    resized: float | None = None  # when the last growth or drain was done
+
+
+# -- phases ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """For enough workers. `prompt`: form at once with whoever is ready, because state is held in memory."""
+
+    since: float
+    prompt: bool = False
+    paused: float | None = None  # when a graceful switch began
+    problem: str = ""  # why the planner refused the workers that are there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming:
+    plan: Plan
+    origin: Origin
+    holders: tuple[str, ...]
+    since: float
+    paused: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
+    """`declined` are the candidates of the last growth that was judged not to be worth a switch."""
+
+    plan: Plan
+    since: float
+    proven: bool = False  # this generation committed a step
+    declined: tuple[str, ...] = ()
+    final_since: float = 0.0  # after the last step: when its checkpoint was last asked for or heard of
+    final_failed: float | None = None  # when writing it failed
+
+
+Purpose = Literal["grow", "drain", "stop"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pausing:
+    """The group stops at its next step boundary."""
+
+    plan: Plan
+    since: float
+    purpose: Purpose
+    reason: str
+    settled: tuple[str, ...] = ()
+    unsaved: bool = False  # its checkpoint could not be written
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settling:
+    """The group is over; its living members' last words come in."""
+
+    plan: Plan
+    since: float
+    pending: tuple[str, ...]
+    causes: tuple[Cause, ...]  # as they arrived
+    counted: bool = True  # against the budget of failures; drains and damaged checkpoints aren't
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    outcome: Ending
+    detail: str
+    cause: Cause | None = None
+    worker: str = ""
+
+
+Phase = Waiting | Forming | Running | Pausing | Settling | Ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    facts: Facts = field(default_factory=Facts)
+    phase: Phase = field(default_factory=lambda: Waiting(since=0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a transition decided, and why, in one sentence."""
+
+    state: State
+    commands: tuple[Command, ...] = ()
+    reason: str = ""
+
+    def then(self, follow: Callable[[State], Outcome]) -> Outcome:
+        """This, and what follows from the state it led to."""
+        further = follow(self.state)
+        return Outcome(
+            state=further.state,
+            commands=self.commands + further.commands,
+            reason="; ".join(part for part in (self.reason, further.reason) if part),
+        )
+
+
+def members(phase: Phase) -> tuple[str, ...]:
+    """The workers of the group that the phase is about: its seats, and while it forms those that serve it."""
+    match phase:
+        case Forming(plan=plan, holders=holders):
+            return tuple(dict.fromkeys((*plan.workers, *holders)))
+        case Running(plan=plan) | Pausing(plan=plan):
+            return plan.workers
+        case Settling(pending=pending):
+            return pending
+        case Waiting() | Ended():
+            return ()

@@ -1,0 +1,158 @@
+"""The controller as a function: (state, event, policy) -> (state, commands, reason).
+
+Facts of the cluster and of storage count whoever tells them; words of workers count only for the generation
+that is current. What follows from the new facts in the phase that the run is in is decided by `_follow`,
+until nothing more follows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import assert_never
+
+from elastic_train.control.adoption import adopted, term_began
+from elastic_train.control.clock import tick
+from elastic_train.control.commands import StopWorker
+from elastic_train.control.ending import end
+from elastic_train.control.events import (
+    Adopted,
+    Cause,
+    CheckpointCommitted,
+    CheckpointRejected,
+    Event,
+    FencedOff,
+    GroupBroken,
+    GroupReady,
+    NodesChanged,
+    PartWritten,
+    SaveFailed,
+    Settled,
+    StepCommitted,
+    StopRequested,
+    TermBegan,
+    Tick,
+    WorkerLost,
+    WorkerReady,
+)
+from elastic_train.control.failure import group_broken, settled, verdict, worker_lost
+from elastic_train.control.forming import group_ready, try_form
+from elastic_train.control.membership import find, ready, staff
+from elastic_train.control.policy import Policy
+from elastic_train.control.progress import step_committed
+from elastic_train.control.resize import consider, paused
+from elastic_train.control.saving import checkpoint_committed, checkpoint_rejected, part_written, save_failed
+from elastic_train.control.states import Ended, Forming, Outcome, Pausing, Running, Settling, State, Waiting
+from elastic_train.control.stopping import stop, try_stop
+
+
+def transition(state: State, event: Event, policy: Policy) -> Outcome:
+    """What the run does next. An outcome with the same state object and no commands changed nothing."""
+    outcome = _decide(state, event, policy)
+    while not isinstance(event, TermBegan):
+        before = outcome.state
+        outcome = outcome.then(lambda s: _follow(s, policy, event.at))
+        if type(outcome.state.phase) is type(before.phase):
+            break
+    if outcome.state is not state and outcome.state.facts.now != event.at:
+        facts = replace(outcome.state.facts, now=event.at)
+        outcome = replace(outcome, state=replace(outcome.state, facts=facts))
+    return outcome if outcome.reason else replace(outcome, reason="nothing to do")
+
+
+def _decide(state: State, event: Event, policy: Policy) -> Outcome:
+    generation = state.facts.generation
+    if isinstance(state.phase, Ended) and not isinstance(event, TermBegan | CheckpointCommitted):
+        return Outcome(state=state, reason=f"the run is over: {state.phase.outcome}")
+    match event:
+        case TermBegan():
+            return term_began(state, event, policy)
+        case NodesChanged():
+            return _nodes_changed(state, event, policy)
+        case WorkerReady():
+            return _worker_ready(state, event)
+        case WorkerLost(worker=worker, cause=cause):
+            lost = worker_lost(state, worker, cause, policy, event.at)
+            return lost.then(lambda s: staff(s, policy, event.at))
+        case Adopted():
+            return adopted(state, event, policy)
+        case PartWritten():
+            return part_written(state, event, policy)
+        case SaveFailed():
+            return save_failed(state, event, policy)
+        case CheckpointCommitted():
+            return checkpoint_committed(state, event, policy)
+        case CheckpointRejected():
+            return checkpoint_rejected(state, event, policy)
+        case FencedOff(by_term=term):
+            return end(state, "fenced", f"term {term} owns the run now")
+        case StopRequested():
+            return stop(state, event, policy)
+        case Tick():
+            return tick(state, event, policy)
+        case GroupReady() | StepCommitted() | GroupBroken() | Settled() if event.generation != generation:
+            return Outcome(state=state, reason=f"fenced: generation {event.generation} is gone")
+        case GroupReady():
+            return group_ready(state, policy, event.at)
+        case StepCommitted():
+            return step_committed(state, event, policy)
+        case GroupBroken():
+            return group_broken(state, event, policy)
+        case Settled():
+            return settled(state, event, policy)
+    assert_never(event)
+
+
+def _follow(state: State, policy: Policy, at: float) -> Outcome:
+    """What follows from the facts in this phase, by itself."""
+    match state.phase:
+        case Waiting():
+            return try_form(state, policy, at)
+        case Running():
+            return consider(state, policy, at)
+        case Pausing(purpose="stop"):
+            return try_stop(state, policy)
+        case Pausing():
+            return paused(state, policy, at)
+        case Settling(pending=()):
+            return verdict(state, policy, at)
+        case Forming() | Settling() | Ended():
+            return Outcome(state=state)
+    assert_never(state.phase)
+
+
+def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome:
+    """Workers go with their node; new room is filled."""
+    before = {node.name: node for node in state.facts.nodes}
+    names = {node.name for node in event.nodes}
+    notices = [n.name for n in event.nodes if n.drain_by is not None and before.get(n.name) != n]
+    outcome = Outcome(
+        state=replace(state, facts=replace(state.facts, nodes=event.nodes)),
+        reason=f"{len(names)} nodes" + (f", {', '.join(notices)} leaving" if notices else ""),
+    )
+    for worker in state.facts.workers:
+        if worker.node not in names:
+            left = before.get(worker.node)
+            kind = "preemption" if left is not None and left.drain_by is not None else "death"
+            cause = Cause(kind=kind, detail=f"node {worker.node} is gone")
+            outcome = outcome.then(lambda s, n=worker.name, c=cause: worker_lost(s, n, c, policy, event.at))
+            outcome = replace(
+                outcome,
+                commands=(*outcome.commands, StopWorker(worker=worker.name, reason="its node is gone")),
+            )
+    return outcome.then(lambda s: staff(s, policy, event.at))
+
+
+def _worker_ready(state: State, event: WorkerReady) -> Outcome:
+    worker = find(state.facts, event.worker)
+    if worker is None:
+        return Outcome(
+            state=state,
+            commands=(StopWorker(worker=event.worker, reason="it came after it was given up"),),
+            reason=f"{event.worker} came after it was given up",
+        )
+    if worker.status == "ready":
+        return Outcome(state=state, reason=f"{event.worker} is known to be ready")
+    return Outcome(
+        state=replace(state, facts=ready(state.facts, event.worker, event.at)),
+        reason=f"{event.worker} is ready on {event.node}",
+    )

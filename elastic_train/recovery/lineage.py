@@ -1,0 +1,38 @@
+"""The lineage: which generations a state went through, oldest first, and from which step each went on."""
+
+from __future__ import annotations
+
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Origin
+
+Lineage = tuple[tuple[int, int], ...]
+"""(generation, the step it started from), oldest first. A generation's steps end where the next one starts."""
+
+
+def alive(lineage: Lineage, generation: int, step: int) -> bool:
+    """Whether state of `generation` at `step` belongs to the lineage; newer state of an older generation is dead."""
+    for place, (number, first) in enumerate(lineage):
+        if number == generation:
+            last = min((start for _, start in lineage[place + 1 :]), default=step)
+            return first <= step <= last
+    return False
+
+
+def extend(lineage: Lineage, origin: Origin, generation: int) -> Lineage:
+    """The lineage of a new generation that starts from `origin`. What the origin leaves behind drops out."""
+    match origin:
+        case Fresh():
+            return ((generation, 0),)
+        case Live(generation=source, step=step):
+            kept = _through(lineage, source)
+        case FromStorage(stored=stored):
+            step = stored.step
+            kept = _through(lineage, stored.generation) or ((stored.generation, 0),)
+    return (*kept, (generation, step))
+
+
+def _through(lineage: Lineage, generation: int) -> Lineage:
+    """The lineage up to and with `generation`; empty where it isn't part of it."""
+    for place, (number, _) in enumerate(lineage):
+        if number == generation:
+            return lineage[: place + 1]
+    return ()

@@ -12,9 +12,11 @@ import sys
 import threading
 import time
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -22,6 +24,7 @@ from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.train.rendezvous import InterruptibleStore, check_in, forget_client, store_client
 from elastic_train.train.sockets import Endpoint, listening, shut_connections
+from elastic_train.train.stale import forget_meshes
 
 GLOO = "elastic_gloo"
 """Name of the backend as torch knows it: gloo, bound to the address of the seat."""
@@ -99,7 +102,7 @@ class Group:
         """Find the other members and connect to all of them; GroupBroken if that fails or is broken off."""
         global _current
         _current = self
-        _clear_sharding_cache()
+        forget_meshes()
         hook = sys.excepthook
         try:
             self._rendezvous()
@@ -159,20 +162,20 @@ class Group:
         # A failed construction leaves torch's counter of group names behind, which must agree between members
         # that lived through it and members that are new.
         c10d._world.group_count = 0
-        _clear_sharding_cache()
+        forget_meshes()
         self._gloo_device = None
         _current = None
 
-    def connect_gloo(self, options: object, backend_options: object) -> dist.ProcessGroupGloo:
+    def connect_gloo(self, options: Any, backend_options: object) -> ProcessGroupGloo:
         """Construct one gloo group over this generation's listening socket; torch calls it for each group."""
-        gloo = dist.ProcessGroupGloo._Options()
+        gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         gloo._devices = [self._gloo_device]
         gloo._threads = 2
         gloo._timeout = self._form_timeout
         self._connecting = True
         try:
             self.check()
-            made = dist.ProcessGroupGloo(options.store, options.group_rank, options.group_size, gloo)
+            made = ProcessGroupGloo(options.store, options.group_rank, options.group_size, gloo)
         finally:
             self._connecting = False
         self.check()
@@ -185,7 +188,7 @@ class Group:
     def _rendezvous(self) -> None:
         self._gloo_device, local = _listen(self._address)
         client = store_client(*self._store_at, self._form_timeout.total_seconds())
-        prefixed = dist.PrefixStore(f"generation/{self.generation}", client)
+        prefixed = PrefixStore(f"generation/{self.generation}", client)
         store = InterruptibleStore(prefixed, self.check, self._form_timeout.total_seconds())
         remote = check_in(store, rank=self.rank, world_size=self.world_size, listener=local)
         with self._lock:
@@ -203,7 +206,7 @@ class Group:
 _current: Group | None = None
 
 
-def _connect_gloo(options: object, backend_options: object) -> dist.ProcessGroupGloo:
+def _connect_gloo(options: Any, backend_options: object) -> ProcessGroupGloo:
     assert _current is not None, "a gloo group is made inside a generation"
     return _current.connect_gloo(options, backend_options)
 
@@ -215,7 +218,7 @@ def _listen(address: str) -> tuple[object, Endpoint]:
     """A gloo device that accepts connections at `address`, and where exactly."""
     for _ in range(100):
         before = set(listening().values())
-        device = dist.ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+        device = ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
         new = [at for at, inode in listening().items() if inode not in before]
         if len(new) == 1:
             return device, new[0]
@@ -227,10 +230,3 @@ def _abort_nccl() -> None:
     for group in list(c10d._world.pg_names):
         if torch.device("cuda") in group._device_types:
             group._get_backend(torch.device("cuda")).abort()
-
-
-def _clear_sharding_cache() -> None:
-    """Drop DTensor's cached layouts: they hold the meshes, and so the groups, of an earlier generation."""
-    clear = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
-    if clear is not None:
-        clear()

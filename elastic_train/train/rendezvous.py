@@ -12,26 +12,26 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch._C._distributed_c10d import Store, TCPStore
 
 from elastic_train.train.sockets import Endpoint
 
-_clients: dict[tuple[str, int], dist.TCPStore] = {}
+_clients: dict[tuple[str, int], TCPStore] = {}
 _clients_lock = threading.Lock()
 
 
-def serve_store(host: str) -> tuple[dist.TCPStore, int]:
+def serve_store(host: str) -> tuple[TCPStore, int]:
     """A store server on a free port of this host, alive as long as the returned object; and its port."""
-    server = dist.TCPStore(host, 0, None, True, wait_for_workers=False)
+    server = TCPStore(host, 0, None, True, wait_for_workers=False)
     return server, server.port
 
 
-def store_client(host: str, port: int, timeout_s: float) -> dist.TCPStore:
+def store_client(host: str, port: int, timeout_s: float) -> TCPStore:
     """This process's client of the store at (host, port), connected on first use."""
     with _clients_lock:
         client = _clients.get((host, port))
         if client is None:
-            client = dist.TCPStore(
+            client = TCPStore(
                 host, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
             )
             _clients[host, port] = client
@@ -44,13 +44,13 @@ def forget_client(host: str, port: int) -> None:
         _clients.pop((host, port), None)
 
 
-class InterruptibleStore(dist.Store):
+class InterruptibleStore(Store):
     """A store whose waits end when `check_alive` raises; gloo's own rendezvous runs through it.
 
     torch calls these methods from C++, so an exception raised here ends the construction of a process group.
     """
 
-    def __init__(self, store: dist.Store, check_alive: Callable[[], None], timeout_s: float) -> None:
+    def __init__(self, store: Store, check_alive: Callable[[], None], timeout_s: float) -> None:
         super().__init__()
         self._store = store
         self._check_alive = check_alive
@@ -71,9 +71,9 @@ class InterruptibleStore(dist.Store):
         self.wait([key])
         return self._store.get(key)
 
-    def add(self, key: str, amount: int) -> int:
+    def add(self, key: str, value: int) -> int:
         self._check_alive()
-        return self._store.add(key, amount)
+        return self._store.add(key, value)
 
     def check(self, keys: Sequence[str]) -> bool:  # type: ignore[override]
         return self._store.check(list(keys))
@@ -93,12 +93,10 @@ class InterruptibleStore(dist.Store):
             pause_s = min(2 * pause_s, 0.02)
 
 
-def check_in(
-    store: dist.Store, *, rank: int, world_size: int, listener: Endpoint | None
-) -> frozenset[Endpoint]:
+def check_in(store: Store, *, rank: int, world_size: int, listener: Endpoint) -> frozenset[Endpoint]:
     """Announce a member and wait for all others; where the others accept connections."""
     store.set(f"member/{rank}", json.dumps(listener))
     others = [f"member/{other}" for other in range(world_size) if other != rank]
     store.wait(others)
     announced = (json.loads(store.get(key)) for key in others)
-    return frozenset((address, port) for address, port in filter(None, announced))
+    return frozenset((address, port) for address, port in announced)

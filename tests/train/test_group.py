@@ -2,45 +2,73 @@
 
 from __future__ import annotations
 
+import gc
+import json
+import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from elastic_train.errors import GroupBroken
+from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gloo_pool import GlooPool, PerRank, Returned
 from elastic_train.train.group import Group, is_collective_error
+from elastic_train.train.rendezvous import store_client
 
 pytestmark = pytest.mark.ring2
 
 State = dict[str, Any]
 
 
-def form(state: State, pool_store: tuple[str, int], generation: int, rank: int, size: int) -> None:
-    host, port = pool_store
-    group = Group(
+def new_group(
+    store: tuple[str, int], generation: int, rank: int, size: int, address: str = "127.0.0.1"
+) -> Group:
+    host, port = store
+    return Group(
         generation=generation,
         rank=rank,
         world_size=size,
         store_host=host,
         store_port=port,
-        address="127.0.0.1",
+        address=address,
+        form_timeout_s=30,
     )
-    state["group"] = group
-    group.form()
 
 
-def form_timed(state: State, *args: Any) -> str:
+def form(state: State, pool_store: tuple[str, int], generation: int, rank: int, size: int) -> None:
+    state["group"] = new_group(pool_store, generation, rank, size)
+    state["group"].form()
+
+
+def try_to_form(state: State, *args: Any) -> str:
     try:
         form(state, *args)
     except GroupBroken as error:
-        state["group"].destroy()
-        return str(error)
+        destroy(state)
+        return error.reason
     return "formed"
+
+
+def check_in_only(state: State, store: tuple[str, int], generation: int, rank: int, size: int) -> None:
+    """Announce a listening socket and never connect: a member that was stopped while forming."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    state["listener"] = listener
+    client = store_client(*store, timeout_s=10)
+    announced = PrefixStore(f"generation/{generation}", client)
+    announced.set(f"member/{rank}", json.dumps(listener.getsockname()))
+
+
+def form_at(state: State, store: tuple[str, int], generation: int, rank: int, size: int) -> None:
+    state["group"] = new_group(store, generation, rank, size, address=f"127.0.0.{rank + 2}")
+    state["group"].form()
 
 
 def destroy(state: State) -> None:
@@ -65,6 +93,56 @@ def reduce_forever(state: State) -> str:
         return f"{is_collective_error(error)}"
 
 
+def wait_in_subgroup(state: State, mesh: Mesh) -> str:
+    """The first rank of each sub-group never comes to the sub-group's reduction."""
+    inner = state["group"].mesh(mesh)["dp_shard"].get_group()
+    state["reduced"] = True
+    if dist.get_rank(inner) == 0:
+        return "absent"
+    try:
+        dist.all_reduce(torch.ones(4), group=inner)
+    except RuntimeError as error:
+        return f"{is_collective_error(error)}"
+    return "reduced"
+
+
+def shard_and_sum(state: State, mesh: Mesh) -> float:
+    """A sharded tensor through DTensor's cached layouts, on this generation's mesh."""
+    made = state["group"].mesh(mesh)
+    whole = torch.arange(24.0).reshape(12, 2)
+    shard = distribute_tensor(whole, made["dp_shard"], [Shard(0)])
+    return ((shard * 2).sum()).full_tensor().item()
+
+
+def count_resources(state: State) -> tuple[int, int]:
+    gc.collect()
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
+
+
+def connect_to_self(state: State) -> None:
+    """A connection of this process that has nothing to do with a group."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far, _ = server.accept()
+    state["pair"] = near, far
+
+
+def talk_to_self(state: State) -> bytes:
+    near, far = state.pop("pair")
+    with near, far:
+        near.sendall(b"intact")
+        return far.recv(16)
+
+
+def break_older(state: State) -> None:
+    state["older"].break_()
+
+
+def keep_as_older(state: State) -> None:
+    state["older"] = state["group"]
+    destroy(state)
+
+
 def has_reduced(state: State) -> bool:
     return state.get("reduced", False)
 
@@ -73,7 +151,15 @@ def break_group(state: State) -> None:
     state["group"].break_()
 
 
-def has_group(state: State) -> bool:
+def is_connecting(state: State) -> bool:
+    return "group" in state and state["group"]._connecting
+
+
+def bound_address(state: State) -> str:
+    return state["group"]._local[0]
+
+
+def is_forming(state: State) -> bool:
     return "group" in state
 
 
@@ -110,3 +196,86 @@ def test_survivors_of_a_lost_peer_unblock_within_a_second_of_the_break_and_form_
     assert pool.run(total, PerRank([1.0, 2.0, 4.0]), ranks=survivors) == [7.0] * 3
     pool.run(destroy, ranks=survivors)
     pool.kill(2)
+
+
+def test_a_generation_whose_last_member_never_comes_ends_by_a_break(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    store = (pool.store_host, pool.store_port)
+    forming = pool.call_async(try_to_form, store, next(new_generation), PerRank([0, 1]), 3, ranks=[0, 1])
+    wait_until(lambda: all(pool.control(rank, is_forming) for rank in (0, 1)))
+    for rank in (0, 1):
+        pool.control(rank, break_group)
+    assert forming.results(timeout=2) == ["aborted while forming the group"] * 2
+    start(pool, next(new_generation), [0, 1, 2])
+    assert pool.run(total, 1.0, ranks=[0, 1, 2]) == [3.0] * 3
+    pool.run(destroy, ranks=[0, 1, 2])
+
+
+@pytest.mark.parametrize("silent", [0, 2])
+def test_a_member_that_hangs_while_connecting_does_not_hang_the_others_beyond_a_break(
+    pool: GlooPool, new_generation: Iterator[int], silent: int
+) -> None:
+    store, generation = (pool.store_host, pool.store_port), next(new_generation)
+    others = [rank for rank in range(3) if rank != silent]
+    pool.run(check_in_only, store, generation, silent, 3, ranks=[silent])
+    forming = pool.call_async(try_to_form, store, generation, PerRank(others), 3, ranks=others)
+    wait_until(lambda: all(pool.control(rank, is_connecting) for rank in others))
+    for rank in others:
+        pool.control(rank, break_group)
+    assert forming.results(timeout=2) == ["aborted while forming the group"] * 2
+
+
+def test_a_break_reaches_the_sub_groups_of_a_mesh(pool: GlooPool, new_generation: Iterator[int]) -> None:
+    start(pool, next(new_generation), [0, 1, 2, 3])
+    waiting = pool.call_async(wait_in_subgroup, Mesh(dp_replicate=2, dp_shard=2))
+    wait_until(lambda: all(pool.control(rank, has_reduced) for rank in range(4)))
+    assert waiting.results(timeout=10, ranks=[0, 2]) == ["absent"] * 2
+    for rank in range(4):
+        pool.control(rank, break_group)
+    assert waiting.results(timeout=2, ranks=[1, 3]) == ["True"] * 2
+    pool.run(destroy)
+
+
+def test_breaking_a_generation_leaves_later_ones_and_other_connections_alone(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    start(pool, next(new_generation), [0, 1])
+    pool.run(connect_to_self, ranks=[0])
+    pool.run(keep_as_older, ranks=[0, 1])
+    start(pool, next(new_generation), [1, 0])
+    pool.run(break_older, ranks=[0, 1])
+    assert pool.run(total, 1.0, ranks=[0, 1]) == [2.0] * 2
+    pool.run(break_group, ranks=[0, 1])
+    assert pool.run(talk_to_self, ranks=[0]) == [b"intact"]
+    pool.run(destroy, ranks=[0, 1])
+
+
+def test_members_bind_to_their_own_addresses(pool: GlooPool, new_generation: Iterator[int]) -> None:
+    store = (pool.store_host, pool.store_port)
+    pool.run(form_at, store, next(new_generation), PerRank([0, 1, 2]), 3, ranks=[0, 1, 2])
+    assert pool.run(total, 1.0, ranks=[0, 1, 2]) == [3.0] * 3
+    assert pool.run(bound_address, ranks=[0, 1, 2]) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
+    pool.run(destroy, ranks=[0, 1, 2])
+
+
+def test_thirty_generations_of_changing_sizes_leak_nothing(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    sizes = [4, 2, 3, 4, 1, 3]
+    usage: list[tuple[int, int]] = []
+    for round_ in range(30):
+        ranks = [(round_ + i) % 4 for i in range(sizes[round_ % len(sizes)])]
+        start(pool, next(new_generation), ranks)
+        assert pool.run(shard_and_sum, Mesh(dp_shard=len(ranks)), ranks=ranks) == [552.0] * len(ranks)
+        pool.run(destroy, ranks=ranks)
+        usage.append(pool.run(count_resources, ranks=[0])[0])
+    assert len(set(usage)) == 1
+
+
+def test_errors_of_user_code_are_not_taken_for_collective_ones() -> None:
+    assert not is_collective_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"))
+    assert not is_collective_error(ValueError("Connection closed by peer"))
+    wrapped = ValueError("while reducing")
+    wrapped.__cause__ = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
+    assert is_collective_error(wrapped)

@@ -1,0 +1,39 @@
+"""Forgetting what torch cached about an earlier generation's meshes.
+
+DTensor caches layouts by meshes that compare equal without regard to their groups: after a group was destroyed
+and formed again it returns layouts that hold the old mesh, and collectives run on the wrong group or hang. The
+caches also keep the old groups' threads and sockets alive.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+def forget_meshes() -> None:
+    """Empty every cache of torch's DTensor package, native and Python. Call it between generations."""
+    native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)
+    if native is not None:
+        native()
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed.tensor"):
+            for cached in _cached(module):
+                cached.cache_clear()
+    redistribute: Any = sys.modules.get("torch.distributed.tensor._redistribute")
+    if redistribute is not None and hasattr(redistribute, "clear_redistribute_planner_cache"):
+        redistribute.clear_redistribute_planner_cache()
+
+
+def _cached(module: ModuleType) -> Iterator[Any]:
+    """Functions and methods of a module under functools.cache or lru_cache."""
+    for value in list(vars(module).values()):
+        members = list(vars(value).values()) if isinstance(value, type) else [value]
+        for member in members:
+            function = getattr(member, "__func__", member)
+            if hasattr(function, "cache_clear") and hasattr(function, "cache_info"):
+                yield function

@@ -18,6 +18,8 @@ class Cause:
     detail: str
     phase: str = ""
     step: int = 0
+    rank: int = -1
+    node: str = ""
     traceback: str = ""
 
 
@@ -178,7 +180,7 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRejected:
-    """A committed checkpoint turned out damaged or incomplete on reading; `fallback` is the next sound one."""
+    """A committed checkpoint turned out damaged on reading; `fallback` is the next sound one."""
 
     at: float
     stored: Stored

@@ -1,0 +1,199 @@
+"""The commit log: what is committed, in which order, and by whom.
+
+One record per slot, `commits/00000042.json`, taken by a conditional create, so a slot has one writer for
+ever. Each record names the slot before it and the hash of that record's bytes. A new controller writes a
+*fence* with the highest term so far plus one. A writer takes the next slot only after it read all slots
+before, so whoever was paused finds the fence in the slot that it wanted: it cannot commit after its
+successor began. Readers apply the same rule once more: a record whose term is not the one of the newest
+fence before it is void.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Literal
+
+import xxhash
+
+from elastic_train.errors import AlreadyExists, Fenced, NoCheckpoint, StorageNotFound
+from elastic_train.storage.store import Store
+
+DIRECTORY = "commits"
+FORMAT = "elastic_train.commit/1"
+_SLOT = re.compile(rf"{DIRECTORY}/(\d{{8}})\.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """One slot of the log. `slot`, `term`, `after` and `after_hash` are filled in by the log.
+
+    A commit makes the checkpoint at `path` visible. A prune says that the checkpoints of the slots in
+    `removes` are no longer kept: their bytes may be gone.
+    """
+
+    kind: Literal["fence", "commit", "prune"]
+    slot: int = 0
+    term: int = 0
+    after: int = 0  # the slot before, 0 for none
+    after_hash: str = ""
+    holder: str = ""  # of a fence
+    nonce: str = ""
+    step: int = 0
+    generation: int = 0
+    path: str = ""  # of the checkpoint's directory, relative to the run
+    manifest_hash: str = ""
+    lineage: tuple[tuple[int, int], ...] = ()  # (generation, step it started from), oldest first
+    metrics: tuple[tuple[str, float], ...] = ()
+    removes: tuple[int, ...] = ()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Known:
+    """What was read of the log so far; slots never change, so it only grows."""
+
+    records: list[Record] = field(default_factory=list)
+    hash: str = ""  # of the last record's bytes
+    term: int = 0  # of the newest fence
+
+
+class CommitLog:
+    """The log of one run, in `store`, whose root is the run's directory. Safe to use from several threads."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known = _Known()
+        self._lock = threading.RLock()
+
+    def begin_term(self, holder: str) -> int:
+        """Write a fence: from its slot on, records of lower terms are void. Returns the new term."""
+        with self._lock:
+            while True:
+                self._refresh()
+                term = self._known.term + 1
+                if self._claim(Record(kind="fence", holder=holder), term):
+                    return term
+
+    def append(self, record: Record, term: int) -> Record:
+        """Put a record into the next slot for good, or raise Fenced. Returns it as it stands in the log."""
+        with self._lock:
+            while True:
+                self._refresh()
+                self._check(term)
+                if self._claim(record, term):
+                    return self._known.records[-1]
+
+    def check(self, term: int) -> None:
+        """Raise Fenced if a higher term began."""
+        with self._lock:
+            self._refresh()
+            self._check(term)
+
+    def records(self) -> tuple[Record, ...]:
+        """Every record that counts, void ones left out, in the order of the log."""
+        with self._lock:
+            self._refresh()
+            return tuple(_in_force(self._known.records))
+
+    def valid(self) -> tuple[Record, ...]:
+        """The commits that count and are kept, newest last."""
+        records = self.records()
+        removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
+        return tuple(r for r in records if r.kind == "commit" and r.slot not in removed)
+
+    @property
+    def term(self) -> int:
+        """The highest term that began, as of the last reading; 0 for none."""
+        return self._known.term
+
+    def _check(self, term: int) -> None:
+        assert term <= self._known.term, f"term {term} never began"
+        if term < self._known.term:
+            raise Fenced(run=self._store.url, term=term, by_term=self._known.term)
+
+    def _claim(self, record: Record, term: int) -> bool:
+        """Try to take the slot after the known ones; False if it went to somebody else."""
+        record = replace(
+            record,
+            term=term,
+            slot=len(self._known.records) + 1,
+            after=len(self._known.records),
+            after_hash=self._known.hash,
+            nonce=secrets.token_hex(8),
+        )
+        data = _encode(record)
+        try:
+            self._store.create(_path(record.slot), data)
+        except AlreadyExists:
+            # Also what a try finds whose answer was lost: the nonce tells ours from another's.
+            if self._store.read(_path(record.slot)) != data:
+                return False
+        self._take(data)
+        return True
+
+    def _refresh(self) -> None:
+        if not self._known.records:
+            found = (_SLOT.fullmatch(name) for name in self._store.list(DIRECTORY))
+            slots = sorted(int(m[1]) for m in found if m)
+            if slots != list(range(1, len(slots) + 1)):
+                missing = sorted(set(range(1, slots[-1])) - set(slots))
+                raise self._damaged(f"slots {missing[:5]} of the commit log are missing")
+            with ThreadPoolExecutor(8) as pool:
+                for data in pool.map(lambda slot: self._store.read(_path(slot)), slots):
+                    self._take(data)
+        while True:
+            try:
+                data = self._store.read(_path(len(self._known.records) + 1))
+            except StorageNotFound:
+                return
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
+        slot = len(self._known.records) + 1
+        record = self._decode(data, slot)
+        if (record.slot, record.after, record.after_hash) != (slot, slot - 1, self._known.hash):
+            raise self._damaged(f"slot {slot} of the commit log doesn't follow slot {slot - 1}")
+        self._known.records.append(record)
+        self._known.hash = xxhash.xxh3_128_hexdigest(data)
+        if record.kind == "fence":
+            self._known.term = max(self._known.term, record.term)
+
+    def _decode(self, data: bytes, slot: int) -> Record:
+        try:
+            value: dict[str, Any] = json.loads(data)
+            if value.pop("format") != FORMAT:
+                raise self._damaged(f"slot {slot} of the commit log has a format newer than this release")
+            value["lineage"] = tuple((g, s) for g, s in value["lineage"])
+            value["metrics"] = tuple((k, v) for k, v in value["metrics"])
+            value["removes"] = tuple(value["removes"])
+            return Record(**value)
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._damaged(f"slot {slot} of the commit log can't be read ({error})") from error
+
+    def _damaged(self, problem: str) -> NoCheckpoint:
+        remedy = "Restore the directory `commits` from a copy, or start a run under another name."
+        return NoCheckpoint(url=self._store.url, problem=f"{problem}. {remedy}")
+
+
+def _in_force(records: Iterable[Record]) -> Iterable[Record]:
+    term = 0
+    for record in records:
+        if record.kind == "fence" and record.term > term:
+            term = record.term
+            yield record
+        elif record.kind != "fence" and record.term == term:
+            yield record
+
+
+def _path(slot: int) -> str:
+    return f"{DIRECTORY}/{slot:08d}.json"
+
+
+def _encode(record: Record) -> bytes:
+    value = {"format": FORMAT, **asdict(record)}
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,0 +1,237 @@
+"""A directory of a POSIX file system as a store.
+
+A file is written beside its final name, flushed to the device, given its name in one step (rename to
+replace, hard link to create), and then the directory is flushed: fsync of the file alone doesn't keep its
+name over a power cut (Pillai et al., "All File Systems Are Not Created Equal", OSDI 2014). Modes follow the
+umask.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from elastic_train.errors import StorageError, StorageNotFound
+from elastic_train.storage.retry import Retry, failures_named
+from elastic_train.storage.store import (
+    UNPUBLISHED,
+    Blocks,
+    Buffer,
+    Names,
+    Sink,
+    check_path,
+    check_prefix,
+    exactly,
+)
+
+NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+class PosixStore:
+    """Objects are files under `root`."""
+
+    def __init__(self, root: Path, *, retry: Retry | None = None) -> None:
+        self.root = root.absolute()
+        self.retry = retry or Retry()
+
+    @property
+    def url(self) -> str:
+        return str(self.root)
+
+    def read(self, path: str, start: int = 0, length: int | None = None) -> bytes:
+        return self.read_ranges(path, [(start, length)])[0]
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int | None]]) -> Blocks:
+        target = self._at(path)
+
+        def work() -> Blocks:
+            file = _open(target, os.O_RDONLY)
+            try:
+                return [
+                    exactly(_pread(file, start, length), path=str(target), start=start, length=length)
+                    for start, length in ranges
+                ]
+            finally:
+                os.close(file)
+
+        return self.retry.run(work, what="read", path=str(target))
+
+    def write(self, path: str, data: Buffer) -> None:
+        target = self._at(path)
+        self.retry.run(lambda: self._publish(target, data, replace=True), what="write", path=str(target))
+
+    def create(self, path: str, data: Buffer) -> None:
+        target = self._at(path)
+        try:
+            self.retry.run(
+                lambda: self._publish(target, data, replace=False), what="create", path=str(target)
+            )
+        except StorageError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in NO_LINKS:
+                remedy = " A commit needs hard links: put the run on a file system that has them, or on S3."
+                raise StorageError(
+                    path=error.path, operation="create", problem=error.problem + remedy
+                ) from error
+            raise
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Sink]:
+        target = self._at(path)
+        temporary, file = self.retry.run(lambda: _temporary_beside(target), what="write", path=str(target))
+        try:
+            try:
+                yield _FileSink(file, target)
+                with failures_named(what="write", path=str(target)):
+                    os.fsync(file)
+            finally:
+                os.close(file)
+            with failures_named(what="write", path=str(target)):
+                os.replace(temporary, target)  # noqa: PTH105 - beside fsync, the system call by its name
+                _sync_directory(target.parent)
+        except BaseException:
+            _forget(temporary)
+            raise
+
+    def list(self, prefix: str = "") -> Names:
+        found = (Path(directory, n) for directory, _, names in os.walk(self._under(prefix)) for n in names)
+        return sorted(self._name(f) for f in found if not f.name.startswith(UNPUBLISHED))
+
+    def unfinished(self, prefix: str = "") -> Names:
+        left: Names = []
+        for directory, inner, names in os.walk(self._under(prefix)):
+            left += [self._name(Path(directory, n)) for n in names if n.startswith(UNPUBLISHED)]
+            if not inner and not names and Path(directory) != self.root:
+                left.append(self._name(Path(directory)))  # killed between making the directory and the file
+        return sorted(left)
+
+    def size(self, path: str) -> int:
+        target = self._at(path)
+        if target.is_dir():
+            raise StorageNotFound(path=str(target), operation="look at", problem="a directory is there.")
+        return self.retry.run(lambda: target.stat().st_size, what="look at", path=str(target))
+
+    def exists(self, path: str) -> bool:
+        return self._at(path).is_file()
+
+    def delete(self, paths: Iterable[str]) -> None:
+        for target in map(self._at, paths):
+            self.retry.run(lambda t=target: t.unlink(missing_ok=True), what="delete", path=str(target))
+
+    def delete_tree(self, prefix: str) -> None:
+        target = self._at(prefix)
+
+        def work() -> None:
+            with suppress(
+                FileNotFoundError
+            ):  # another deleter, or a late writer between listing and removing
+                shutil.rmtree(target)
+                _sync_directory(target.parent)
+
+        self.retry.run(work, what="delete", path=str(target))
+
+    def _at(self, path: str) -> Path:
+        return self.root / check_path(path)
+
+    def _under(self, prefix: str) -> Path:
+        return self.root / check_prefix(prefix)
+
+    def _name(self, file: Path) -> str:
+        return file.relative_to(self.root).as_posix()
+
+    def _publish(self, target: Path, data: Buffer, *, replace: bool) -> None:
+        temporary, file = _temporary_beside(target)
+        try:
+            try:
+                _write_all(file, data)
+                os.fsync(file)
+            finally:
+                os.close(file)
+            if replace:
+                os.replace(temporary, target)  # noqa: PTH105
+            else:
+                os.link(temporary, target)
+        finally:
+            _forget(temporary)
+        _sync_directory(target.parent)
+
+
+class _FileSink:
+    def __init__(self, file: int, target: Path) -> None:
+        self._file, self._target = file, target
+
+    def write(self, data: Buffer) -> None:
+        with failures_named(what="write", path=str(self._target)):
+            _write_all(self._file, data)
+
+
+def _open(path: Path, flags: int) -> int:
+    return os.open(path, flags | os.O_CLOEXEC, 0o666)
+
+
+def _pread(file: int, start: int, length: int | None) -> bytes:
+    wanted = os.fstat(file).st_size - start if length is None else length
+    blocks: list[bytes] = []
+    while wanted > 0 and (block := os.pread(file, min(wanted, 1 << 30), start)):
+        blocks.append(block)
+        start, wanted = start + len(block), wanted - len(block)
+    return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+
+def _write_all(file: int, data: Buffer) -> None:
+    rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
+    while rest:
+        rest = rest[os.write(file, rest[: 1 << 30]) :]
+
+
+def _temporary_beside(target: Path) -> tuple[Path, int]:
+    """A new file in the target's directory, open for writing. Its name is not derived from the target's
+    length.
+    """
+    for last in (False, False, True):  # a deleter may take the empty directory away in between
+        _make_directory(target.parent)
+        temporary = target.parent / (UNPUBLISHED + secrets.token_hex(8))
+        try:
+            return temporary, _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        except FileNotFoundError:
+            if last:
+                raise
+    raise AssertionError
+
+
+def _make_directory(directory: Path) -> None:
+    """Make a directory and its parents, durably; on shared file systems others make the same ones
+    meanwhile.
+    """
+    if directory.is_dir():
+        return
+    _make_directory(directory.parent)
+    for last in (False, False, True):
+        try:
+            directory.mkdir()
+        except FileExistsError:
+            # Reported by network file systems before the directory can be seen, so it is looked at again.
+            if directory.is_dir():
+                return
+            if last:
+                raise
+        else:
+            _sync_directory(directory.parent)
+            return
+
+
+def _sync_directory(directory: Path) -> None:
+    file = _open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _forget(temporary: Path) -> None:
+    with suppress(OSError):
+        temporary.unlink(missing_ok=True)

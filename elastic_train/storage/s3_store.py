@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
+from typing import Any
+
+from elastic_train.errors import ConfigError, StorageNotFound
+from elastic_train.storage.object_store import ObjectStore
+from elastic_train.storage.store import Names, check_path, check_prefix
+
+
+class S3Store(ObjectStore):
+    """A prefix of a bucket. The create is `If-None-Match: *`."""
+
+    def delete(self, paths: Iterable[str]) -> None:
+        rest = iter(paths)
+        while batch := tuple(islice(rest, 1000)):
+            keys = [{"Key": self._split(self._key(p))[1]} for p in batch]
+            request = {"Bucket": self._bucket, "Delete": {"Objects": keys, "Quiet": True}}
+            self._run(lambda r=request: self._fs.call_s3("delete_objects", **r), "delete", batch[0])
+
+    def unfinished(self, prefix: str = "") -> Names:
+        cut = len(self._split(self._root + "/")[1])
+        return sorted(u["Key"][cut:] for u in self._uploads(check_prefix(prefix)))
+
+    def delete_tree(self, prefix: str) -> None:
+        super().delete_tree(prefix)
+        for upload in self._uploads(check_path(prefix.rstrip("/"))):
+            request = {"Bucket": self._bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+            with suppress(StorageNotFound):  # completed or aborted meanwhile
+                self._run(lambda r=request: self._fs.call_s3("abort_multipart_upload", **r), "delete", prefix)
+
+    def _uploads(self, prefix: str) -> list[Any]:
+        """Uploads in parts that were begun under a directory and neither completed nor aborted."""
+        key = self._split(self._join(prefix) + "/")[1]
+        found: list[Any] = []
+        marker: dict[str, str] = {}
+        while True:
+            request = {"Bucket": self._bucket, "Prefix": key, **marker}
+            answer = self._run(
+                lambda r=request: self._fs.call_s3("list_multipart_uploads", **r), "list", prefix
+            )
+            found += [u for u in answer.get("Uploads", ()) if u["Key"].startswith(key)]
+            if not answer.get("IsTruncated"):
+                return found
+            marker = {
+                "KeyMarker": answer["NextKeyMarker"],
+                "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
+            }
+
+    @property
+    def _bucket(self) -> str:
+        return self._split(self._root)[0]
+
+    @staticmethod
+    def _split(path: str) -> tuple[str, str]:
+        bucket, _, key = path.partition("/")
+        return bucket, key
+
+    def _key(self, path: str) -> str:
+        key = super()._key(path)
+        if "?versionId=" in key:
+            raise ConfigError(
+                field="storage_path", problem=f"{key!r} holds '?versionId=', which s3fs takes as a version."
+            )
+        return key

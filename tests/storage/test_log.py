@@ -1,0 +1,205 @@
+"""The commit log: one writer per slot, one owner per term, and no way round the fence."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from elastic_train.errors import Fenced, NoCheckpoint, StorageError
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.log import CommitLog, Record
+from elastic_train.storage.memory_store import MemoryStore
+from elastic_train.storage.store import Buffer, Store
+from elastic_train.testing.faulty_store import Fail, FaultyStore, Hold
+from elastic_train.testing.s3_server import S3Server
+
+pytestmark = pytest.mark.ring1
+
+
+def commit(step: int, generation: int = 1) -> Record:
+    path = f"checkpoints/step-{step:010d}.g{generation}"
+    return Record(
+        kind="commit",
+        step=step,
+        generation=generation,
+        path=path,
+        manifest_hash="ab",
+        lineage=((1, 0),),
+        metrics=(("loss", 0.5),),
+    )
+
+
+class LogContract:
+    """What holds over any store."""
+
+    def test_a_log_reads_back_what_was_appended_in_order(self, store: Store) -> None:
+        log = CommitLog(store)
+        term = log.begin_term("a")
+        written = [log.append(commit(step), term) for step in (100, 20, 300)]
+        assert term == 1
+        assert CommitLog(store).valid() == log.valid() == tuple(written)
+        assert [(r.slot, r.term, r.after, r.step) for r in written] == [
+            (2, 1, 1, 100),
+            (3, 1, 2, 20),
+            (4, 1, 3, 300),
+        ]
+        assert store.list("commits") == [f"commits/{slot:08d}.json" for slot in (1, 2, 3, 4)]
+
+    def test_a_zombie_whose_create_lands_after_the_fence_is_fenced(self, store: Store) -> None:
+        zombie_log = CommitLog(store)
+        old = zombie_log.begin_term("zombie")
+        zombie_log.append(commit(1), old)
+        reached, go = threading.Event(), threading.Event()
+        paused = CommitLog(FaultyStore(store, [Hold(operation="create", call=1, reached=reached, go=go)]))
+        raised: list[Fenced] = []
+
+        def zombie() -> None:
+            try:
+                paused.append(commit(2), old)
+            except Fenced as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=zombie)
+        thread.start()
+        reached.wait(30)  # it read the log, saw no fence, and is stopped right before its create
+        successor = CommitLog(store)
+        new = successor.begin_term("successor")
+        successor.append(commit(3), new)
+        go.set()
+        thread.join(30)
+        assert [(e.term, e.by_term) for e in raised] == [(old, new)]
+        assert [r.step for r in CommitLog(store).valid()] == [1, 3]
+        with pytest.raises(Fenced):
+            zombie_log.append(commit(4), old)
+        with pytest.raises(Fenced):
+            zombie_log.check(old)
+
+    def test_racing_controllers_get_different_terms_and_all_but_the_last_are_fenced(
+        self, store: Store
+    ) -> None:
+        terms: dict[int, CommitLog] = {}
+        start = threading.Barrier(4)
+
+        def race(i: int) -> None:
+            log = CommitLog(store)
+            start.wait()
+            terms[log.begin_term(f"c{i}")] = log
+
+        threads = [threading.Thread(target=race, args=(i,)) for i in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        assert sorted(terms) == [1, 2, 3, 4]
+        for term in (1, 2, 3):
+            with pytest.raises(Fenced):
+                terms[term].append(commit(term), term)
+        terms[4].append(commit(4), 4)
+        assert [r.step for r in CommitLog(store).valid()] == [4]
+
+
+class TestLogInMemory(LogContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return MemoryStore()
+
+
+class TestLogInFiles(LogContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return open_store(str(tmp_path / "run"))
+
+
+class TestLogOnS3(LogContract):
+    @pytest.fixture
+    def store(self, s3: S3Server, tmp_path: Path) -> Store:
+        return open_store(f"{s3.bucket('log')}/{tmp_path.name}", options=s3.options)
+
+
+def test_a_record_of_an_older_term_behind_a_fence_is_void() -> None:
+    """However it got there: the reader's rule doesn't depend on the writer's care."""
+    store = MemoryStore()
+    log = CommitLog(store)
+    old = log.begin_term("a")
+    log.append(commit(1), old)
+    CommitLog(store).begin_term("b")
+    careless = CommitLog(store)
+    careless.records()
+    careless._known.term = old
+    assert careless._claim(commit(2), old)
+    assert [r.step for r in CommitLog(store).valid()] == [1]
+
+
+def test_a_pruned_commit_is_no_longer_valid() -> None:
+    store = MemoryStore()
+    log = CommitLog(store)
+    term = log.begin_term("a")
+    slots = [log.append(commit(step), term).slot for step in (1, 2, 3)]
+    log.append(Record(kind="prune", removes=(slots[0], slots[2])), term)
+    assert [r.step for r in CommitLog(store).valid()] == [2]
+
+
+class LostAnswer(MemoryStore):
+    """Creates, and then says that the name was taken: what a retry sees after a lost answer."""
+
+    def create(self, path: str, data: Buffer) -> None:
+        super().create(path, data)
+        super().create(path, data)
+
+
+def test_a_create_whose_answer_was_lost_counts_once() -> None:
+    store = LostAnswer()
+    log = CommitLog(store)
+    term = log.begin_term("a")
+    log.append(commit(1), term)
+    log.append(commit(2), term)
+    assert term == 1
+    assert [(r.slot, r.step) for r in CommitLog(store).valid()] == [(2, 1), (3, 2)]
+
+
+def test_a_failed_append_can_be_repeated() -> None:
+    store = MemoryStore()
+    log = CommitLog(FaultyStore(store, [Fail(operation="create", call=2)]))
+    term = log.begin_term("a")
+    with pytest.raises(StorageError):
+        log.append(commit(1), term)
+    log.append(commit(1), term)
+    assert [r.step for r in CommitLog(store).valid()] == [1]
+
+
+def test_new_records_cost_one_read_each_and_no_listing() -> None:
+    store = MemoryStore()
+    writer = CommitLog(store)
+    term = writer.begin_term("a")
+    for step in range(50):
+        writer.append(commit(step), term)
+    counting = FaultyStore(store, ())
+    reader = CommitLog(counting)
+    reader.valid()
+    assert counting.calls == {"list": 1, "read": 52}  # 51 slots and the one that isn't there
+    writer.append(commit(50), term)
+    assert len(reader.valid()) == 51
+    assert counting.calls == {"list": 1, "read": 54}
+
+
+@pytest.mark.parametrize("damage", ["gap", "text", "changed", "newer"])
+def test_a_damaged_log_is_refused_with_a_remedy(damage: str) -> None:
+    store = MemoryStore()
+    log = CommitLog(store)
+    term = log.begin_term("a")
+    for step in (1, 2):
+        log.append(commit(step), term)
+    second = store.read("commits/00000002.json")
+    match damage:
+        case "gap":
+            store.delete(["commits/00000002.json"])
+        case "text":
+            store.write("commits/00000002.json", second[:-5])
+        case "changed":
+            store.write("commits/00000002.json", second.replace(b'"step":1', b'"step":9'))
+        case _:
+            store.write("commits/00000002.json", second.replace(b"commit/1", b"commit/2"))
+    with pytest.raises(NoCheckpoint, match="Restore the directory `commits`"):
+        CommitLog(store).valid()

@@ -1,0 +1,134 @@
+"""What a directory must do beyond the contract: order of system calls, modes, races of other nodes, full
+devices.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from elastic_train.errors import StorageError
+from elastic_train.storage.posix_store import PosixStore
+
+pytestmark = pytest.mark.ring1
+
+CALLS = ("write", "fsync", "link", "replace")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the system calls that were really made, in order."""
+    seen: list[str] = []
+    for name in CALLS:
+        real = getattr(os, name)
+
+        def record(*args: object, name: str = name, real=real) -> object:
+            directory = name == "fsync" and stat.S_ISDIR(os.fstat(args[0]).st_mode)
+            seen.append(f"{name} directory" if directory else name)
+            return real(*args)
+
+        monkeypatch.setattr(os, name, record)
+    return seen
+
+
+def test_bytes_are_durable_before_the_name_and_the_name_before_the_return(
+    tmp_path: Path, calls: list[str]
+) -> None:
+    store = PosixStore(tmp_path)
+    store.write("a", b"x")
+    assert calls == ["write", "fsync", "replace", "fsync directory"]
+    calls.clear()
+    store.create("b", b"x")
+    assert calls == ["write", "fsync", "link", "fsync directory"]
+    calls.clear()
+    with store.stream("c") as sink:
+        sink.write(b"x")
+        sink.write(b"y")
+    assert calls == ["write", "write", "fsync", "replace", "fsync directory"]
+
+
+def test_a_new_directory_is_durable_in_its_parent(tmp_path: Path, calls: list[str]) -> None:
+    PosixStore(tmp_path).write("new/a", b"x")
+    assert calls == ["fsync directory", "write", "fsync", "replace", "fsync directory"]
+
+
+@pytest.mark.parametrize(("mask", "file", "directory"), [(0o022, 0o644, 0o755), (0o027, 0o640, 0o750)])
+def test_modes_follow_the_umask(tmp_path: Path, mask: int, file: int, directory: int) -> None:
+    store = PosixStore(tmp_path / "run")
+    before = os.umask(mask)
+    try:
+        store.write("d/a", b"x")
+        store.create("d/b", b"x")
+        with store.stream("d/c") as sink:
+            sink.write(b"x")
+    finally:
+        os.umask(before)
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in (tmp_path / "run").rglob("*")}
+    assert modes == {"d": directory, "a": file, "b": file, "c": file}
+
+
+def test_a_directory_that_another_node_makes_first_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, refused = Path.mkdir, set[Path]()
+
+    def mkdir(self: Path, *args: object, **kwargs: object) -> None:
+        if self not in refused:  # as a network file system says it before the directory can be seen
+            refused.add(self)
+            raise FileExistsError(errno.EEXIST, "File exists", str(self))
+        real(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    PosixStore(tmp_path / "run").write("d/a", b"x")
+    assert refused == {tmp_path / "run", tmp_path / "run/d"}
+    assert (tmp_path / "run/d/a").read_bytes() == b"x"
+
+
+@pytest.fixture
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device that takes 1000 bytes per call and 3000 in all."""
+    real, left = os.write, [3000]
+
+    def write(file: int, data: memoryview) -> int:
+        if not left[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = real(file, data[: min(1000, left[0])])
+        left[0] -= done
+        return done
+
+    monkeypatch.setattr(os, "write", write)
+
+
+def test_short_writes_go_on_and_a_full_device_leaves_nothing(tmp_path: Path, small_limit: None) -> None:
+    store = PosixStore(tmp_path)
+    store.write("a", bytes(range(200)) * 12)
+    assert store.read("a") == bytes(range(200)) * 12
+    with pytest.raises(StorageError, match="No space left"):
+        store.write("a", bytes(2000))
+    with pytest.raises(StorageError, match="No space left"), store.stream("b") as sink:
+        sink.write(bytes(2000))
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
+    assert store.size("a") == 2400
+
+
+def test_what_a_killed_writer_left_is_seen_only_as_unfinished(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from pathlib import Path; from elastic_train.storage.posix_store import PosixStore\n"
+        "with PosixStore(Path(sys.argv[1])).stream('d/a') as sink:\n"
+        "    sink.write(bytes(5000)); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    (tmp_path / "empty").mkdir()
+    store = PosixStore(tmp_path)
+    assert store.list() == []
+    left = store.unfinished()
+    assert [p.partition("/")[0] for p in left] == ["d", "empty"]
+    for path in left:
+        store.delete_tree(path.partition("/")[0])
+    assert list(tmp_path.iterdir()) == []

@@ -4,6 +4,8 @@ ElasticTrainError
 |-- ConfigError               a person asked for something that cannot be
 |   `-- DataMismatch          the data set is not the one the run was started with
 |-- UserCodeError             the job's own code raised; never retried
+|-- SampleFailed              a data set raised, in a loader process, what cannot travel as it is
+|-- LoaderLost                a loader process died
 |-- InfrastructureError       machines failed more often than the budget allows
 |-- CapacityTimeout           the workers that the run needs did not come in time
 |-- GroupBroken               a collective failed or was aborted: this generation of the group is over
@@ -72,6 +74,27 @@ class UserCodeError(ElasticTrainError):
             f"{self.traceback.rstrip()}\n\nThe job's own code raised {self.error} on rank {self.rank} "
             f"(node {self.node}) in {self.phase} of step {self.step}. The run stopped; fix the code and start "
             "it again under the same name to go on from the last checkpoint."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class SampleFailed(ElasticTrainError):
+    error: str  # type and message, one line
+    traceback: str  # the user's own, as text
+
+    def __str__(self) -> str:
+        return f"{self.traceback.rstrip()}\n\nThe data set raised {self.error} in a loader process."
+
+
+@dataclass(kw_only=True, eq=False)
+class LoaderLost(ElasticTrainError):
+    pid: int
+    exitcode: int  # negative: the signal that ended it
+
+    def __str__(self) -> str:
+        return (
+            f"loader process {self.pid} ended with exit code {self.exitcode}. -9 is mostly the kernel out of "
+            "memory: use fewer loader workers or smaller samples."
         )
 
 

@@ -1,0 +1,104 @@
+"""Whether a data set is the one that a run was started with: its length and a fingerprint of its contents."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastic_train.data.numbered import Numbered, numbered
+from elastic_train.data.seeding import Seeding, unseeded
+from elastic_train.errors import DataMismatch
+
+SAMPLED = 16
+"""Samples whose contents enter a fingerprint, spread evenly from the first to the last."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataIdentity:
+    """What a run records of its data."""
+
+    length: int
+    fingerprint: str
+
+    def require(self, now: DataIdentity) -> None:
+        """Raise DataMismatch where the data set that is there now is another one."""
+        if self.length != now.length:
+            raise DataMismatch(
+                field="dataset",
+                problem=f"it has {now.length} samples, the run was started with {self.length}.",
+                remedy="Restore the data, or start a new run under another name.",
+            )
+        if self.fingerprint != now.fingerprint:
+            raise DataMismatch(
+                field="dataset",
+                problem=f"its {now.length} samples are not those that the run was started with.",
+                remedy="Restore the data and its preparation, or start a new run under another name.",
+            )
+
+
+def identify(dataset: Numbered, *, seed: int = 0, seeding: Seeding = unseeded) -> DataIdentity:
+    """Length and fingerprint of a data set; the same in every process and after a restart.
+
+    The fingerprint covers what the source says of its files (`describe`) and up to `SAMPLED` samples, each
+    loaded under its own seed, so that random augmentation does not change it.
+    """
+    dataset = numbered(dataset)
+    length = len(dataset)
+    digest = hashlib.blake2b(digest_size=16)
+    describe = getattr(dataset, "describe", None)
+    _absorb(digest, describe() if callable(describe) else None)
+    for index in sorted({round(i * (length - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if length else ()):
+        with seeding(seed, 0, index):
+            _absorb(digest, dataset[index])
+    return DataIdentity(length=length, fingerprint=digest.hexdigest())
+
+
+def fingerprint(dataset: Numbered) -> str:
+    """The fingerprint alone of a data set that draws no random numbers."""
+    return identify(dataset).fingerprint
+
+
+def _absorb(digest: hashlib.blake2b, value: Any) -> None:
+    """Add a value's contents, framed by type and length so that neighbours cannot run into each other."""
+    array = _array(value)
+    if array is not None and array.dtype != object:
+        _frame(digest, f"array {array.dtype.str} {array.shape}", np.ascontiguousarray(array).tobytes())
+    elif isinstance(value, Mapping):
+        _absorb_all(
+            digest, "mapping", (part for key in sorted(value, key=repr) for part in (key, value[key]))
+        )
+    elif isinstance(value, list | tuple | np.ndarray):
+        _absorb_all(digest, "sequence", value)
+    elif dataclasses.is_dataclass(value):
+        _absorb_all(digest, type(value).__name__, (getattr(value, f.name) for f in dataclasses.fields(value)))
+    elif isinstance(value, bytes | bytearray | memoryview):
+        _frame(digest, "bytes", bytes(value))
+    elif value is None or isinstance(value, str | bool | int | float | complex):
+        _frame(digest, type(value).__name__, repr(value).encode())
+    else:  # its repr may hold an address
+        _frame(digest, "object", type(value).__qualname__.encode())
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """Arrays, tensors, images: whatever numpy can look at; torch is not imported to tell."""
+    if hasattr(value, "detach") and hasattr(value, "is_floating_point"):
+        tensor = value.detach().cpu()
+        return np.asarray(tensor.double() if tensor.is_floating_point() else tensor)
+    looks = hasattr(value, "__array__") or hasattr(value, "__array_interface__")
+    return np.asarray(value) if looks else None
+
+
+def _absorb_all(digest: hashlib.blake2b, kind: str, values: Iterable[Any]) -> None:
+    parts = list(values)
+    _frame(digest, kind, str(len(parts)).encode())
+    for part in parts:
+        _absorb(digest, part)
+
+
+def _frame(digest: hashlib.blake2b, kind: str, data: bytes) -> None:
+    digest.update(f"{kind} {len(data)}:".encode() + data)

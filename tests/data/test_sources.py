@@ -1,0 +1,145 @@
+"""Sources: every token of the files in one window, rows by number, lazy and small."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic_train.data.numbered import numbered
+from elastic_train.data.parquet import ParquetText, ParquetTokens
+from elastic_train.data.stdlib import StandardLibrary
+from elastic_train.data.text import TextFiles
+from elastic_train.data.tokenizer import BOS, EOS, PAD, decode, encode
+from elastic_train.errors import ConfigError, DataMismatch
+
+pytestmark = pytest.mark.ring1
+
+
+@given(text=st.text())
+@settings(max_examples=40, deadline=None)
+def test_bytes_decode_to_the_text_they_encode(text: str):
+    assert decode(encode(text, bos=True, eos=True)) == text
+    assert encode(text, bos=True, eos=True)[[0, -1]].tolist() == [BOS, EOS]
+
+
+@given(contents=st.lists(st.binary(max_size=30), min_size=1, max_size=6), seq_len=st.integers(1, 20))
+@settings(max_examples=60, deadline=None)
+def test_windows_hold_the_whole_stream_and_predict_each_token_once(contents: list[bytes], seq_len: int):
+    memory = fsspec.filesystem("memory")
+    memory.pipe({f"/windows/{i:02}.txt": content for i, content in enumerate(contents)})
+    source = TextFiles([f"memory://windows/{i:02}.txt" for i in range(len(contents))], seq_len=seq_len)
+    stream = np.concatenate([encode(content, eos=True) for content in contents])
+    windows = [source[i] for i in range(len(source))]
+    assert all(w.shape == (seq_len + 1,) for w in windows)
+    predicted = np.concatenate([w[1:] for w in windows]) if windows else np.zeros(0)
+    assert predicted[predicted != PAD].tolist() == stream[1:].tolist()
+    inputs = np.concatenate([w[:-1] for w in windows])[: len(stream) - 1] if windows else np.zeros(0)
+    assert inputs.tolist() == stream[:-1].tolist()
+
+
+def test_directories_patterns_and_files_are_listed_in_one_order(tmp_path: Path):
+    for name in ("b.txt", "a/c.txt", "a.txt", "notes.md", ".hidden/x.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    names = [name for name, _ in TextFiles(tmp_path, seq_len=4, suffix=".txt").describe()]
+    assert names == ["a.txt", "a/c.txt", "b.txt"]
+    assert [n for n, _ in TextFiles(f"{tmp_path}/*.txt", seq_len=4).describe()] == ["a.txt", "b.txt"]
+    assert TextFiles([tmp_path / "b.txt", str(tmp_path / "a.txt")], seq_len=4).describe() == (
+        ("b.txt", 5),
+        ("a.txt", 5),
+    )
+
+
+def test_a_source_opens_at_first_use_and_its_pickle_is_small(tmp_path: Path):
+    source = TextFiles(tmp_path / "later", seq_len=8)
+    (tmp_path / "later").mkdir()
+    for i in range(200):
+        (tmp_path / "later" / f"{i:03}.txt").write_text("x" * 100)
+    assert len(source) == -(-(200 * 101 - 1) // 8)
+    packed = pickle.dumps(source)
+    assert len(packed) < 600
+    assert np.array_equal(pickle.loads(packed)[17], source[17])
+
+
+def test_a_file_that_shrank_since_it_was_listed_is_named(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("0123456789" * 10)
+    source = TextFiles(tmp_path, seq_len=200)
+    assert len(source) == 1
+    (tmp_path / "a.txt").write_text("short")
+    with pytest.raises(DataMismatch, match=r"a\.txt had 100 bytes"):
+        source[0]
+
+
+def test_places_without_files_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no files at"):
+        len(TextFiles(tmp_path / "absent", seq_len=4))
+    with pytest.raises(ConfigError, match="no files at"):
+        len(TextFiles(tmp_path, seq_len=4))
+
+
+def test_the_standard_library_is_a_sorted_text_source_up_to_a_size():
+    files = StandardLibrary(max_bytes=300_000).files()
+    assert 0 < sum(f.size for f in files) <= 300_000
+    assert [f.name for f in files] == sorted(f.name for f in files)
+    assert "__future__.py" in [f.name for f in files]
+    source = TextFiles(StandardLibrary(max_bytes=300_000), seq_len=64)
+    assert len(source) > 1000
+    assert "import" in "".join(decode(source[i]) for i in range(100))
+    parts = {part for f in StandardLibrary().files() for part in f.name.split("/")}
+    assert parts.isdisjoint({"test", "site-packages", "__pycache__"})
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """Two files of several row groups: ids 0 .. 24, row i holding i % 5 + 1 tokens and a text."""
+    values = [[i] * (i % 5 + 1) for i in range(25)]
+    for name, part in (("a", values[:12]), ("b", values[12:])):
+        texts = [f"row {tokens[0]}" for tokens in part]
+        pq.write_table(
+            pa.table({"tokens": part, "text": texts}), tmp_path / f"{name}.parquet", row_group_size=5
+        )
+    return tmp_path
+
+
+def test_parquet_rows_are_found_across_groups_and_files_in_any_order(rows: Path):
+    tokens, text = ParquetTokens(rows, seq_len=3), ParquetText(rows, seq_len=7)
+    assert len(tokens) == len(text) == 25
+    for i in [24, 0, 11, 12, 4, 5, *range(25)]:
+        count = min(i % 5 + 1, 4)
+        assert tokens[i].tolist() == [i] * count + [PAD] * (4 - count)
+        assert decode(text[i]) == f"row {i}"[:7]
+    assert np.array_equal(pickle.loads(pickle.dumps(tokens))[13], tokens[13])
+    with pytest.raises(IndexError):
+        tokens[25]
+
+
+def test_a_column_that_is_absent_or_of_another_type_is_refused_by_name(rows: Path):
+    with pytest.raises(ConfigError, match=r"no column 'ids'.*tokens, text"):
+        len(ParquetTokens(rows, seq_len=3, column="ids"))
+    with pytest.raises(ConfigError, match=r"'text' is string, a list of integers is needed"):
+        len(ParquetTokens(rows, seq_len=3, column="text"))
+
+
+class IterableDataset:
+    """Named as torch and datasets name theirs."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> int:
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("stream", [(i for i in range(3)), iter([1]), {1: 2}, {1, 2}, IterableDataset()])
+def test_streams_are_refused_with_the_way_to_number_them(stream: object):
+    with pytest.raises(ConfigError, match=r"ParquetTokens|list\("):
+        numbered(stream)

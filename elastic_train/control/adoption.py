@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import assert_never
 
 from elastic_train.control.clock import shifted
-from elastic_train.control.commands import Abort, Command, End, Go, Pause, StartWorker, StopWorker
+from elastic_train.control.commands import Abort, Command, End, Go, Pause, Save, StartWorker, StopWorker
 from elastic_train.control.ending import end
 from elastic_train.control.events import Adopted, Cause, TermBegan
 from elastic_train.control.failure import break_group, worker_lost
 from elastic_train.control.forming import form_command
 from elastic_train.control.membership import find, ready
 from elastic_train.control.policy import Policy
-from elastic_train.control.saving import commit_command
+from elastic_train.control.saving import commit_command, final_is_missing
 from elastic_train.control.states import (
     Commitment,
     Ended,
@@ -78,10 +78,12 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     for worker in facts.workers:
         if worker.name not in alive_now:
             outcome = outcome.then(lambda s, name=worker.name: worker_lost(s, name, gone, policy, event.at))
-    return outcome.then(lambda s: Outcome(state=s, commands=_new(resume_commands(s), outcome.commands)))
+    return outcome.then(
+        lambda s: Outcome(state=s, commands=_new(resume_commands(s, policy), outcome.commands))
+    )
 
 
-def resume_commands(state: State) -> tuple[Command, ...]:
+def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
     """The commands of the current phase, to be performed again; each is idempotent."""
     facts, phase = state.facts, state.phase
     commands: list[Command] = [
@@ -94,6 +96,8 @@ def resume_commands(state: State) -> tuple[Command, ...]:
             commands.append(form_command(facts, phase))
         case Running():
             commands.append(Go(generation=facts.generation))
+            if final_is_missing(state, policy):
+                commands.append(Save(generation=facts.generation))
         case Pausing(purpose=purpose):
             commands.append(Pause(generation=facts.generation, save=purpose == "stop"))
         case Settling(pending=pending):
@@ -127,14 +131,17 @@ def _reconcile(state: State, alive_now: dict[str, tuple[int, int]], policy: Poli
 
 def _stored(facts: Facts, stored: Stored | None) -> Facts:
     """Take the commit log's word for the newest checkpoint, unless this run's lineage left it behind."""
-    if stored is None or any(c.stored.slot == stored.slot for c in facts.commitments):
-        return facts
+    if stored is None:
+        return replace(facts, stored=None, commitments=())
     if facts.lineage and not alive(facts.lineage, stored.generation, stored.step):
         return facts
+    known = tuple(c for c in facts.commitments if c.stored.step <= stored.step)
+    if all(c.stored.slot != stored.slot for c in known):
+        known = (*known, Commitment(stored=stored))
     return replace(
         facts,
         stored=stored,
-        commitments=(*facts.commitments, Commitment(stored=stored)),
+        commitments=known,
         generation=max(facts.generation, stored.generation),
         step=max(facts.step, stored.step),
         ever_stored=True,

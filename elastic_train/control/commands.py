@@ -39,7 +39,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Ask the group to stop at its next step boundary, saving first if `save`. Each worker answers Settled."""
+    """Ask the group to stop at its next step boundary, saving first if `save`. Each answers Settled."""
 
     generation: int
     save: bool = False

@@ -122,7 +122,7 @@ def _complete(facts: Facts, phase: Waiting, candidates: tuple[Seat, ...], policy
 
 
 def _better_on_its_way(facts: Facts, choice: Choice) -> bool:
-    """Whether a commit that was ordered would save more steps than the choice; memory never waits for storage."""
+    """Whether a commit that was ordered would save more steps; memory never waits for storage."""
     if isinstance(choice.origin, Live):
         return False
     return any(
@@ -143,6 +143,7 @@ def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | N
         plans=(*_needed_plans(facts), (generation, plan)),
         step=choice.step,
         commitments=tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step)),
+        attempts=tuple(a for a in facts.attempts if alive(lineage, a.generation, a.step)),
         reconfigurations=facts.reconfigurations + (facts.generation > 0),
     )
     phase = Forming(plan=plan, origin=choice.origin, holders=serving, since=at, paused=paused)
@@ -164,7 +165,7 @@ def form_command(facts: Facts, phase: Forming) -> Form:
 
 
 def _needed_plans(facts: Facts) -> tuple[tuple[int, Plan], ...]:
-    """Plans of the last generations, and of older ones that somebody holds state of or writes a checkpoint of."""
+    """Plans of the last generations, and of older ones that somebody still holds or saves state of."""
     needed = {h.generation for _, held in facts.holdings for h in held}
     needed |= {attempt.generation for attempt in facts.attempts}
     needed |= {generation for generation, _ in facts.plans[-PLANS_KEPT:]}

@@ -107,5 +107,5 @@ def _flapped(facts: Facts, node: str, policy: Policy, at: float) -> tuple[Facts,
     else:
         rest = min(policy.quarantine_s * 2**record.quarantines, policy.quarantine_limit_s)
         record = replace(record, ends=(), quarantines=record.quarantines + 1, until=at + rest)
-        note = f"node {node} is quarantined for {rest:.0f} s: {len(ends)} of its workers ended before they were of use"
+        note = f"node {node} is quarantined for {rest:.0f} s: {len(ends)} of its workers ended unused"
     return replace(facts, flaps=(*(f for f in facts.flaps if f.node != node), record)), note

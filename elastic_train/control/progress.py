@@ -59,5 +59,10 @@ def _noted(facts: Facts, event: StepCommitted) -> Facts:
 def _save_is_due(facts: Facts, policy: Policy, at: float) -> bool:
     if policy.checkpoints.every != "auto" or facts.began is None or facts.save_asked is None:
         return False
-    due = interval_s(save_s=facts.save_s, elapsed_s=at - facts.began, failures=facts.failures_ever)
-    return at - facts.save_asked >= due and not facts.attempts
+    asked_s = at - facts.save_asked
+    under_way = any(a.committing or a.generation == facts.generation for a in facts.attempts)
+    if under_way and asked_s < policy.timing.progress_s:  # a new attempt would supersede it
+        return False
+    return asked_s >= interval_s(
+        save_s=facts.save_s, elapsed_s=at - facts.began, failures=facts.failures_ever
+    )

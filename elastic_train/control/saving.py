@@ -92,7 +92,7 @@ def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
 
 
 def retry_final(state: State, policy: Policy, at: float) -> Outcome:
-    """Ask once more for the last checkpoint where it failed or nothing was heard of it; in the end give up."""
+    """Ask once more for the last checkpoint where it failed or fell silent; in the end give up."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Running)
     failed = phase.final_failed
@@ -102,6 +102,10 @@ def retry_final(state: State, policy: Policy, at: float) -> Outcome:
     due = failed is not None and at - failed >= BACK_OFF_S * 2**facts.final_tries
     if facts.step < policy.max_steps or not (due or silent):
         return Outcome(state=state)
+    lost = set(phase.plan.workers) - {w.name for w in facts.workers}
+    if lost:  # while a whole checkpoint was on its way nobody was missed
+        cause = Cause(kind="collective", detail=f"{min(lost)} is gone and the last checkpoint is not saved")
+        return break_group(state, cause, policy, at, counted=False)
     if facts.final_tries >= policy.final_saves:
         return end(
             state,
@@ -119,6 +123,14 @@ def retry_final(state: State, policy: Policy, at: float) -> Outcome:
     )
 
 
+def final_is_missing(state: State, policy: Policy) -> bool:
+    """Whether the last step is committed and neither saved nor about to be."""
+    facts = state.facts
+    return facts.step >= policy.max_steps and not any(
+        a.committing and a.step >= policy.max_steps for a in facts.attempts
+    )
+
+
 def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Policy) -> Outcome:
     """A fact of storage, whoever wrote it. Retention moves after it."""
     stored = event.stored
@@ -128,13 +140,14 @@ def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Polic
     if not alive(facts.lineage, stored.generation, stored.step):
         return Outcome(
             state=replace(state, facts=facts),
-            reason=f"the checkpoint of step {stored.step} of generation {stored.generation} is not of this lineage",
+            reason=f"step {stored.step} of generation {stored.generation} was left behind by the lineage",
         )
     newest = facts.stored is None or stored.step > facts.stored.step
     facts = replace(
         facts,
         commitments=(*facts.commitments, Commitment(stored=stored, metrics=event.metrics)),
         stored=stored if newest else facts.stored,
+        step=max(facts.step, stored.step),
         attempts=tuple(a for a in facts.attempts if a.committing or a.step > stored.step),
         final_tries=0,
     )

@@ -102,7 +102,7 @@ class Facts:
     resized: float | None = None  # when the last growth or drain was done
 
 
-# -- phases ---------------------------------------------------------------------------------------------------
+# -- phases ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,7 +61,7 @@ def transition(state: State, event: Event, policy: Policy) -> Outcome:
 
 def _decide(state: State, event: Event, policy: Policy) -> Outcome:
     generation = state.facts.generation
-    if isinstance(state.phase, Ended) and not isinstance(event, TermBegan | CheckpointCommitted):
+    if isinstance(state.phase, Ended) and not isinstance(event, TermBegan):
         return Outcome(state=state, reason=f"the run is over: {state.phase.outcome}")
     match event:
         case TermBegan():

@@ -133,7 +133,8 @@ def _choice(evidence: Evidence, origin: Origin, step: int, reason: str) -> Choic
 
 def _live_reason(evidence: Evidence, live: Live) -> str:
     forward = " after rolling forward" if live.vote is not None else ""
-    return f"{len(holders(evidence, live))} workers hold step {live.step} of generation {live.generation}{forward}"
+    count = len(holders(evidence, live))
+    return f"{count} workers hold step {live.step} of generation {live.generation}{forward}"
 
 
 def _why_not_live(evidence: Evidence) -> str:

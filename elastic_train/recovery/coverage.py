@@ -12,7 +12,7 @@ from elastic_train.planner.plan import Mesh
 
 
 def part(mesh: Mesh, rank: int) -> tuple[int, int]:
-    """Which part of the state a rank holds: its coordinate without `dp_replicate`, as (pp, place inside the stage)."""
+    """Which part of the state a rank holds: its stage, and its place there without `dp_replicate`."""
     inner = mesh.dp_shard * mesh.cp * mesh.tp
     return rank // (inner * mesh.dp_replicate), rank % inner
 

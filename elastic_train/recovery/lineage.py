@@ -5,11 +5,11 @@ from __future__ import annotations
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Origin
 
 Lineage = tuple[tuple[int, int], ...]
-"""(generation, the step it started from), oldest first. A generation's steps end where the next one starts."""
+"""(generation, the step it started from), oldest first. Its steps end where the next one starts."""
 
 
 def alive(lineage: Lineage, generation: int, step: int) -> bool:
-    """Whether state of `generation` at `step` belongs to the lineage; newer state of an older generation is dead."""
+    """Whether state of `generation` at `step` is of the lineage, not newer than where the next began."""
     for place, (number, first) in enumerate(lineage):
         if number == generation:
             last = min((start for _, start in lineage[place + 1 :]), default=step)

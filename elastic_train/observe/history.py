@@ -1,0 +1,126 @@
+"""The reconfigurations of a run, in plain words: why, from what to what, how long, what it lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from elastic_train.control.events import (
+    Adopted,
+    Cause,
+    GroupBroken,
+    GroupReady,
+    NodesChanged,
+    Settled,
+    StepCommitted,
+    WorkerLost,
+)
+from elastic_train.observe.records import Record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reconfiguration:
+    """From one group to the next. `seconds` ends with the next group's first committed step, None before it."""
+
+    cause: str
+    graceful: bool  # a pause at a step boundary: a growth or a drain
+    at: float  # wall seconds of the first sign
+    step: int  # newest committed step then
+    before: int  # workers of the old group
+    after: int = 0  # of the new one
+    generation: int = 0  # of the new group
+    source: str = ""
+    lost: int = 0  # committed steps that are run again
+    seconds: float | None = None
+
+
+def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
+    """Every reconfiguration after the first group, oldest first."""
+    done: list[Reconfiguration] = []
+    current: Reconfiguration | None = None
+    workers, step, ready = 0, 0, False
+    for record in records:
+        event = record.event
+        leaves = workers and record.phase not in ("running", "ended")
+        if leaves and (current is None or ready):
+            if current is not None:
+                done.append(current)
+            current, ready = _begin(record, workers, step), False
+        elif current is not None and not ready:
+            current = _name(current, event)
+        if record.formed is not None:
+            workers = len(record.formed.workers)
+            if current is not None:
+                lost = max(current.step - record.formed.step, 0)
+                current = replace(
+                    current,
+                    after=workers,
+                    generation=record.formed.generation,
+                    source=record.formed.source,
+                    lost=max(lost, current.lost),
+                )
+        if isinstance(event, GroupReady):
+            step, ready = event.step, True
+        elif isinstance(event, StepCommitted):
+            step = max(step, event.step)
+            if current is not None and ready and event.generation == current.generation:
+                done.append(replace(current, seconds=record.seconds - current.at))
+                current, ready = None, False
+    return (*done, current) if current is not None else tuple(done)
+
+
+def table(reconfigurations: Sequence[Reconfiguration]) -> list[tuple[str, ...]]:
+    """Rows of text, the header first."""
+    header = ("cause", "at step", "workers", "from", "seconds", "steps lost")
+    rows = [
+        (
+            r.cause,
+            str(r.step),
+            f"{r.before} -> {r.after or '?'}",
+            r.source or "?",
+            "?" if r.seconds is None else f"{r.seconds:.1f}",
+            str(r.lost),
+        )
+        for r in reconfigurations
+    ]
+    return [header, *rows]
+
+
+def _begin(record: Record, workers: int, step: int) -> Reconfiguration:
+    cause = _cause(record.event)
+    graceful = record.phase == "pausing"
+    if cause is not None:
+        words = _words(record.event, cause)
+    elif graceful:
+        words = "drain" if isinstance(record.event, NodesChanged) or "leaving" in record.reason else "growth"
+    elif isinstance(record.event, Adopted):
+        words = "a new controller"
+    else:
+        words = record.reason
+    return Reconfiguration(cause=words, graceful=graceful, at=record.seconds, step=step, before=workers)
+
+
+def _name(current: Reconfiguration, event: object) -> Reconfiguration:
+    """The first cause that is not a broken collective replaces one that is."""
+    cause = _cause(event)
+    if cause is None or cause.kind == "collective" or not current.cause.startswith("collective"):
+        return current
+    return replace(current, cause=_words(event, cause))
+
+
+def _cause(event: object) -> Cause | None:
+    match event:
+        case WorkerLost(cause=cause) | GroupBroken(cause=cause) | Settled(error=Cause() as cause):
+            return cause
+        case _:
+            return None
+
+
+def _words(event: object, cause: Cause) -> str:
+    match event:
+        case WorkerLost(worker=worker):
+            return f"{cause.kind} of {worker}"
+        case GroupBroken(worker=worker) | Settled(worker=worker):
+            return f"{cause.kind} error on {worker}"
+        case _:
+            return cause.detail

@@ -1,0 +1,139 @@
+"""One line of the journal: an event, why the controller did what it did, and what that was.
+
+Folds of records need neither the policy nor the planner: what a person wants to know of the decision is in
+the record. Durations are taken from the wall time of the records, because a new term's clock starts anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from elastic_train.control.commands import End, Form
+from elastic_train.control.events import Event
+from elastic_train.control.journal import decode, encode
+from elastic_train.control.states import Outcome
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live
+
+Source = Literal["fresh", "live", "storage"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed:
+    """The group that a record ordered to be formed."""
+
+    generation: int
+    step: int
+    source: Source
+    mesh: str
+    dp: int
+    workers: tuple[str, ...]
+    nodes: tuple[str, ...]  # by rank
+
+    @property
+    def plan(self) -> str:
+        return f"{self.mesh} on {len(set(self.nodes))} nodes"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """`phase` is the phase after the event; `commands` names what was ordered."""
+
+    seq: int
+    wall: str  # UTC, ISO 8601
+    event: Event
+    reason: str
+    phase: str
+    commands: tuple[str, ...] = ()
+    formed: Formed | None = None
+    ended: tuple[str, str] | None = None  # outcome, detail
+
+    @property
+    def seconds(self) -> float:
+        """Wall time as seconds since the epoch."""
+        return datetime.fromisoformat(self.wall).timestamp()
+
+
+def wall_text(seconds: float) -> str:
+    """Seconds since the epoch as the text that records carry."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def record(seq: int, wall: str, event: Event, outcome: Outcome) -> Record:
+    """What is journalled of one transition."""
+    form = next((c for c in outcome.commands if isinstance(c, Form)), None)
+    end = next((c for c in outcome.commands if isinstance(c, End)), None)
+    return Record(
+        seq=seq,
+        wall=wall,
+        event=event,
+        reason=outcome.reason,
+        phase=type(outcome.state.phase).__name__.lower(),
+        commands=tuple(type(c).__name__ for c in outcome.commands),
+        formed=_formed(form) if form is not None else None,
+        ended=(end.outcome, end.detail) if end is not None else None,
+    )
+
+
+def to_json(line: Record) -> dict[str, Any]:
+    """A record as a dict that JSON can hold; what is empty is left out."""
+    plain = {
+        "seq": line.seq,
+        "wall": line.wall,
+        "event": encode(line.event),
+        "reason": line.reason,
+        "phase": line.phase,
+        "commands": list(line.commands),
+        "formed": asdict(line.formed) if line.formed is not None else None,
+        "ended": list(line.ended) if line.ended is not None else None,
+    }
+    return {name: value for name, value in plain.items() if value not in (None, [])}
+
+
+def from_json(plain: Mapping[str, Any]) -> Record:
+    """The record that was written. Raises KeyError for an event that this release does not know."""
+    ended = plain.get("ended")
+    return Record(
+        seq=plain["seq"],
+        wall=plain["wall"],
+        event=decode(plain["event"]),
+        reason=plain["reason"],
+        phase=plain["phase"],
+        commands=tuple(plain.get("commands", ())),
+        formed=_formed_from_json(plain["formed"]) if "formed" in plain else None,
+        ended=(ended[0], ended[1]) if ended else None,
+    )
+
+
+def _formed_from_json(plain: Mapping[str, Any]) -> Formed:
+    return Formed(
+        generation=plain["generation"],
+        step=plain["step"],
+        source=plain["source"],
+        mesh=plain["mesh"],
+        dp=plain["dp"],
+        workers=tuple(plain["workers"]),
+        nodes=tuple(plain["nodes"]),
+    )
+
+
+def _formed(form: Form) -> Formed:
+    match form.origin:
+        case Fresh():
+            source, step = "fresh", 0
+        case Live(step=step):
+            source = "live"
+        case FromStorage(stored=stored):
+            source, step = "storage", stored.step
+    mesh = form.plan.mesh
+    return Formed(
+        generation=form.generation,
+        step=step,
+        source=source,
+        mesh=str(mesh),
+        dp=mesh.dp,
+        workers=form.plan.workers,
+        nodes=form.plan.nodes,
+    )

@@ -133,7 +133,7 @@ def initialise(
             setattr(module, name, shard)
 
 
-class default_dtype:  # noqa: N801 - used like a function
+class default_dtype:
     """Within it, new floating tensors have this dtype."""
 
     def __init__(self, dtype: torch.dtype) -> None:

@@ -30,7 +30,7 @@ def describe(shards: Shards) -> dict[str, Any]:
     return {
         "step": shards.step,
         "trainable": [fqn for fqn, p in shards.parameters.items() if p.requires_grad],
-        "aliases": dict(shards.blueprint.parameters.aliases),
+        "aliases": dict(shards.aliases),
         "optimizer": {
             "class": type(shards.optimizer).__name__,
             "groups": [
@@ -67,7 +67,9 @@ def restore(
             state: _value(scalar, state, group_of.get(parameter, {}), shards.device)
             for state, scalar in kept["scalars"].get(fqn, {}).items()
         }
-        own |= {state: value for (name, state), value in filled.items() if name == fqn and (name, state) in listed}
+        own |= {
+            state: value for (name, state), value in filled.items() if name == fqn and (name, state) in listed
+        }
         if own:
             shards.optimizer.state[parameter] = own
     shards.optimizer.__setstate__(
@@ -75,7 +77,9 @@ def restore(
     )
     notes = _hyperparameters(shards, kept["groups"])
     if kept["class"] != type(shards.optimizer).__name__:
-        notes.append(f"optimizer: the run used {kept['class']}, the code has {type(shards.optimizer).__name__}")
+        notes.append(
+            f"optimizer: the run used {kept['class']}, the code has {type(shards.optimizer).__name__}"
+        )
     if shards.schedule is not None and document["schedule"] is not None:
         notes += shards.schedule.load(document["schedule"])
     elif (shards.schedule is None) != (document["schedule"] is None):

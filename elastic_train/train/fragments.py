@@ -6,8 +6,9 @@ Works from the placements of a DTensor alone, whatever the mesh. A tensor withou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, pieces
+from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, boxes
 from elastic_train.train.shards import Shards
 
 DTYPE_NAMES = {
@@ -48,17 +49,24 @@ class Part:
     replica: tuple[int, int]
 
 
-def parts(shards: Shards) -> Iterator[Part]:
-    """Everything a rank holds: parameters, buffers, and every tensor of the optimizer's state."""
+def parts(
+    shards: Shards, extra: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
+) -> Iterator[Part]:
+    """Everything a rank holds: parameters, buffers, and every tensor of the optimizer's state.
+
+    `extra` are state tensors by (fqn, state) that the optimizer does not have yet; they replace its own.
+    """
     mesh = shards.plan.mesh
     everyone = (mesh.dp_index(shards.rank), mesh.dp)
     for fqn, parameter in shards.parameters.items():
         yield from _parts(fqn, "param", parameter.detach(), everyone)
         for state, value in shards.optimizer.state.get(parameter, {}).items():
-            if is_fragment(state, value, parameter):
+            if is_fragment(state, value, parameter) and (fqn, state) not in extra:
                 yield from _parts(fqn, state, value, everyone)
     for fqn, buffer in shards.buffers.items():
         yield from _parts(fqn, "buffer", buffer, everyone)
+    for (fqn, state), value in extra.items():
+        yield from _parts(fqn, state, value, everyone)
 
 
 def table(held: Iterable[Part]) -> Fragments:
@@ -85,7 +93,25 @@ def shard_like(
     else:
         local, placements = torch.zeros(shape, dtype=dtype, device=device), [Replicate()] * mesh.ndim
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride)
+    return DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride
+    )
+
+
+def replica_of(value: DTensor) -> tuple[int, int]:
+    """Which of how many ranks that hold the same boxes this one is."""
+    mesh = value.device_mesh
+    coordinate = mesh.get_coordinate()
+    assert coordinate is not None
+    sizes = [
+        (mesh.size(axis), coordinate[axis])
+        for axis, placement in enumerate(value.placements)
+        if isinstance(placement, Replicate)
+    ]
+    index = 0
+    for size, at in sizes:
+        index = index * size + at
+    return index, math.prod(size for size, _ in sizes)
 
 
 def cut_into(whole: torch.Tensor, shard: torch.Tensor) -> None:
@@ -147,9 +173,7 @@ def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
     if not part.box.sizes or stop - first == count:
         yield part
         return
-    box = Box(
-        (part.box.offsets[0] + first, *part.box.offsets[1:]), (stop - first, *part.box.sizes[1:])
-    )
+    box = Box((part.box.offsets[0] + first, *part.box.offsets[1:]), (stop - first, *part.box.sizes[1:]))
     yield Part(
         tensor=part.tensor,
         state=part.state,
@@ -162,7 +186,7 @@ def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
 
 
 def _parts(fqn: str, state: str, value: torch.Tensor, everyone: tuple[int, int]) -> Iterator[Part]:
-    replica = _replica(value) if isinstance(value, DTensor) else everyone
+    replica = replica_of(value) if isinstance(value, DTensor) else everyone
     for box, view in _boxes(value):
         yield Part(
             tensor=fqn,
@@ -185,11 +209,9 @@ def _boxes(value: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "a rank holds shards of its own mesh only"
     placements = [_placement(p) for p in value.placements]
-    found = pieces(tuple(value.shape), tuple(mesh.shape), tuple(coordinate), placements)
-    assert sum(p.box.numel for p in found) == local.numel(), (value.shape, value.placements, local.shape)
-    for piece in found:
-        if piece.box.numel:
-            yield piece.box, local[piece.local.slices]
+    for box in boxes(tuple(value.shape), tuple(mesh.shape), tuple(coordinate), placements):
+        assert box.sizes == tuple(local.shape), (value.shape, value.placements, local.shape)
+        yield box, local
 
 
 def _placement(placement: object) -> Placement:
@@ -199,18 +221,3 @@ def _placement(placement: object) -> Placement:
         return Sharded(placement.dim)
     assert isinstance(placement, Replicate), f"{placement} holds no part of a logical tensor"
     return Replicated()
-
-
-def _replica(value: DTensor) -> tuple[int, int]:
-    mesh = value.device_mesh
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    sizes = [
-        (mesh.size(axis), coordinate[axis])
-        for axis, placement in enumerate(value.placements)
-        if isinstance(placement, Replicate)
-    ]
-    index = 0
-    for size, at in sizes:
-        index = index * size + at
-    return index, math.prod(size for size, _ in sizes)

@@ -68,9 +68,7 @@ def _named(model: nn.Module, kind: str) -> Named:
     aliases: dict[str, str] = {}
     owner: dict[int, str] = {}
     modules = list(model.named_modules(remove_duplicate=False))
-    raw = [
-        f"{path}.{name}" if path else name for path, module in modules for name in getattr(module, kind)
-    ]
+    raw = [f"{path}.{name}" if path else name for path, module in modules for name in getattr(module, kind)]
     short = canonical_all(raw)
     for path, module in modules:
         for name, tensor in getattr(module, kind).items():

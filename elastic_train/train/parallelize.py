@@ -57,9 +57,7 @@ def _units(blueprint: Blueprint, rules: Rules) -> Iterator[nn.Module]:
         chosen = [m for fqn, m in named if any(fnmatch.fnmatchcase(fqn, p) for p in rules.units)]
     else:
         blocks = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-        chosen = [
-            child for _, module in named for child in module.children() if isinstance(module, blocks)
-        ]
+        chosen = [child for _, module in named for child in module.children() if isinstance(module, blocks)]
         if isinstance(blueprint.model, nn.Sequential):
             chosen += list(blueprint.model.children())
     tied = _tied(blueprint)
@@ -76,7 +74,9 @@ def _tied(blueprint: Blueprint) -> set[int]:
     """Parameters that hang in more than one module."""
     values = tensors(blueprint.parameters)
     return {
-        id(values[fqn]) for fqn, slots in blueprint.parameters.slots.items() if len({id(s.module) for s in slots}) > 1
+        id(values[fqn])
+        for fqn, slots in blueprint.parameters.slots.items()
+        if len({id(s.module) for s in slots}) > 1
     }
 
 

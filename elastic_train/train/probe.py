@@ -29,7 +29,8 @@ def check_sharded_update(
     """
     ranks = mesh.size(mesh.ndim - 1)
     shapes = [
-        [(2 * ranks + 1,) + (3,) * (n - 1) for n in sorted({ndims[fqn] for fqn in group} - {0})] for group in groups
+        [(2 * ranks + 1,) + (3,) * (n - 1) for n in sorted({ndims[fqn] for fqn in group} - {0})]
+        for group in groups
     ]
     generator = torch.Generator().manual_seed(0)
     draws = [
@@ -83,7 +84,9 @@ def _shard(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     )
 
 
-def _train(optimizer: torch.optim.Optimizer, groups: list[list[nn.Parameter]], draws: list[list[list]]) -> None:
+def _train(
+    optimizer: torch.optim.Optimizer, groups: list[list[nn.Parameter]], draws: list[list[list]]
+) -> None:
     tried = twin(optimizer, groups)  # type: ignore[arg-type]
     for draw in draws:
         for parameters, gradients in zip(groups, draw, strict=True):

@@ -28,7 +28,8 @@ class Shards:
     generation: int
     rank: int
     plan: Plan
-    blueprint: Blueprint
+    blueprint: Blueprint | None  # None once its group broke: the modules may hold gathered tensors
+    aliases: Mapping[str, str]
     mesh: DeviceMesh | None
     shapes: Mapping[str, tuple[int, ...]]
     parameters: dict[str, nn.Parameter]
@@ -44,6 +45,7 @@ class Shards:
 
     @property
     def model(self) -> nn.Module:
+        assert self.blueprint is not None
         return self.blueprint.model
 
     def holding(self) -> Holding | None:
@@ -63,3 +65,10 @@ class Shards:
         self.pending_buffers = {}
         for parameter in self.parameters.values():
             parameter.grad = None
+
+    def settle(self, *, broken: bool) -> None:
+        """No step runs any more: forget a gradient that is not whole, and the modules if they cannot go on."""
+        if self.step is None or self.reached != self.step + 1:
+            self.drop_gradients()
+        if broken:
+            self.blueprint = None

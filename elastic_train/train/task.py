@@ -103,7 +103,9 @@ OPTIONAL = ("init", "schedule", "inputs", "evaluation", "parallelize")
 def check_task(task: Task) -> None:
     """Refuse a task that lacks a method, or whose method looks like a misspelt one."""
     if not isinstance(task, Task):
-        raise ConfigError(field="task", problem=f"{type(task).__name__} is not a subclass of elastic_train.Task.")
+        raise ConfigError(
+            field="task", problem=f"{type(task).__name__} is not a subclass of elastic_train.Task."
+        )
     for name in REQUIRED:
         if getattr(type(task), name) is getattr(Task, name):
             raise ConfigError(field=f"task.{name}", problem=f"{type(task).__name__} does not define it.")

@@ -1,0 +1,228 @@
+"""Members in the processes of a pool, led from outside as a controller leads workers, without Ray.
+
+The functions that run in the processes come first; `Gang` calls them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastic_train.config import RunSpec
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.geometry.transfer import Transfers, plan_transfer
+from elastic_train.planner.plan import Mesh, Plan, even_shares
+from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
+from elastic_train.train.member import Member, RunEnd, Seat, StepReport
+from elastic_train.train.task import Task
+
+State = dict[str, Any]
+
+
+def start(state: State, task: Task, spec: RunSpec) -> None:
+    """A new member in this process, in place of an older one."""
+    end(state)
+    state["reports"], state["saved"] = [], []
+    state["member"] = Member(
+        task,
+        spec,
+        on_step=state["reports"].append,
+        on_save=lambda step, pieces, document: state["saved"].append(
+            (step, [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.data)) for p in pieces], document)
+        ),
+        faults=lambda phase, step, micro: state.get("faults", _no_fault)(phase, step, micro),
+    )
+
+
+def end(state: State) -> None:
+    if "member" in state:
+        state.pop("member").close()
+    state.pop("faults", None)
+
+
+def call(state: State, method: str, *args: Any) -> Any:
+    """Call a method of the member."""
+    return getattr(state["member"], method)(*args)
+
+
+def take(state: State, name: str) -> Any:
+    """What the member left under a name, handed over."""
+    found = list(state[name])
+    state[name].clear()
+    return found
+
+
+def run(state: State) -> tuple[RunEnd | None, str, list[StepReport]]:
+    """Run until an end or an error; which, as text, and the reports."""
+    outcome, error = None, ""
+    try:
+        outcome = state["member"].run()
+    except Exception as raised:  # noqa: BLE001 - handed to the test
+        error = f"{type(raised).__name__}: {raised}"
+    return outcome, error, take(state, "reports")
+
+
+def _no_fault(phase: str, step: int, micro_batch: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class From:
+    """A holding to go on from."""
+
+    generation: int
+    step: int
+    holders: tuple[int, ...]  # processes
+    vote: Vote | None = None
+
+
+class Gang:
+    """Forms generations on processes of a pool and runs them."""
+
+    def __init__(self, pool: GlooPool, generations: Iterator[int], task: Task, spec: RunSpec) -> None:
+        self.pool, self.spec = pool, spec
+        self._generations = generations
+        self._timeout = 120.0
+        pool.run(start, task, spec, timeout=self._timeout)
+        self.generation = 0
+        self.processes: tuple[int, ...] = ()
+
+    def plan(
+        self, dp_replicate: int, dp_shard: int, shares: tuple[tuple[int, ...], ...] | None = None
+    ) -> Plan:
+        """A plan on that many processes, each a node of its own."""
+        mesh = Mesh(dp_replicate=dp_replicate, dp_shard=dp_shard)
+        names = tuple(f"w{i}" for i in range(mesh.size))
+        return Plan(
+            mesh=mesh,
+            workers=names,
+            nodes=names,
+            shares=shares or even_shares(self.spec.batch.micro_batches, mesh.dp),
+        )
+
+    def form(self, plan: Plan, processes: Sequence[int] | None = None, origin: From | None = None) -> int:
+        """Form a generation, fresh or from a holding; the digest of its state."""
+        processes = tuple(processes or range(plan.world_size))
+        document, transfers = None, None
+        haves: list[Fragments] = []
+        if origin is not None:
+            self._all(origin.holders, "roll", origin.generation, origin.step, origin.vote)
+            haves = self._all(origin.holders, "holds", origin.generation)
+            document = self._all(origin.holders[:1], "document", origin.generation)[0]
+        self.join(plan, processes)
+        if origin is None:
+            self._all(processes, "initialise")
+        else:
+            states = haves[0] if document is None else Fragments.concat(haves)
+            needs = self._all(processes, "needs", states)
+            transfers = plan_transfer(
+                needs,
+                haves,
+                need_nodes=plan.nodes,
+                have_nodes=[str(h) for h in origin.holders],
+                same={r: origin.holders.index(p) for r, p in enumerate(processes) if p in origin.holders},
+            )
+            assert isinstance(transfers, Transfers), transfers
+            self._move(transfers, origin, processes)
+            self._all(processes, "load", document)
+        digests = set(self._all(processes, "digest"))
+        assert len(digests) == 1, "the ranks see different states"
+        self._all(processes, "go")
+        return digests.pop()
+
+    def join(self, plan: Plan, processes: Sequence[int]) -> None:
+        """Seats taken, nothing filled."""
+        self.generation, self.processes = next(self._generations), tuple(processes)
+        seats = [
+            Seat(
+                generation=self.generation,
+                rank=rank,
+                plan=plan,
+                store_host=self.pool.store_host,
+                store_port=self.pool.store_port,
+                address="127.0.0.1",
+            )
+            for rank in range(plan.world_size)
+        ]
+        self.pool.run(call, "join", PerRank(seats), ranks=processes, timeout=self._timeout)
+
+    def begin(self) -> Pending:
+        """Let all ranks train."""
+        return self.pool.call_async(run, ranks=self.processes)
+
+    def run(self) -> list[StepReport]:
+        """Train to an end; the reports of rank 0, which all ranks share."""
+        outcomes = self.begin().results(self._timeout)
+        for end_, error, _ in outcomes:
+            assert end_ is not None, error
+        reports = [[(r.step, r.loss, r.vote) for r in found] for _, _, found in outcomes]
+        assert all(each == reports[0] for each in reports)
+        return outcomes[0][2]
+
+    def pause_at(self, step: int) -> list[StepReport]:
+        """Train until a step at which rank 0 asks for a pause."""
+        self.pool.run(ask_for_pause_at, step, ranks=self.processes[:1])
+        return self.run()
+
+    def held(self) -> From:
+        """The state of the present generation, at the step where all its ranks are."""
+        holdings = [h for found in self._all(self.processes, "holdings") for h in found]
+        steps = {h.step for h in holdings if h.generation == self.generation}
+        assert len(steps) == 1
+        return From(generation=self.generation, step=steps.pop(), holders=self.processes)
+
+    def holdings(self) -> list[Holding]:
+        return [h for found in self._all(self.processes, "holdings") for h in found]
+
+    def whole(self) -> dict[tuple[str, str], np.ndarray]:
+        """Every logical tensor of the present state, put together from all ranks; replicas are compared."""
+        at = self.held()
+        tables = self._all(at.holders, "holds", at.generation)
+        found: dict[tuple[str, str], np.ndarray] = {}
+        filled: dict[tuple[str, str], np.ndarray] = {}
+        for process, table in zip(at.holders, tables, strict=True):
+            data = self.pool.run(call, "read", at.generation, at.step, table, ranks=[process])[0]
+            for row, raw in enumerate(data):
+                key = int(table.key[row])
+                name, box = table.names[key], table.box(row)
+                values = raw.view(table.dtypes[key]).reshape(box.sizes)
+                whole = found.setdefault(name, np.zeros(table.shapes[key], dtype=table.dtypes[key]))
+                seen = filled.setdefault(name, np.zeros(table.shapes[key], dtype=bool))
+                same = np.where(seen[box.slices], whole[box.slices].view(f"u{whole.itemsize}"), 0)
+                bits = np.where(seen[box.slices], values.view(f"u{whole.itemsize}"), 0)
+                assert np.array_equal(same, bits), f"replicas of {name} differ"
+                whole[box.slices] = values
+                seen[box.slices] = True
+        assert all(seen.all() for seen in filled.values()), "some elements are held by nobody"
+        return found
+
+    def _move(self, transfers: Transfers, origin: From, processes: Sequence[int]) -> None:
+        for rank, process in enumerate(processes):
+            rows = transfers.rows_of(rank)
+            for number, holder in enumerate(origin.holders):
+                chosen = [row for row in rows if int(transfers.holder[row]) == number]
+                if not chosen:
+                    continue
+                boxes = transfers.boxes(np.array(chosen))
+                if holder == process:
+                    self.pool.run(call, "fill_local", origin.generation, boxes, ranks=[process])
+                else:
+                    data = self.pool.control(holder, call, "read", origin.generation, origin.step, boxes)
+                    self.pool.run(call, "fill", boxes, data, ranks=[process])
+
+    def _all(self, processes: Sequence[int], method: str, *args: Any) -> list[Any]:
+        return self.pool.run(call, method, *args, ranks=processes, timeout=self._timeout)
+
+
+def ask_for_pause_at(state: State, at: int) -> None:
+    """From now on ask for a pause in the forward of a step."""
+
+    def fault(phase: str, step: int, micro_batch: int) -> None:
+        if phase == "forward" and step == at:
+            state["member"].request(pause=True)
+
+    state["faults"] = fault

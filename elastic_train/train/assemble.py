@@ -1,0 +1,71 @@
+"""A rank's shards under a plan: the model built, divided and given memory, with optimizer and schedule."""
+
+from __future__ import annotations
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+
+from elastic_train.config import RunSpec
+from elastic_train.planner.plan import Plan
+from elastic_train.train import optimizer as optimizers
+from elastic_train.train.build import Blueprint, allocate, draw, tensors
+from elastic_train.train.parallelize import divide
+from elastic_train.train.probe import check_sharded_update
+from elastic_train.train.schedule import scheduler_of
+from elastic_train.train.shards import Shards
+from elastic_train.train.task import Task
+from elastic_train.train.user_code import Border
+
+
+def assemble(
+    task: Task,
+    spec: RunSpec,
+    *,
+    generation: int,
+    rank: int,
+    plan: Plan,
+    mesh: DeviceMesh | None,
+    device: torch.device,
+    border: Border,
+) -> Shards:
+    """Shards with memory and without values. All ranks of the mesh must call it together."""
+    with border.at("building the model", 0):
+        blueprint = draw(task, spec.precision)
+    shapes = _shapes(blueprint)
+    with border.at("building the optimizer", 0):
+        whole, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
+    if mesh is not None:
+        with border.at("dividing the model", 0):
+            divide(blueprint, task.parallelize(), plan.mesh, mesh)
+    allocate(blueprint, device)
+    parameters = tensors(blueprint.parameters)
+    optimizer = optimizers.move(whole, groups, parameters)  # type: ignore[arg-type]
+    if mesh is not None and plan.mesh.dp_shard > 1:
+        with border.at("trying the optimizer", 0):
+            ndims = {fqn: len(shapes[fqn]) for fqn in parameters}
+            check_sharded_update(optimizer, groups, ndims, mesh["dp_shard"], device)
+    # After the trial: a scheduler hooks itself into optimizer.step.
+    with border.at("building the schedule", 0):
+        schedule = scheduler_of(task.schedule(optimizer), optimizer)
+    return Shards(
+        generation=generation,
+        rank=rank,
+        plan=plan,
+        blueprint=blueprint,
+        aliases=blueprint.parameters.aliases,
+        mesh=mesh,
+        shapes=shapes,
+        parameters=parameters,  # type: ignore[arg-type]
+        buffers=tensors(blueprint.buffers),
+        optimizer=optimizer,
+        schedule=schedule,
+        device=device,
+    )
+
+
+def _shapes(blueprint: Blueprint) -> dict[str, tuple[int, ...]]:
+    return {
+        fqn: tuple(tensor.shape)
+        for named in (blueprint.parameters, blueprint.buffers)
+        for fqn, tensor in tensors(named).items()
+    }

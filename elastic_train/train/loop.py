@@ -1,0 +1,141 @@
+"""Steps one after the other: gradients, vote, report, update, and what is due at the boundary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from elastic_train.config import RunSpec
+from elastic_train.data.loader import Loader
+from elastic_train.data.order import SampleOrder, fold_digests
+from elastic_train.recovery.evidence import Vote
+from elastic_train.train.group import Group
+from elastic_train.train.shards import Shards
+from elastic_train.train.step import Mark, Stepper
+from elastic_train.train.task import Task
+from elastic_train.train.update import apply, gradient_norm
+from elastic_train.train.user_code import Border
+from elastic_train.train.vote import Ballot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A committed step, as every rank sees it. `loss` is the mean over `tokens`, the count that the task gave.
+
+    `seconds` reach from the previous vote to this one. `metrics` are those of an evaluation after the step.
+    """
+
+    generation: int
+    rank: int
+    step: int
+    loss: float
+    tokens: float
+    grad_norm: float
+    skipped: bool
+    seconds: float
+    rates: tuple[float, ...]  # learning rate of each parameter group in this step
+    ids_digest: int
+    vote: Vote
+    metrics: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    kind: Literal["finished", "paused"]
+    step: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Requests:
+    """What was asked of this rank since the last vote; set from any thread."""
+
+    pause: bool = False
+    save: bool = False
+
+
+class Loop:
+    """The training of one generation on one rank."""
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        spec: RunSpec,
+        shards: Shards,
+        group: Group,
+        order: SampleOrder,
+        loader: Loader,
+        border: Border,
+        mark: Mark,
+        requests: Requests,
+        on_step: Callable[[StepReport], None],
+        on_save: Callable[[Shards], None] | None,
+    ) -> None:
+        self._spec, self._shards, self._border, self._mark = spec, shards, border, mark
+        self._requests, self._on_step, self._on_save = requests, on_step, on_save
+        self._voted_at = time.monotonic()
+        with border.at("preparing", shards.step or 0):
+            self._stepper = Stepper(
+                task=task,
+                spec=spec,
+                shards=shards,
+                group=group,
+                order=order,
+                loader=loader,
+                border=border,
+                mark=mark,
+            )
+
+    def run(self) -> RunEnd:
+        """Until the last step or a voted pause."""
+        while (step := self._at()) < self._spec.max_steps:
+            outcome = self._step(step + 1)
+            if self._save_due(step + 1, outcome) and self._on_save is not None:
+                self._mark("save", step + 1, -1)
+                self._on_save(self._shards)
+            if outcome.pause > 0:
+                return RunEnd(kind="paused", step=step + 1)
+        return RunEnd(kind="finished", step=step)
+
+    def _step(self, step: int) -> Ballot:
+        ballot = self._stepper.gradients(step)
+        pause, save = self._requests.pause, self._requests.save
+        vote = self._stepper.vote(step, replace(ballot, pause=float(pause), save=float(save)))
+        # Only what entered this vote is done; a request that came during it waits for the next.
+        self._requests.pause ^= pause
+        self._requests.save ^= save
+        outcome = Ballot.unpacked(vote.values)
+        report = self._report(vote, outcome)
+        self._on_step(report)
+        self._mark("optimizer", step, -1)
+        with self._border.at("the optimizer", step):
+            apply(self._shards, vote, self._spec)
+        return outcome
+
+    def _report(self, vote: Vote, outcome: Ballot) -> StepReport:
+        now = time.monotonic()
+        seconds, self._voted_at = now - self._voted_at, now
+        return StepReport(
+            generation=self._shards.generation,
+            rank=self._shards.rank,
+            step=vote.step,
+            loss=outcome.loss / outcome.count if outcome.count > 0 else float("nan"),
+            tokens=outcome.count,
+            grad_norm=gradient_norm(outcome, self._spec),
+            skipped=outcome.skipped,
+            seconds=seconds,
+            rates=tuple(float(group["lr"]) for group in self._shards.optimizer.param_groups if "lr" in group),
+            ids_digest=fold_digests(outcome.ids),
+            vote=vote,
+        )
+
+    def _save_due(self, step: int, outcome: Ballot) -> bool:
+        every = self._spec.checkpoints.every
+        return outcome.save > 0 or step == self._spec.max_steps or (every != "auto" and step % every == 0)
+
+    def _at(self) -> int:
+        step = self._shards.step
+        assert step is not None, "torn shards cannot train"
+        return step

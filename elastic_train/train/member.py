@@ -1,0 +1,391 @@
+"""One process of the group: it owns its shards, across generations.
+
+`progress`, `abort`, `request` and `read` may be called from any thread, everything else belongs to the training
+thread. What was held before a generation is kept aside until `go` says that the new shards are the state.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.config import RunSpec
+from elastic_train.data.identity import DataIdentity, identify
+from elastic_train.data.loader import Loader
+from elastic_train.data.numbered import numbered
+from elastic_train.data.order import SampleOrder
+from elastic_train.errors import GroupBroken, TensorMismatch
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.planner.plan import Plan
+from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.train import digest as digests
+from elastic_train.train import document as documents
+from elastic_train.train import seeded
+from elastic_train.train.assemble import assemble
+from elastic_train.train.build import initialise
+from elastic_train.train.fragments import DTYPES, cut_into, parts, shard_like
+from elastic_train.train.group import Group
+from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
+from elastic_train.train.saving import share
+from elastic_train.train.serving import Index
+from elastic_train.train.shards import Shards
+from elastic_train.train.task import Task, check_task
+from elastic_train.train.update import apply
+from elastic_train.train.user_code import Border
+
+OnSave = Callable[[int, list[Piece], dict[str, Any]], None]
+Faults = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A place in a generation. `address` is this node's IP, which gloo binds to."""
+
+    generation: int
+    rank: int
+    plan: Plan
+    store_host: str
+    store_port: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a member is; `since` is the monotonic time at which it entered the phase."""
+
+    generation: int
+    rank: int
+    step: int
+    phase: str
+    micro_batch: int
+    since: float
+
+
+class Member:
+    """`on_step` hears of each committed step at once, and again with metrics where there are any; it must not block.
+
+    `on_save` gets this rank's share of a checkpoint, (step, pieces, document), at a step boundary; the pieces view
+    live memory and are copied or written before it returns. `faults` is called at (phase, step, micro-batch).
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        spec: RunSpec,
+        *,
+        device: str = "cpu",
+        on_step: Callable[[StepReport], None],
+        on_save: OnSave | None = None,
+        faults: Faults | None = None,
+    ) -> None:
+        check_task(task)
+        self._task, self._spec, self._device = task, spec, torch.device(device)
+        self._on_step, self._on_save, self._faults = on_step, on_save, faults
+        self._held: dict[int, Shards] = {}
+        self._next: Shards | None = None
+        self._filled: dict[tuple[str, str], torch.Tensor] = {}
+        self._group: Group | None = None
+        self._border: Border | None = None
+        self._aborted: set[int] = set()
+        self._lock = threading.Lock()  # guards _held, _group and _aborted between threads
+        self._index: tuple[int, int, Index] | None = None  # of (generation, step), made when first read from
+        self._requests = Requests()
+        self._data: tuple[SampleOrder, Loader, DataIdentity] | None = None
+        self._progress = Progress(
+            generation=0, rank=-1, step=0, phase="idle", micro_batch=-1, since=time.monotonic()
+        )
+
+    # -- any thread --------------------------------------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        return self._progress
+
+    def abort(self, generation: int) -> None:
+        """Break a generation's collectives, running or to come. Idempotent; other generations are untouched."""
+        with self._lock:
+            self._aborted.add(generation)
+            group = self._group
+        if group is not None and group.generation == generation:
+            group.break_()
+
+    def request(self, pause: bool = False, save: bool = False) -> None:
+        """Ask for a pause or a checkpoint; it enters the next vote, so that all ranks do it at the same step."""
+        self._requests.pause |= pause
+        self._requests.save |= save
+
+    def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
+        """The bytes of boxes of a holding, uint8; GroupBroken if it is not held at that step any more."""
+        return self._serving(generation, step).read(wanted)
+
+    def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
+        """Digest of boxes of a holding, to compare with what arrived elsewhere."""
+        return digests.of_boxes(boxes, self.read(generation, step, boxes))
+
+    # -- holdings ----------------------------------------------------------------------------------------------
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Everything complete that this member could give."""
+        found = (shards.holding() for shards in self._held.values())
+        return tuple(holding for holding in found if holding is not None)
+
+    def holds(self, generation: int) -> Fragments:
+        """The boxes of a holding."""
+        held = self._holding(generation)
+        assert held.step is not None
+        return self._serving(generation, held.step).table()
+
+    def document(self, generation: int) -> dict[str, Any]:
+        """The scalars of a holding, as JSON values."""
+        return self._described(self._holding(generation))
+
+    def roll(self, generation: int, step: int, vote: Vote | None) -> None:
+        """Bring a holding to `step`: nothing if it is there, else apply the gradient that it keeps with the vote."""
+        held = self._holding(generation)
+        if held.step == step:
+            return
+        if vote is None or vote.step != step or held.reached != step:
+            raise GroupBroken(
+                generation=generation, reason=f"the holding at step {held.step} cannot go to step {step}"
+            )
+        apply(held, vote, self._spec)
+
+    # -- forming -----------------------------------------------------------------------------------------------
+
+    def join(self, seat: Seat) -> None:
+        """Take a seat: process group, mesh, and a model with shards that have memory and no values yet."""
+        self._leave()
+        self._requests = Requests()
+        mesh_plan = seat.plan.mesh
+        group = Group(
+            generation=seat.generation,
+            rank=seat.rank,
+            world_size=seat.plan.world_size,
+            store_host=seat.store_host,
+            store_port=seat.store_port,
+            address=seat.address,
+            device=str(self._device),
+            form_timeout_s=self._spec.timing.form_s,
+        )
+        with self._lock:
+            self._group = group
+            aborted = seat.generation in self._aborted
+        self._border = Border(
+            worker=seat.plan.workers[seat.rank],
+            node=seat.plan.nodes[seat.rank],
+            rank=seat.rank,
+            generation=seat.generation,
+            broken=lambda: group.broken,
+        )
+        self._mark_at(seat.generation, seat.rank, "forming", 0, -1)
+        if aborted:
+            group.break_()
+        group.check()
+        group.form()
+        mesh = group.mesh(mesh_plan) if seat.plan.world_size > 1 else None
+        self._next = assemble(
+            self._task,
+            self._spec,
+            generation=seat.generation,
+            rank=seat.rank,
+            plan=seat.plan,
+            mesh=mesh,
+            device=self._device,
+            border=self._border,
+        )
+
+    def needs(self, states: Iterable[tuple[str, str]] | Fragments | None = None) -> Fragments:
+        """The boxes that this rank must be given. `states` are the (tensor, state) that exist anywhere.
+
+        State of the optimizer that exists gets memory here. A table also tells dtypes and shapes; with names
+        alone a state has those of its parameter. None: parameters and buffers only.
+        """
+        shards = self._forming
+        names = states.names if isinstance(states, Fragments) else tuple(states or ())
+        kinds = (
+            dict(zip(states.names, zip(states.dtypes, states.shapes, strict=True), strict=True))
+            if isinstance(states, Fragments)
+            else {}
+        )
+        self._filled = {}
+        for fqn, state in names:
+            if state in ("param", "buffer"):
+                continue
+            parameter = shards.parameters.get(fqn)
+            if parameter is None:
+                raise TensorMismatch(url=f"{fqn} {state}", problem="the model has no parameter of this name.")
+            dtype, shape = kinds.get((fqn, state), (None, shards.shapes[fqn]))
+            self._filled[fqn, state] = shard_like(
+                parameter, tuple(shape), DTYPES[dtype] if dtype else parameter.dtype, self._device
+            )
+        return self._incoming().table()
+
+    def fill(self, boxes: Fragments, arrays: Sequence[np.ndarray]) -> None:
+        """Copy bytes into the new shards."""
+        self._incoming().write(boxes, arrays)
+
+    def fill_local(self, generation: int, boxes: Fragments) -> None:
+        """Copy boxes from an own holding into the new shards."""
+        step = self._holding(generation).step
+        assert step is not None
+        self.fill(boxes, self.read(generation, step, boxes))
+
+    def initialise(self) -> None:
+        """Start fresh: every tensor gets its initial value under the run's seed."""
+        shards = self._forming
+        assert self._border is not None and shards.blueprint is not None
+        with self._border.at("initialising", 0):
+            initialise(
+                shards.blueprint,
+                self._task,
+                precision=self._spec.precision,
+                device=self._device,
+                shapes=shards.shapes,
+                seeded=lambda fqn: seeded.module_init(self._spec.batch.seed, fqn, self._device),
+                cut=cut_into,
+            )
+        shards.step = 0
+
+    def load(self, document: dict[str, Any]) -> list[str]:
+        """Take a document's scalars, after `fill`; sentences about what differs from the code."""
+        _, _, identity = self._dataset()
+        data = document["data"]
+        DataIdentity(length=data["length"], fingerprint=data["fingerprint"]).require(identity)
+        return documents.restore(self._forming, document, self._filled)
+
+    def digest(self) -> int:
+        """Digest of the whole new state, the same on every rank. All ranks call it."""
+        shards = self._forming
+        assert self._border is not None
+        with self._border.at("comparing digests", shards.step or 0):
+            return digests.of_state(parts(shards), shards.plan.world_size, self._device)
+
+    def go(self) -> None:
+        """The new shards are the state; what was held before is dropped."""
+        shards = self._forming
+        with self._lock:
+            self._held = {shards.generation: shards}
+            self._index = None
+        self._next, self._filled = None, {}
+
+    # -- training ----------------------------------------------------------------------------------------------
+
+    def run(self) -> RunEnd:
+        """Steps until the last one or a voted pause. Raises GroupBroken or UserCodeError; settled after either."""
+        (shards,) = self._held.values()
+        assert self._group is not None and self._border is not None
+        order, loader, _ = self._dataset()
+        loop = Loop(
+            task=self._task,
+            spec=self._spec,
+            shards=shards,
+            group=self._group,
+            order=order,
+            loader=loader,
+            border=self._border,
+            mark=lambda phase, step, micro: self._mark_at(shards.generation, shards.rank, phase, step, micro),
+            on_step=self._on_step,
+            on_save=self._saved if self._on_save is not None else None,
+            requests=self._requests,
+        )
+        end = None
+        try:
+            end = loop.run()
+            return end
+        finally:
+            shards.settle(broken=end is None)
+            with self._lock:
+                self._index = None
+            self._mark_at(shards.generation, shards.rank, "settled", shards.step or 0, -1, fault=False)
+
+    def close(self) -> None:
+        """Leave the group and drop everything."""
+        self._leave()
+        with self._lock:
+            self._held, self._index = {}, None
+        if self._data is not None:
+            self._data[1].close()
+
+    # -- private -----------------------------------------------------------------------------------------------
+
+    @property
+    def _forming(self) -> Shards:
+        assert self._next is not None, "join comes first"
+        return self._next
+
+    def _leave(self) -> None:
+        self._next, self._filled = None, {}
+        with self._lock:
+            group, self._group = self._group, None
+        if group is not None:
+            group.destroy()
+
+    def _incoming(self) -> Index:
+        shards = self._forming
+        return Index(parts(shards, extra=self._filled))
+
+    def _holding(self, generation: int) -> Shards:
+        with self._lock:
+            held = self._held.get(generation)
+        if held is None or held.step is None:
+            raise GroupBroken(generation=generation, reason="this worker does not hold its shards any more")
+        return held
+
+    def _serving(self, generation: int, step: int) -> Index:
+        held = self._holding(generation)
+        with self._lock, held.lock:
+            if held.step != step:
+                raise GroupBroken(
+                    generation=generation, reason=f"this worker holds step {held.step}, not {step}"
+                )
+            if self._index is None or self._index[:2] != (generation, step):
+                self._index = (generation, step, Index(parts(held)))
+            return self._index[2]
+
+    def _described(self, shards: Shards) -> dict[str, Any]:
+        _, _, identity = self._dataset()
+        batch = self._spec.batch
+        return documents.describe(shards) | {
+            "data": {"length": identity.length, "fingerprint": identity.fingerprint},
+            "batch": {
+                name: getattr(batch, name)
+                for name in ("global_size", "micro_size", "seed", "drop_last", "shuffle")
+            },
+            "precision": self._spec.precision,
+        }
+
+    def _dataset(self) -> tuple[SampleOrder, Loader, DataIdentity]:
+        """Built on first use and kept: the data set is the same in every generation."""
+        if self._data is None:
+            seed = self._spec.batch.seed
+            assert self._border is not None
+            with self._border.at("building the data set", 0):
+                dataset = numbered(self._task.dataset())
+                identity = identify(dataset, seed=seed, seeding=seeded.sample)
+                loader = Loader(dataset, seed=seed, seeding=seeded.sample)
+            self._data = (SampleOrder(identity.length, self._spec.batch), loader, identity)
+        return self._data
+
+    def _saved(self, shards: Shards) -> None:
+        assert self._on_save is not None and shards.step is not None
+        self._on_save(shards.step, share(tuple(parts(shards))), self._described(shards))
+
+    def _mark_at(
+        self, generation: int, rank: int, phase: str, step: int, micro_batch: int, *, fault: bool = True
+    ) -> None:
+        self._progress = Progress(
+            generation=generation,
+            rank=rank,
+            step=step,
+            phase=phase,
+            micro_batch=micro_batch,
+            since=time.monotonic(),
+        )
+        if fault and self._faults is not None:
+            self._faults(phase, step, micro_batch)

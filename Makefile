@@ -1,0 +1,48 @@
+# Each target creates the environment it needs on a fresh machine and can be run again.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS ?= 1
+export RAY_AUTH_MODE ?= disabled
+export RAY_DEDUP_LOGS ?= 0
+export RAY_USAGE_STATS_ENABLED ?= 0
+export RAY_ENABLE_ZERO_COPY_TORCH_TENSORS ?= 1
+export RAY_worker_niceness ?= 0
+export AWS_EC2_METADATA_DISABLED ?= true
+SLICE ?= 1/1
+SEED ?= 0
+
+.PHONY: env demo check test faults bench bench-quick bench-peers clean
+
+env: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: env
+	$(BIN)/python -m jobs.demo
+
+check: env
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q -m ring0
+
+test: env
+	$(BIN)/python -m pytest -q -m "not matrix"
+
+faults: env
+	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m matrix
+
+bench-quick: env
+	for name in overhead recovery; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+
+bench: env
+	for name in overhead recovery; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,51 @@
+"""Elastic training on Ray: lose nodes, gain nodes, keep the same losses.
+
+    import elastic_train as et
+
+Importing this package loads neither Ray nor torch; the names below load what they need when first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from elastic_train.api import ElasticTrainer, main, open_checkpoint
+    from elastic_train.config import Batch, Checkpoints, Parallelism, Timing
+    from elastic_train.train.task import Evaluation, Task
+
+__all__ = [
+    "Batch",
+    "Checkpoints",
+    "ElasticTrainer",
+    "Evaluation",
+    "Parallelism",
+    "Task",
+    "Timing",
+    "main",
+    "open_checkpoint",
+]
+
+_HOMES = {
+    "ElasticTrainer": "api",
+    "main": "api",
+    "open_checkpoint": "api",
+    "Batch": "config",
+    "Checkpoints": "config",
+    "Parallelism": "config",
+    "Timing": "config",
+    "Evaluation": "train.task",
+    "Task": "train.task",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'elastic_train' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"elastic_train.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,151 @@
+"""What a person calls: a trainer over Ray Train's own config objects, and the way to run a job file."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from elastic_train.config import Batch, Checkpoints, Parallelism, Precision, RunSpec, Timing
+from elastic_train.errors import ConfigError, ElasticTrainError
+
+if TYPE_CHECKING:
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+
+    from elastic_train.checkpoint.reader import Checkpoint
+    from elastic_train.cluster.result import Result
+    from elastic_train.train.task import Task
+
+DEFAULT_STORAGE = "./runs"
+
+
+class ElasticTrainer:
+    """Trains a `Task` on as many workers as there are, from `num_workers`' minimum to its maximum.
+
+    Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`. Nothing is started
+    before `fit`; whatever is wrong with the configuration is raised here, as a ConfigError.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        *,
+        batch: Batch,
+        max_steps: int,
+        scaling_config: ScalingConfig | None = None,
+        run_config: RunConfig | None = None,
+        parallelism: Parallelism | None = None,
+        clip_norm: float | None = None,
+        precision: Precision = "fp32",
+        checkpoints: Checkpoints | None = None,
+        standby: int = 1,
+        timing: Timing | None = None,
+        **unknown: Any,
+    ) -> None:
+        _refuse(unknown, self.__init__.__kwdefaults__ or {}, "ElasticTrainer", ("batch", "max_steps"))
+        from elastic_train.train.task import check_task
+
+        check_task(task)
+        self.task = task
+        self.spec = _spec(
+            batch=batch,
+            max_steps=max_steps,
+            scaling_config=scaling_config,
+            run_config=run_config,
+            parallelism=parallelism or Parallelism(),
+            clip_norm=clip_norm,
+            precision=precision,
+            checkpoints=checkpoints,
+            standby=standby,
+            timing=timing or Timing(),
+        )
+
+    def fit(self, *, address: str | None = None, local_nodes: int = 3, quiet: bool = False) -> Result:
+        """Run to the last step, through whatever happens to the machines, and return the result.
+
+        Uses the Ray cluster at `address`, else the one this process is connected to, else a local cluster of
+        `local_nodes` nodes with one CPU each. A run of the same name and storage path resumes; a finished one
+        says so. Raises UserCodeError, InfrastructureError, CapacityTimeout, LeaseHeld or CheckpointError.
+        """
+        from elastic_train.cluster.launch import fit
+
+        return fit(self.task, self.spec, address=address, local_nodes=local_nodes, quiet=quiet)
+
+
+def main(trainer: Callable[..., ElasticTrainer]) -> None:
+    """Run a job file from the command line: the options of `trainer` become flags."""
+    from elastic_train.cli.job import run_job
+
+    run_job(trainer, sys.argv[1:])
+
+
+def open_checkpoint(url: str) -> Checkpoint:
+    """A committed checkpoint of a run (its newest) or one checkpoint's directory, read lazily.
+
+    `open_checkpoint(url)["layers.0.attn.wq.weight"]["exp_avg"][0:128]` reads those rows and nothing else.
+    """
+    from elastic_train.checkpoint.reader import open_checkpoint as open_
+
+    return open_(url)
+
+
+def _refuse(unknown: dict[str, Any], known: dict[str, Any], owner: str, more: tuple[str, ...]) -> None:
+    for name in unknown:
+        near = difflib.get_close_matches(name, [*known, *more], n=1)
+        raise ConfigError(
+            field=f"{owner}({name}=...)",
+            problem="there is no such option.",
+            remedy=f"Did you mean {near[0]!r}?" if near else "",
+        )
+
+
+def _spec(
+    *,
+    scaling_config: ScalingConfig | None,
+    run_config: RunConfig | None,
+    checkpoints: Checkpoints | None,
+    **rest: Any,
+) -> RunSpec:
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+
+    scaling = scaling_config or ScalingConfig(num_workers=(1, 3))
+    run = run_config or RunConfig()
+    failure: FailureConfig = run.failure_config or FailureConfig(max_failures=3)
+    kept: CheckpointConfig = run.checkpoint_config or CheckpointConfig()
+    workers = scaling.num_workers
+    least, most = workers if isinstance(workers, tuple) else (workers, workers)
+    resources = dict(scaling.resources_per_worker or {})
+    gpus = float(resources.pop("GPU", 1.0 if scaling.use_gpu else 0.0))
+    cpus = float(resources.pop("CPU", 1.0))
+    if resources:
+        raise ConfigError(
+            field="scaling_config.resources_per_worker",
+            problem=f"only CPU and GPU are known, got {', '.join(sorted(resources))}.",
+        )
+    if checkpoints is None:
+        score = kept.checkpoint_score_attribute
+        checkpoints = Checkpoints(
+            keep=kept.num_to_keep or Checkpoints().keep, best=score, best_order=kept.checkpoint_score_order
+        )
+    return RunSpec(
+        name=run.name or default_name(),
+        storage_path=str(run.storage_path or DEFAULT_STORAGE),
+        min_workers=least,
+        max_workers=most,
+        cpus_per_worker=cpus,
+        gpus_per_worker=gpus,
+        max_failures=failure.max_failures if failure.max_failures >= 0 else sys.maxsize,
+        checkpoints=checkpoints,
+        **rest,
+    )
+
+
+def default_name() -> str:
+    """The job file's stem."""
+    from pathlib import Path
+
+    return Path(sys.argv[0]).stem or "run"
+
+
+__all__ = ["ElasticTrainError", "ElasticTrainer", "main", "open_checkpoint"]

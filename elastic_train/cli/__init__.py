@@ -1,0 +1,10 @@
+"""The command line: `elastic-train`. Verbs that only read load neither Ray nor torch."""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Entry point of the `elastic-train` command."""
+    from elastic_train.cli.app import app
+
+    app()

@@ -1,0 +1,78 @@
+"""Running a job file: `trainer(**options) -> ElasticTrainer` becomes a command whose options are flags."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from elastic_train.cli.exits import OUTCOMES, exits
+from elastic_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from elastic_train.api import ElasticTrainer
+
+Address = Annotated[
+    str | None, typer.Option(help="Ray cluster to use; default: RAY_ADDRESS, else a local cluster.")
+]
+LocalNodes = Annotated[int, typer.Option(min=1, help="Nodes of the local cluster, one CPU each.")]
+
+
+def run_job(trainer: Callable[..., ElasticTrainer], arguments: Sequence[str], name: str = "") -> None:
+    """Parse the arguments against the options of `trainer` and run what it returns."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=inspect.getdoc(trainer))(_command(trainer))
+    app(list(arguments), prog_name=name or Path(sys.argv[0]).name)
+
+
+def load_job(path: str) -> Callable[..., ElasticTrainer]:
+    """The `trainer` function of a job file. The module travels to workers by value, not by import."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(field="JOB", problem=f"there is no file {path}.")
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    sys.modules[file.stem] = module
+    sys.path.insert(0, str(file.parent))
+    spec.loader.exec_module(module)
+    if not hasattr(module, "trainer"):
+        raise ConfigError(
+            field="JOB", problem=f"{path} defines no function `trainer(**options) -> ElasticTrainer`."
+        )
+    from ray import cloudpickle
+
+    cloudpickle.register_pickle_by_value(module)
+    return module.trainer
+
+
+def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
+    """`trainer`'s signature with the options of a place added; typer reads flags and types from it."""
+
+    @functools.wraps(trainer)
+    def command(address: str | None = None, local_nodes: int = 3, **options: Any) -> None:
+        import os
+
+        with exits() as leave:
+            made = trainer(**options)
+            result = made.fit(address=address or os.environ.get("RAY_ADDRESS"), local_nodes=local_nodes)
+            leave(OUTCOMES[result.outcome])
+
+    hints = get_type_hints(trainer, include_extras=True)
+    own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(trainer).parameters.values()]
+    places = [
+        inspect.Parameter("address", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Address),
+        inspect.Parameter("local_nodes", inspect.Parameter.KEYWORD_ONLY, default=3, annotation=LocalNodes),
+    ]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + places
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command

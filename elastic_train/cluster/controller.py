@@ -1,0 +1,301 @@
+"""The controller actor: folds events through `control.transition`, journals, performs.
+
+One thread decides. Everything else, workers' words, watches, effects, puts events into its inbox. Ray restarts
+the actor when its process dies; it then begins a new term, folds the journal, and adopts the living workers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as Late
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from elastic_train.cluster.committing import Committer
+from elastic_train.cluster.messages import Ready, Standing
+from elastic_train.cluster.names import NAMESPACE, worker_of
+from elastic_train.cluster.perform import Performer
+from elastic_train.cluster.watch import NodeWatch, WorkerWatch, at
+from elastic_train.config import RunSpec
+from elastic_train.control.commands import End
+from elastic_train.control.events import (
+    Adopted,
+    Event,
+    FencedOff,
+    StopRequested,
+    TermBegan,
+    Tick,
+    WorkerLost,
+)
+from elastic_train.control.journal import changed, fold
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Ended, Outcome, State
+from elastic_train.control.transition import transition
+from elastic_train.errors import ElasticTrainError, Fenced, StorageError
+from elastic_train.observe.records import Record, from_json, record, to_json, wall_text
+from elastic_train.planner.search import planner_for
+from elastic_train.storage.journal import Journal, read_journal
+
+log = logging.getLogger(__name__)
+FLUSH_S = 5.0  # how old an undecided event may get before it is durable
+FLUSH_WAIT_S = 2.0  # how long a decision waits for its journal: recovery never waits for storage
+KEEP_RECORDS = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What a driver shows: the records since it last asked, who is where, and how it ended if it did."""
+
+    term: int
+    next: int  # ask from this number on, in this term
+    records: tuple[Record, ...]
+    standings: tuple[Standing, ...]
+    ended: End | None
+    error: ElasticTrainError | None
+
+
+class Controller:
+    """One run's controller. `driver` is any text that tells people who started it."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        spec: RunSpec,
+        job: bytes,
+        environment: Mapping[str, str],
+        driver: str,
+    ) -> None:
+        self._run, self._spec, self._job = run, spec, job
+        self._environment, self._driver = environment, driver
+        self._began = time.monotonic()
+        self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._records: list[Record] = []
+        self._first_record = 0
+        self._term = 0
+        self._end: End | None = None
+        self._error: ElasticTrainError | None = None
+        self._driver_heard = time.monotonic()
+        self._steered = threading.Condition()
+        self._watch = WorkerWatch(spec, self._post, self._now)
+        self._policy = Policy.of(spec, planner_for(spec))
+        self._storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
+        self._journal: Journal | None = None
+        threading.Thread(target=self._live, name="controller", daemon=True).start()
+
+    # -- called by workers -------------------------------------------------------------------------------------
+
+    def deliver(self, worker: str, words: Sequence[Event], standing: Standing) -> bool:
+        """A worker's words and its heartbeat. False: it was given up and has to end."""
+        if not self._watch.heard(worker, standing):
+            return False
+        for event in words:
+            self._post(event)
+        return True
+
+    # -- called by drivers -------------------------------------------------------------------------------------
+
+    def updates(self, term: int, since: int, wait_s: float) -> Update:
+        """This term's records from number `since` on, all of them for another term; waits for news."""
+        self._driver_heard = time.monotonic()
+        with self._steered:
+            first = since if term == self._term else 0
+            self._steered.wait_for(
+                lambda: self._first_record + len(self._records) > first or self._end is not None, wait_s
+            )
+            records = tuple(self._records[max(0, first - self._first_record) :])
+            return Update(
+                term=self._term,
+                next=self._first_record + len(self._records),
+                records=records,
+                standings=tuple(self._watch.standings.values()),
+                ended=self._end,
+                error=self._error,
+            )
+
+    def stop(self, reason: str) -> None:
+        self._post(StopRequested(at=0.0, reason=reason))
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    # -- the loop ----------------------------------------------------------------------------------------------
+
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _post(self, event: Event) -> None:
+        self._inbox.put(at(event, self._now()))
+
+    def _live(self) -> None:
+        try:
+            state = self._begin()
+            if state is not None:
+                self._loop(state)
+        except ElasticTrainError as error:
+            self._finish(End(outcome="infrastructure", detail=str(error)), error)
+        except Exception as error:  # noqa: BLE001 - a fault of ours: said to the driver, never a silent hang
+            log.exception("controller")
+            detail = "".join(traceback.format_exception(error))
+            self._finish(End(outcome="infrastructure", detail=detail), None)
+            self._performer.perform(End(outcome="infrastructure", detail="the controller failed"))
+
+    def _begin(self) -> State | None:
+        """Own the run, fold its journal, take over whoever is alive."""
+        again = ray.get_runtime_context().was_current_actor_reconstructed
+        holder = f"{self._driver}, controller {ray.get_runtime_context().get_actor_id()[:12]}"
+        self._committer = Committer(self._spec, holder, self._post, self._storage)
+        self._term = term = self._committer.take_over(resumed=again)
+        handle = ray.get_actor(*self._own_name())
+        self._performer = Performer(
+            run=self._run,
+            term=term,
+            spec=self._spec,
+            job=self._job,
+            controller=handle,
+            environment=self._environment,
+            watch=self._watch,
+            committer=self._committer,
+            post=self._post,
+            now=self._now,
+            ended=lambda end: self._finish(end, None),
+        )
+        self._performer.prepare_store()
+        old = [from_json(line).event for _, part in read_journal(self._committer.store) for line in part]
+        state = fold(old, self._policy)
+        self._journal = Journal(self._committer.store, term)
+        living = self._find_workers(adopt=again)
+        newest = self._committer.newest()
+        self._post(
+            TermBegan(
+                at=0.0,
+                term=term,
+                stored=newest,
+                ever_stored=newest is not None,
+                finished=newest is not None and newest.step >= self._spec.max_steps,
+            )
+        )
+        self._post(Adopted(at=0.0, running=tuple((s.worker, s.node, s.generation, s.step) for s in living)))
+        self._nodes = NodeWatch(self._spec, self._post, self._now)
+        threading.Thread(target=self._watch_nodes, name="nodes", daemon=True).start()
+        threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
+        return state
+
+    def _own_name(self) -> tuple[str, str]:
+        context = ray.get_runtime_context()
+        return context.get_actor_name() or "", context.namespace
+
+    def _find_workers(self, *, adopt: bool) -> list[Standing]:
+        """The run's living workers. Those of another controller's time are ended: they report to nobody."""
+        living: list[Standing] = []
+        for entry in ray.util.list_named_actors(all_namespaces=True):
+            worker = worker_of(entry["name"], self._run) if entry["namespace"] == NAMESPACE else None
+            if worker is None:
+                continue
+            with suppress(RayError, GetTimeoutError, ValueError):
+                handle = ray.get_actor(entry["name"], NAMESPACE)
+                if not adopt:
+                    ray.kill(handle, no_restart=True)
+                    continue
+                standing: Standing = ray.get(handle.ping.remote(), timeout=self._spec.timing.verdict_s)
+                ready: Ready = ray.get(handle.ready.remote(), timeout=self._spec.timing.verdict_s)
+                self._performer.adopt(worker, handle, ready, standing.generation)
+                handle.repeat.remote()
+                living.append(standing)
+        return living
+
+    def _loop(self, state: State) -> None:
+        tick_s = self._policy.tick_s
+        next_tick, flushed = self._now() + tick_s, self._now()
+        while not isinstance(state.phase, Ended):
+            try:
+                event = self._inbox.get(timeout=max(0.0, next_tick - self._now()))
+            except queue.Empty:
+                event = Tick(at=self._now())
+                if event.at - next_tick > self._policy.late_ticks * tick_s:
+                    self._watch.forgive()
+                next_tick = event.at + tick_s
+                self._watch.check_silence()
+                self._check_driver()
+            if isinstance(event, WorkerLost):
+                self._performer.lost(event.worker)
+            outcome = transition(state, event, self._policy)
+            if changed(state, outcome):
+                self._note(event, outcome)
+            state = outcome.state
+            if outcome.commands or self._now() - flushed > FLUSH_S:
+                self._flush()
+                flushed = self._now()
+            for command in outcome.commands:
+                self._performer.perform(command)
+
+    def _note(self, event: Event, outcome: Outcome) -> None:
+        assert self._journal is not None
+        with self._steered:
+            seq = self._first_record + len(self._records)
+            noted = record(seq, wall_text(time.time()), event, outcome)  # noqa: TID251 - for people
+            self._records.append(noted)
+            if len(self._records) > KEEP_RECORDS:
+                del self._records[: KEEP_RECORDS // 2]
+                self._first_record += KEEP_RECORDS // 2
+            self._steered.notify_all()
+        self._journal.append(to_json(noted))
+
+    def _flush(self) -> None:
+        assert self._journal is not None
+        flushing = self._storage.submit(self._journal.flush)
+        try:
+            flushing.result(timeout=FLUSH_WAIT_S)
+        except Late:
+            log.warning("the journal is not durable yet: storage is slow")
+        except StorageError as error:
+            log.warning("the journal is not durable yet: %s", error)
+
+    def _finish(self, end: End, error: ElasticTrainError | None) -> None:
+        if self._journal is not None and end.outcome != "fenced":
+            self._flush()
+            self._committer.release()
+        with self._steered:
+            self._end, self._error = end, error
+            self._steered.notify_all()
+
+    # -- keeping watch -----------------------------------------------------------------------------------------
+
+    def _watch_nodes(self) -> None:
+        self._every(0.5, self._nodes.poll)
+
+    def _keep_lease(self) -> None:
+        def renew() -> None:
+            try:
+                self._committer.renew()
+            except Fenced as error:
+                self._post(FencedOff(at=0.0, by_term=error.by_term))
+            except StorageError as error:
+                log.warning("the lease was not renewed: %s", error)
+
+        self._every(self._spec.timing.lease_s / 3, renew)
+
+    def _check_driver(self) -> None:
+        silent = time.monotonic() - self._driver_heard
+        if silent > 3 * self._spec.timing.lease_s:
+            self._post(StopRequested(at=0.0, reason=f"the driver has been silent for {silent:.0f} s"))
+
+    def _every(self, seconds: float, call: Callable[[], None]) -> None:
+        pause = threading.Event()
+        while self._end is None:
+            try:
+                call()
+            except RayError as error:
+                log.warning("%s: %s", threading.current_thread().name, error)
+            pause.wait(seconds)

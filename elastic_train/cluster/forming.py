@@ -1,0 +1,180 @@
+"""Performs Form: every member joins, takes its part of the state from where the origin says, and proves it.
+
+The order is fixed: holders settle at one step and say what they hold; members rendezvous and say what they
+need; the transfer plan says which bytes go where; members fetch from each other through Ray objects; the digest
+of the whole state is compared with what the holders had. Nothing here chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError
+
+from elastic_train.cluster.messages import Filled, Offer
+from elastic_train.control.commands import Form
+from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
+from elastic_train.geometry.coverage import whole
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live
+from elastic_train.train.member import Seat
+
+MOD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """The living workers: handles, nodes and addresses by name."""
+
+    handles: Mapping[str, Any]
+    nodes: Mapping[str, str]
+    addresses: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed:
+    """Every rank has its state of `step`."""
+
+    step: int
+    digest: int
+    moved_bytes: int
+    notes: tuple[str, ...]
+
+
+def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float) -> Formed:
+    """Raises whatever a member raised, GroupBroken when the deadline passes, StateMismatch on a wrong digest."""
+    missing = [w for w in (*command.plan.workers, *command.holders) if w not in cast.handles]
+    if missing:
+        raise GroupBroken(generation=command.generation, reason=f"{missing[0]} is gone before the group formed")
+    match command.origin:
+        case Live() as origin:
+            return _from_live(command, origin, cast, store, deadline_s)
+        case FromStorage(stored=stored):
+            _join(command, cast, store, None, deadline_s)
+            calls = [h.restore.remote(command.generation, stored) for h in _members(command, cast)]
+        case Fresh():
+            _join(command, cast, store, None, deadline_s)
+            calls = [h.initialise.remote(command.generation) for h in _members(command, cast)]
+    return _agree(wait_all(calls, command.generation, deadline_s), None, 0)
+
+
+def _members(command: Form, cast: Cast) -> list[Any]:
+    return [cast.handles[worker] for worker in command.plan.workers]
+
+
+def _join(
+    command: Form,
+    cast: Cast,
+    store: tuple[str, int],
+    states: frozenset[tuple[str, str]] | None,
+    deadline_s: float,
+) -> list[Fragments]:
+    calls = [
+        cast.handles[worker].join.remote(
+            Seat(
+                generation=command.generation,
+                rank=rank,
+                plan=command.plan,
+                store_host=store[0],
+                store_port=store[1],
+                address=cast.addresses[worker],
+            ),
+            states,
+        )
+        for rank, worker in enumerate(command.plan.workers)
+    ]
+    return wait_all(calls, command.generation, deadline_s)
+
+
+def _from_live(
+    command: Form, origin: Live, cast: Cast, store: tuple[str, int], deadline_s: float
+) -> Formed:
+    holders = command.holders
+    offers: list[Offer] = wait_all(
+        [cast.handles[worker].offer.remote(origin) for worker in holders], command.generation, deadline_s
+    )
+    haves = [offer.holds for offer in offers]
+    document = dict(offers[0].document)
+    states = frozenset(name for have in haves for name in have.names)
+    needs = _join(command, cast, store, states, deadline_s)
+
+    nodes = [cast.nodes[worker] for worker in holders]
+    everything = whole(Fragments.concat(haves))
+    cover = _plan(command, [everything], haves, [""], nodes, {})
+    digests = [
+        cast.handles[worker].digest_of.remote(
+            origin.generation, origin.step, cover.boxes(cover.holder == i)
+        )
+        for i, worker in enumerate(holders)
+    ]
+    same = {
+        rank: holders.index(worker) for rank, worker in enumerate(command.plan.workers) if worker in holders
+    }
+    moves = _plan(command, needs, haves, list(command.plan.nodes), nodes, same)
+    calls = []
+    for rank, worker in enumerate(command.plan.workers):
+        mine = moves.rank == rank
+        others = [
+            (cast.handles[holder], moves.boxes(mine & (moves.holder == i)))
+            for i, holder in enumerate(holders)
+            if i != same.get(rank) and (mine & (moves.holder == i)).any()
+        ]
+        own = moves.boxes(mine & (moves.holder == same.get(rank, -1)))
+        calls.append(
+            cast.handles[worker].gather.remote(command.generation, origin, own, others, document)
+        )
+    filled = wait_all(calls, command.generation, deadline_s)
+    expected = sum(wait_all(digests, command.generation, deadline_s)) % MOD
+    remote = np.array([same.get(rank, -1) for rank in range(len(needs))])[moves.rank] != moves.holder
+    return _agree(filled, expected, int(moves.nbytes[remote].sum()))
+
+
+def _plan(
+    command: Form,
+    needs: Sequence[Fragments],
+    haves: Sequence[Fragments],
+    need_nodes: Sequence[str],
+    have_nodes: Sequence[str],
+    same: Mapping[int, int],
+) -> Transfers:
+    moves = plan_transfer(needs, haves, need_nodes=need_nodes, have_nodes=have_nodes, same=same)
+    if isinstance(moves, Uncovered):
+        raise StateMismatch(step=command.lineage[-1][1], detail=f"the survivors do not hold {moves}")
+    return moves
+
+
+def _agree(filled: Sequence[Filled], expected: int | None, moved_bytes: int) -> Formed:
+    digests = {f.digest for f in filled}
+    step = filled[0].step
+    if len(digests) != 1 or len({f.step for f in filled}) != 1:
+        raise StateMismatch(step=step, detail="the ranks disagree on the digest of the whole state")
+    if expected is not None and digests != {expected}:
+        raise StateMismatch(
+            step=step, detail=f"digest {filled[0].digest:016x}, the holders had {expected:016x}"
+        )
+    notes = dict.fromkeys(note for f in filled for note in f.notes)
+    return Formed(step=step, digest=filled[0].digest, moved_bytes=moved_bytes, notes=tuple(notes))
+
+
+def wait_all(refs: Sequence[ray.ObjectRef], generation: int, deadline_s: float) -> list[Any]:
+    """Results in order. The first failure is raised at once, without waiting for the others."""
+    pending = list(refs)
+    while pending:
+        done, pending = ray.wait(pending, num_returns=1, timeout=deadline_s)
+        if not done:
+            raise GroupBroken(
+                generation=generation, reason=f"{len(pending)} members did not answer within {deadline_s:.0f} s"
+            )
+        try:
+            ray.get(done[0], timeout=deadline_s)
+        except GetTimeoutError:
+            raise GroupBroken(generation=generation, reason="an answer could not be fetched") from None
+        except ray.exceptions.RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, ElasticTrainError) else error) from None
+    return ray.get(list(refs))

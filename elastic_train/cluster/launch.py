@@ -1,0 +1,163 @@
+"""The driver: checks the ground, starts the controller, shows what happens, and turns the end into a result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastic_train.cluster import ray_private
+from elastic_train.cluster.controller import Controller, Update
+from elastic_train.cluster.follow import follow
+from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.names import NAMESPACE, controller_name, run_key
+from elastic_train.cluster.result import Result
+from elastic_train.config import RunSpec
+from elastic_train.errors import ConfigError, LeaseHeld, StorageError
+from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.preflight import Token, probe, see
+from elastic_train.train.task import Task
+
+PROCESS_ENVIRONMENT: Mapping[str, str] = {
+    "OMP_NUM_THREADS": "1",  # workers share the node's cores; a person's own value wins
+    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
+    # NCCL's watchdog must neither abort nor end the process: the controller breaks groups itself.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+LOCAL_CLUSTER: Mapping[str, str] = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A lost node is noticed by our own signs first; these make Ray itself stop placing actors there soon.
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "5",
+}
+ANSWER_S = 10.0
+
+OnUpdate = Callable[[Update], None]
+
+
+def fit(
+    task: Task,
+    spec: RunSpec,
+    *,
+    address: str | None,
+    local_nodes: int,
+    quiet: bool,
+    on_update: OnUpdate | None = None,
+) -> Result:
+    """See `ElasticTrainer.fit`. `on_update` is called with every update of the controller."""
+    spec = replace(spec, storage_path=_absolute(spec.storage_path))
+    token = probe(open_store(child_url(spec.storage_path, spec.name)))  # before anything is started
+    job = cloudpickle.dumps(task)
+    with _cluster(address, local_nodes):
+        _check_nodes_see(spec, token)
+        controller = _start(spec, job)
+        return follow(controller, spec, quiet=quiet, on_update=on_update)
+
+
+def prepare_local_environment() -> None:
+    """Set what the processes of a local cluster inherit. Call before `LocalCluster`."""
+    for name, value in {**PROCESS_ENVIRONMENT, **LOCAL_CLUSTER}.items():
+        os.environ.setdefault(name, value)
+
+
+def process_environment() -> dict[str, str]:
+    """What every process of a run is started with; a person's own settings win."""
+    return {name: os.environ.get(name, value) for name, value in PROCESS_ENVIRONMENT.items()}
+
+
+@contextlib.contextmanager
+def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
+    if ray.is_initialized():
+        yield
+    elif address:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+    else:
+        prepare_local_environment()
+        with LocalCluster(local_nodes):
+            yield
+
+
+def _start(spec: RunSpec, job: bytes) -> Any:
+    """The run's controller, new. One that is still at work is left alone: LeaseHeld."""
+    run = run_key(spec.storage_path, spec.name)
+    _replace_old(run, spec)
+    return (
+        ray.remote(max_concurrency=32)(Controller)
+        .options(
+            name=controller_name(run),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray_private.this_node(), soft=True),
+            runtime_env={"env_vars": process_environment()},
+        )
+        .remote(
+            run=run,
+            spec=spec,
+            job=job,
+            environment=process_environment(),
+            driver=f"pid {os.getpid()} on {os.uname().nodename}",
+        )
+    )
+
+
+def _replace_old(run: str, spec: RunSpec) -> None:
+    with contextlib.suppress(ValueError):
+        old = ray.get_actor(controller_name(run), NAMESPACE)
+        with contextlib.suppress(RayError, GetTimeoutError):
+            update: Update = ray.get(old.updates.remote(0, 0, 0.0), timeout=ANSWER_S)
+            if update.ended is None:
+                raise LeaseHeld(run=spec.name, holder="its controller on this cluster", age_s=0.0)
+        ray.kill(old, no_restart=True)
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else str(Path(path).absolute())
+
+
+def _check_nodes_see(spec: RunSpec, token: Token) -> None:
+    """Refuse storage that some node cannot see, before step 1."""
+    hosts = {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
+    if len(hosts) < 2:
+        return
+    url = child_url(spec.storage_path, spec.name)
+    calls = {
+        host: ray.remote(num_cpus=0)(_see)
+        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote(url, token)
+        for host, node in hosts.items()
+    }
+    blind: list[str] = []
+    for host, call in calls.items():
+        try:
+            ray.get(call, timeout=60)
+        except (StorageError, RayError, GetTimeoutError):
+            blind.append(host)
+    if blind:
+        raise ConfigError(
+            field="run_config.storage_path",
+            problem=f"{spec.storage_path} is not the same place on {', '.join(sorted(blind))}.",
+            remedy="Use storage that every node sees, such as s3:// or a shared file system.",
+        )
+
+
+def _see(url: str, token: Token) -> None:
+    see(open_store(url), token)

@@ -1,0 +1,52 @@
+"""What controller and workers say to each other beside events: small frozen values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from elastic_train.geometry.fragments import Fragments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What a worker says of itself at every heartbeat and when it is adopted."""
+
+    worker: str
+    node: str
+    pid: int
+    generation: int  # the generation it runs or forms; 0: idle
+    rank: int
+    step: int
+    phase: str
+    micro_batch: int
+    phase_s: float  # seconds it has been in this phase
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """A worker process is up. `address` is its node's IP, `free_bytes` the memory that is left there."""
+
+    worker: str
+    node: str
+    pid: int
+    address: str
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Offer:
+    """What a holder gives to the next generation: its boxes and the scalars of their step."""
+
+    holds: Fragments
+    document: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """A rank has its state. `digest` is of the whole state, equal on every rank."""
+
+    digest: int
+    step: int
+    notes: tuple[str, ...] = ()  # differences a person should see, such as changed hyperparameters

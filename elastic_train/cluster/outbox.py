@@ -1,0 +1,84 @@
+"""A worker's words to the controller: in order, at least once, never blocking the training thread.
+
+Words wait here while the controller is restarting. The controller's answer is also the sign that it lives: a
+worker that hears nothing for the grace time ends its own process, so that no run leaves zombies.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+log = logging.getLogger(__name__)
+
+
+class Outbox:
+    """Sends events and heartbeats from a thread of its own.
+
+    `send(events, beat) -> bool` is the controller's method: False means that this worker is not (any more) one
+    of the run's and has to end. `expired` is called once, from this thread, when the controller has been silent
+    for `grace_s` or has disowned the worker.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[list[Any], Any], ray.ObjectRef],
+        beat: Callable[[], Any],
+        *,
+        heartbeat_s: float,
+        grace_s: float,
+        expired: Callable[[str], None],
+    ) -> None:
+        self._send, self._beat, self._expired = send, beat, expired
+        self._heartbeat_s, self._grace_s = heartbeat_s, grace_s
+        self._words: deque[Any] = deque()
+        self._wake = threading.Event()
+        self._closed = threading.Event()
+        self._heard = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def post(self, event: Any) -> None:
+        self._words.append(event)
+        self._wake.set()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            self._wake.wait(self._heartbeat_s)
+            self._wake.clear()
+            batch = list(self._words)
+            known = self._deliver(batch)
+            if known is None:  # not delivered: keep the words, try again, give up after the grace time
+                silent = time.monotonic() - self._heard
+                if silent > self._grace_s:
+                    self._expired(f"no word from the controller for {silent:.0f} s")
+                    return
+                self._closed.wait(min(0.5, self._heartbeat_s))
+                self._wake.set()
+                continue
+            self._heard = time.monotonic()
+            for _ in batch:
+                self._words.popleft()
+            if self._words:
+                self._wake.set()
+            if not known:
+                self._expired("the controller does not know this worker")
+                return
+
+    def _deliver(self, batch: list[Any]) -> bool | None:
+        try:
+            return ray.get(self._send(batch, self._beat()), timeout=max(2.0, self._heartbeat_s * 2))
+        except (RayError, GetTimeoutError) as problem:
+            log.info("controller not reached: %s", type(problem).__name__)
+            return None

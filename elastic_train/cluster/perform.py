@@ -1,0 +1,253 @@
+"""Performs commands. Everything that takes time runs on a thread of its own; its end is posted as an event."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, assert_never
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastic_train.cluster.committing import Committer
+from elastic_train.cluster.forming import Cast, form
+from elastic_train.cluster.messages import Ready
+from elastic_train.cluster.names import NAMESPACE, worker_name
+from elastic_train.cluster.rendezvous import Rendezvous
+from elastic_train.cluster.watch import WorkerWatch, accepts
+from elastic_train.cluster.worker import CONCURRENCY, Worker
+from elastic_train.config import RunSpec
+from elastic_train.control.commands import (
+    Abort,
+    Command,
+    Commit,
+    End,
+    Form,
+    Go,
+    Pause,
+    Prune,
+    Save,
+    StartWorker,
+    StopWorker,
+)
+from elastic_train.control.events import (
+    Cause,
+    CheckpointRejected,
+    Event,
+    GroupBroken,
+    GroupReady,
+    WorkerReady,
+)
+from elastic_train.errors import CheckpointError, ElasticTrainError, UserCodeError
+from elastic_train.errors import GroupBroken as GroupIsBroken
+from elastic_train.recovery.evidence import FromStorage
+
+log = logging.getLogger(__name__)
+
+
+class Performer:
+    """Knows the handles of the run's workers and does to them what it is told."""
+
+    def __init__(
+        self,
+        *,
+        run: str,
+        term: int,
+        spec: RunSpec,
+        job: bytes,
+        controller: Any,
+        environment: Mapping[str, str],
+        watch: WorkerWatch,
+        committer: Committer,
+        post: Callable[[Event], None],
+        now: Callable[[], float],
+        ended: Callable[[End], None],
+    ) -> None:
+        self._run, self._term, self._spec, self._job = run, term, spec, job
+        self._controller, self._environment = controller, dict(environment)
+        self._watch, self._committer = watch, committer
+        self._post, self._now, self._ended = post, now, ended
+        self._handles: dict[str, Any] = {}
+        self._ready: dict[str, Ready] = {}
+        self._groups: dict[int, tuple[str, ...]] = {}  # members by generation
+        self._rendezvous: Any = None
+        self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="perform")
+
+    def perform(self, command: Command) -> None:
+        """Start the effect and return; nothing here waits for it."""
+        match command:
+            case StartWorker():
+                self._threads.submit(self._start_worker, command)
+            case StopWorker(worker=worker, reason=reason):
+                self.stop_worker(worker, reason)
+            case Abort():
+                for worker in command.workers:
+                    self._threads.submit(self._abort, command.generation, worker)
+            case Pause(generation=generation, save=save):
+                self._ask(generation, pause=True, save=save)
+            case Save(generation=generation):
+                self._ask(generation, save=True)
+            case Form():
+                self._groups[command.generation] = command.plan.workers
+                self._threads.submit(self._form, command)
+            case Go(generation=generation):
+                for worker in self._groups.get(generation, ()):
+                    if worker in self._handles:
+                        self._handles[worker].go.remote(generation)
+            case Commit():
+                self._committer.commit(command)
+            case Prune():
+                self._committer.prune(command)
+            case End():
+                for worker in list(self._handles):
+                    self.stop_worker(worker, f"the run ended: {command.outcome}")
+                if self._rendezvous is not None:
+                    ray.kill(self._rendezvous)
+                self._ended(command)
+            case _:
+                assert_never(command)
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    def adopt(self, worker: str, handle: Any, ready: Ready, generation: int) -> None:
+        """Take over a worker that an earlier incarnation of this controller started."""
+        self._handles[worker], self._ready[worker] = handle, ready
+        self._groups[generation] = (*self._groups.get(generation, ()), worker)
+        self._watch.add(worker, handle)
+
+    def lost(self, worker: str) -> None:
+        """Forget a worker that is gone, and make sure that it is."""
+        handle = self._handles.pop(worker, None)
+        self._ready.pop(worker, None)
+        if handle is not None:
+            with suppress(RayError):
+                ray.kill(handle, no_restart=True)
+
+    def stop_worker(self, worker: str, reason: str) -> None:
+        log.info("stop %s: %s", worker, reason)
+        self._watch.expect_end(worker)
+        self.lost(worker)
+
+    def _start_worker(self, command: StartWorker) -> None:
+        spec, name = self._spec, command.worker
+        handle = (
+            ray.remote(concurrency_groups=CONCURRENCY)(Worker)
+            .options(
+                name=worker_name(self._run, self._term, name),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=spec.cpus_per_worker,
+                num_gpus=spec.gpus_per_worker,
+                max_restarts=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(command.node, soft=False),
+                runtime_env={"env_vars": self._environment},
+            )
+            .remote(
+                name=name,
+                node=command.node,
+                spec=spec,
+                job=self._job,
+                controller=self._controller,
+                device="cuda" if spec.gpus_per_worker else "cpu",
+            )
+        )
+        self._handles[name] = handle
+        self._watch.add(name, handle)
+        try:
+            ready: Ready = ray.get(handle.ready.remote(), timeout=spec.timing.start_worker_s)
+        except UserCodeError as error:
+            cause = Cause(kind="user", detail=error.error, phase=error.phase, traceback=error.traceback)
+            self._watch.lost(name, cause)
+        except GetTimeoutError:
+            detail = f"{name} was not up {spec.timing.start_worker_s:.0f} s after its start"
+            self._watch.lost(name, Cause(kind="silence", detail=detail, phase="starting"))
+        except RayError as error:
+            self._watch.lost(name, Cause(kind="death", detail=f"{name}: {error}"[:300], phase="starting"))
+        else:
+            self._ready[name] = ready
+            self._post(WorkerReady(at=0.0, worker=name, node=command.node, pid=ready.pid))
+
+    # -- groups ------------------------------------------------------------------------------------------------
+
+    def _form(self, command: Form) -> None:
+        began = self._now()
+        cast = Cast(
+            handles=dict(self._handles),
+            nodes={name: ready.node for name, ready in self._ready.items()},
+            addresses={name: ready.address for name, ready in self._ready.items()},
+        )
+        try:
+            formed = form(command, cast, self._store(), deadline_s=self._spec.timing.form_s)
+        except CheckpointError as error:
+            assert isinstance(command.origin, FromStorage)
+            stored = command.origin.stored
+            self._post(
+                CheckpointRejected(
+                    at=0.0, stored=stored, problem=str(error), fallback=self._committer.before(stored)
+                )
+            )
+        except (ElasticTrainError, RayError) as error:
+            cause = Cause(kind=_kind(error), detail=str(error).splitlines()[0][:300], phase="forming")
+            if isinstance(error, UserCodeError):
+                cause = Cause(kind="user", detail=error.error, phase=error.phase, traceback=error.traceback)
+            self._post(GroupBroken(at=0.0, generation=command.generation, worker="", cause=cause))
+        else:
+            for note in formed.notes:
+                log.warning("%s", note)
+            seconds = self._now() - began
+            self._post(
+                GroupReady(at=0.0, generation=command.generation, step=formed.step, seconds=seconds)
+            )
+
+    def _store(self) -> tuple[str, int]:
+        """The rendezvous store's address; a new store where the old one is gone."""
+        if self._rendezvous is not None:
+            with suppress(RayError, GetTimeoutError):
+                return ray.get(self._rendezvous.address.remote(), timeout=5)
+        self._rendezvous = (
+            ray.remote(Rendezvous)
+            .options(num_cpus=0, runtime_env={"env_vars": self._environment})
+            .remote()
+        )
+        return ray.get(self._rendezvous.address.remote(), timeout=self._spec.timing.form_s)
+
+    def prepare_store(self) -> None:
+        """Start the rendezvous store ahead of the first group."""
+        self._threads.submit(self._store)
+
+    def _abort(self, generation: int, worker: str) -> None:
+        handle, ready = self._handles.get(worker), self._ready.get(worker)
+        if handle is None or ready is None:
+            self._watch.lost(worker, Cause(kind="death", detail=f"{worker} is not there any more"))
+            return
+        if not self._raylet_accepts(ready.node):
+            detail = f"{worker}: its node {ready.node[:8]} refuses connections"
+            self._watch.lost(worker, Cause(kind="death", detail=detail))
+            return
+        try:
+            ray.get(handle.abort.remote(generation), timeout=self._spec.timing.verdict_s)
+        except GetTimeoutError:
+            detail = f"{worker} did not answer within {self._spec.timing.verdict_s:.0f} s of an abort"
+            self._watch.lost(worker, Cause(kind="silence", detail=detail))
+        except RayError as error:
+            self._watch.lost(worker, Cause(kind="death", detail=f"{worker}: {type(error).__name__}"))
+
+    def _raylet_accepts(self, node: str) -> bool:
+        info = next((n for n in ray.nodes() if n["NodeID"] == node), None)
+        return (
+            info is not None
+            and info["Alive"]
+            and accepts(info["NodeManagerAddress"], info["NodeManagerPort"])
+        )
+
+    def _ask(self, generation: int, *, pause: bool = False, save: bool = False) -> None:
+        for worker in self._groups.get(generation, ()):
+            if worker in self._handles:
+                self._handles[worker].request.remote(generation, pause=pause, save=save)
+
+
+def _kind(error: Exception) -> Any:
+    return "collective" if isinstance(error, GroupIsBroken | RayError) else "engine"

@@ -1,0 +1,37 @@
+"""The private parts of Ray that we rely on, all of them here, so that an upgrade has one place to look at."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray._common.utils import get_default_ray_temp_dir
+from ray._private import state
+
+
+def draining_nodes() -> dict[str, float]:
+    """Node id -> seconds until its drain deadline; a large number where it has none.
+
+    `ray.nodes()` and the public pubsub don't show a drain; this call sees it within milliseconds.
+    """
+    now_ms = time.time() * 1000  # noqa: TID251 - Ray gives the deadline as wall-clock time
+    return {
+        node: (deadline_ms - now_ms) / 1000 if deadline_ms else 1e9
+        for node, deadline_ms in state.state.get_draining_nodes().items()
+    }
+
+
+def this_node() -> str:
+    return ray.get_runtime_context().get_node_id()
+
+
+def node_processes(cluster_node: Any) -> list[int]:
+    """Ids of the processes that a `ray.cluster_utils` node started: raylet, agents, monitors."""
+    return [p.process.pid for group in cluster_node.all_processes.values() for p in group]
+
+
+def default_directory() -> Path:
+    """Where `Cluster` writes the address of the newest cluster; it expects the directory to exist."""
+    return Path(get_default_ray_temp_dir())

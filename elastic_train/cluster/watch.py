@@ -1,0 +1,173 @@
+"""Watching: nodes by polling, workers by a pending call, by their heartbeats, and by a probe of their raylet.
+
+Every sign becomes an event; nothing is concluded here beyond "this process is gone" and "this node is there".
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, RayError
+
+from elastic_train.cluster import ray_private
+from elastic_train.cluster.messages import Standing
+from elastic_train.config import RunSpec
+from elastic_train.control.events import Cause, Event, Node, NodesChanged, WorkerLost
+
+POLL_S = 0.25
+PROBE_S = 1.0
+DOMAIN_LABELS = ("ray.io/availability-zone", "rack")
+
+
+class NodeWatch:
+    """Polls the cluster's nodes and posts NodesChanged when they change.
+
+    Ray takes from seconds to a minute to call a silent node dead, and places actors there until then. So a node
+    counts only while its raylet accepts connections.
+    """
+
+    def __init__(self, spec: RunSpec, post: Callable[[Event], None], now: Callable[[], float]) -> None:
+        self._spec, self._post, self._now = spec, post, now
+        self._seen: tuple[Node, ...] | None = None
+        self._deadlines: dict[str, float] = {}
+
+    def poll(self) -> None:
+        draining = ray_private.draining_nodes()
+        nodes: list[Node] = []
+        for info in ray.nodes():
+            node = info["NodeID"]
+            if not info["Alive"] or not accepts(info["NodeManagerAddress"], info["NodeManagerPort"]):
+                continue
+            slots = self._slots(info["Resources"])
+            if not slots:
+                continue
+            if node in draining:  # keep the first deadline heard, on the controller's clock
+                self._deadlines.setdefault(node, self._now() + draining[node])
+            labels: Mapping[str, str] = info.get("Labels", {})
+            domain = next((labels[key] for key in DOMAIN_LABELS if key in labels), node)
+            nodes.append(
+                Node(name=node, slots=slots, domain=domain, drain_by=self._deadlines.get(node))
+            )
+        found = tuple(sorted(nodes, key=lambda n: n.name))
+        if found != self._seen:
+            self._seen = found
+            self._post(NodesChanged(at=0.0, nodes=found))
+
+    def _slots(self, resources: Mapping[str, float]) -> int:
+        spec = self._spec
+        counts: list[int] = []
+        if spec.cpus_per_worker:
+            counts.append(int(resources.get("CPU", 0.0) / spec.cpus_per_worker))
+        if spec.gpus_per_worker:
+            counts.append(int(resources.get("GPU", 0.0) / spec.gpus_per_worker))
+        return min(counts)
+
+
+class WorkerWatch:
+    """Knows each worker's handle and notices its end.
+
+    `life` is a call that stays pending while the process lives: it fails within milliseconds when the process
+    dies and within two seconds when its node does. Heartbeats cover what never fails: a stopped or cut-off host.
+    """
+
+    def __init__(self, spec: RunSpec, post: Callable[[Event], None], now: Callable[[], float]) -> None:
+        self._spec, self._post, self._now = spec, post, now
+        self._lock = threading.Lock()
+        self._lives: dict[ray.ObjectRef, str] = {}
+        self._heard: dict[str, float] = {}
+        self.standings: dict[str, Standing] = {}
+        self._gone: set[str] = set()
+        threading.Thread(target=self._wait_for_deaths, name="deaths", daemon=True).start()
+
+    def add(self, worker: str, handle: Any) -> None:
+        with self._lock:
+            self._lives[handle.life.remote()] = worker
+            self._heard[worker] = self._now() + self._spec.timing.start_worker_s
+
+    def heard(self, worker: str, standing: Standing) -> bool:
+        """Note a heartbeat; False if this worker was given up before."""
+        with self._lock:
+            if worker in self._gone:
+                return False
+            self._heard[worker] = self._now()
+            self.standings[worker] = standing
+            return True
+
+    def forgive(self) -> None:
+        """Our own clock stood still: nobody's silence counts from before."""
+        with self._lock:
+            now = self._now()
+            self._heard = {worker: max(at, now) for worker, at in self._heard.items()}
+
+    def lost(self, worker: str, cause: Cause) -> None:
+        """Post the end of a worker once, whoever noticed it."""
+        with self._lock:
+            if worker in self._gone:
+                return
+            self._forget(worker)
+        self._post(WorkerLost(at=0.0, worker=worker, cause=cause))
+
+    def expect_end(self, worker: str) -> None:
+        """This worker is being stopped: its end is no event."""
+        with self._lock:
+            self._forget(worker)
+
+    def _forget(self, worker: str) -> None:
+        self._gone.add(worker)
+        self._heard.pop(worker, None)
+        self.standings.pop(worker, None)
+
+    def check_silence(self) -> None:
+        limit = self._spec.timing.liveness_s
+        with self._lock:
+            silent = {w: self._now() - at for w, at in self._heard.items() if self._now() - at > limit}
+        for worker, silence in silent.items():
+            self.lost(worker, Cause(kind="silence", detail=f"no heartbeat of {worker} for {silence:.1f} s"))
+
+    def _wait_for_deaths(self) -> None:
+        while True:
+            with self._lock:
+                refs = list(self._lives)
+            if not refs:
+                threading.Event().wait(POLL_S)
+                continue
+            ended, _ = ray.wait(refs, num_returns=1, timeout=POLL_S, fetch_local=False)
+            for ref in ended:
+                with self._lock:
+                    worker = self._lives.pop(ref)
+                self.lost(worker, _death(ref, worker))
+
+
+def _death(ref: ray.ObjectRef, worker: str) -> Cause:
+    try:
+        ray.get(ref, timeout=PROBE_S)
+    except ActorDiedError as error:
+        kind = "preemption" if getattr(error, "preempted", False) else "death"
+        return Cause(kind=kind, detail=f"{worker}: {_first_line(error)}")
+    except RayError as error:
+        return Cause(kind="death", detail=f"{worker}: {_first_line(error)}")
+    return Cause(kind="death", detail=f"{worker} ended")
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def accepts(address: str, port: int) -> bool:
+    """Whether something listens there: a dead process refuses at once, a cut-off host doesn't answer."""
+    try:
+        socket.create_connection((address, port), timeout=PROBE_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def at(event: Event, now: float) -> Event:
+    """The event stamped with the controller's clock."""
+    return replace(event, at=now)

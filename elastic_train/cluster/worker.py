@@ -1,0 +1,338 @@
+"""The worker actor: owns one Member, runs it on a training thread, and speaks for it.
+
+Control methods run in threads of their own and never wait for a step; the ones that belong to the training
+thread wait for their turn on it. A worker never decides: it does what it is told and says what came of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import psutil
+import ray
+from ray import cloudpickle
+from ray.exceptions import RayError
+
+from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
+from elastic_train.cluster.outbox import Outbox
+from elastic_train.cluster.saving import PartWriter
+from elastic_train.cluster.training_thread import TrainingThread
+from elastic_train.config import RunSpec
+from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
+from elastic_train.errors import GroupBroken as GroupIsBroken
+from elastic_train.errors import UserCodeError
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.recovery.evidence import Live, Stored
+from elastic_train.train.member import Member, Seat, StepReport
+
+T = TypeVar("T")
+CONTROL, READ, LIFE = "control", "read", "life"
+CONCURRENCY = {CONTROL: 8, READ: 4, LIFE: 1}
+
+
+class Worker:
+    """`job` is the pickled Task; `controller` the actor that is told everything."""
+
+    def __init__(
+        self, *, name: str, node: str, spec: RunSpec, job: bytes, controller: Any, device: str = "cpu"
+    ) -> None:
+        self._name, self._node, self._spec = name, node, spec
+        self._over = threading.Event()
+        self._generation = 0
+        self._settled: set[int] = set()  # generations whose last word was given
+        self._errors: dict[int, Cause] = {}
+        self._reports: deque[StepCommitted] = deque(maxlen=64)
+        self._training = TrainingThread()
+        self._outbox = Outbox(
+            lambda words, beat: controller.deliver.remote(name, words, beat),
+            self._standing,
+            heartbeat_s=spec.timing.heartbeat_s,
+            grace_s=spec.timing.lease_s * 3,
+            expired=self._exit,
+        )
+        self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
+        self._member: Member | None = None
+        self._started = self._training.submit(lambda: self._start(job, device))
+
+    # -- being there -------------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group=CONTROL)
+    def ready(self) -> Ready:
+        self._started.result()
+        return Ready(
+            worker=self._name,
+            node=self._node,
+            pid=os.getpid(),
+            address=ray.util.get_node_ip_address(),
+            free_bytes=psutil.virtual_memory().available,
+        )
+
+    @ray.method(concurrency_group=LIFE)
+    def life(self) -> None:
+        """Returns when the worker is told to stop; fails when its process dies: the controller waits on it."""
+        self._over.wait()
+
+    @ray.method(concurrency_group=CONTROL)
+    def ping(self) -> Standing:
+        return self._standing()
+
+    @ray.method(concurrency_group=CONTROL)
+    def stop(self) -> None:
+        self._over.set()
+        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
+
+    # -- forming a group ---------------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group=CONTROL)
+    def offer(self, origin: Live) -> Offer:
+        """Bring the holding that `origin` names to its step and say what it consists of."""
+
+        def settle() -> Offer:
+            self._owner.roll(origin.generation, origin.step, origin.vote)
+            return Offer(
+                holds=self._owner.holds(origin.generation), document=self._owner.document(origin.generation)
+            )
+
+        return self._on_training(origin.generation, settle)
+
+    @ray.method(concurrency_group=CONTROL)
+    def join(self, seat: Seat, states: frozenset[tuple[str, str]] | None) -> Fragments:
+        """Take a seat: rendezvous, mesh, model with empty shards. Returns what it then needs."""
+        self._generation = seat.generation
+
+        def take() -> Fragments:
+            self._owner.join(seat)
+            return self._owner.needs(states)
+
+        return self._on_training(seat.generation, take)
+
+    @ray.method(concurrency_group=CONTROL)
+    def gather(
+        self,
+        generation: int,
+        origin: Live,
+        own: Fragments,
+        others: Sequence[tuple[Any, Fragments]],
+        document: dict[str, Any],
+    ) -> Filled:
+        """Fill the new shards from the own holding and from the holders named, each asked once."""
+
+        def fill() -> Filled:
+            pending = [
+                (handle.read.remote(origin.generation, origin.step, boxes), boxes) for handle, boxes in others
+            ]
+            if len(own):
+                self._owner.fill_local(origin.generation, own)
+            for ref, boxes in pending:
+                self._owner.fill(boxes, ray.get(ref))
+            return self._filled(document)
+
+        return self._on_training(generation, fill)
+
+    @ray.method(concurrency_group=CONTROL)
+    def restore(self, generation: int, stored: Stored) -> Filled:
+        """Fill the new shards from a committed checkpoint, reading only the bytes this rank needs."""
+
+        def fill() -> Filled:
+            checkpoint = self._writer.open(stored)
+            needs = self._owner.needs(frozenset(checkpoint.tensors))
+            self._writer.check_shapes(checkpoint, needs)
+            for boxes, arrays in self._writer.read_in_batches(checkpoint, needs):
+                self._owner.fill(boxes, arrays)
+            return self._filled(checkpoint.document)
+
+        return self._on_training(generation, fill)
+
+    @ray.method(concurrency_group=CONTROL)
+    def initialise(self, generation: int) -> Filled:
+        """Fill the new shards from the seed."""
+
+        def fill() -> Filled:
+            self._owner.initialise()
+            return Filled(digest=self._owner.digest(), step=0)
+
+        return self._on_training(generation, fill)
+
+    @ray.method(concurrency_group=CONTROL)
+    def go(self, generation: int) -> None:
+        """Train. Returns at once; how it ends is posted."""
+        self._training.submit(lambda: self._run(generation))
+
+    @ray.method(concurrency_group=READ)
+    def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
+        return self._owner.read(generation, step, wanted)
+
+    @ray.method(concurrency_group=READ)
+    def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
+        """Digest of boxes of a holding, so that what was moved can be compared with what was there."""
+        return self._owner.digest_of(generation, step, boxes)
+
+    # -- steering a running group ------------------------------------------------------------------------------
+
+    @ray.method(concurrency_group=CONTROL)
+    def request(self, generation: int, *, pause: bool = False, save: bool = False) -> None:
+        if generation == self._generation and self._member is not None:
+            self._member.request(pause=pause, save=save)
+
+    @ray.method(concurrency_group=CONTROL)
+    def repeat(self) -> None:
+        """Say the last steps again, to a controller that may have died before they were durable."""
+        for report in self._reports:
+            self._outbox.post(report)
+
+    @ray.method(concurrency_group=CONTROL)
+    def abort(self, generation: int) -> None:
+        """Break the generation's collectives; the last word follows from the training thread."""
+        if self._member is not None:
+            self._member.abort(generation)
+        self._training.submit(lambda: self._last_word(generation, self._errors.get(generation), again=True))
+
+    # -- on the training thread --------------------------------------------------------------------------------
+
+    def _start(self, job: bytes, device: str) -> None:
+        try:
+            task = cloudpickle.loads(job)
+            self._member = Member(
+                task, self._spec, device=device, on_step=self._on_step, on_save=self._writer.save
+            )
+        except UserCodeError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever importing the job's module raises is the job's own
+            raise UserCodeError(
+                worker=self._name,
+                rank=-1,
+                node=self._node,
+                step=0,
+                phase="loading the job",
+                error=f"{type(error).__name__}: {error}",
+                traceback=_text(error),
+            ) from None
+
+    @property
+    def _owner(self) -> Member:
+        self._started.result()
+        assert self._member is not None
+        return self._member
+
+    def _filled(self, document: dict[str, Any]) -> Filled:
+        notes = self._owner.load(document)
+        return Filled(digest=self._owner.digest(), step=document["step"], notes=tuple(notes))
+
+    def _run(self, generation: int) -> None:
+        if generation != self._generation or generation in self._settled:
+            return
+        try:
+            self._owner.go()
+            self._writer.begin(generation, self._owner)
+            end = self._owner.run()
+        except (GroupIsBroken, UserCodeError) as error:
+            self._broke(generation, error)
+        except Exception as error:  # noqa: BLE001 - an engine fault: said, never swallowed
+            self._broke(generation, error)
+        else:
+            if end.kind == "paused":
+                self._last_word(generation, None)
+
+    def _on_training(self, generation: int, call: Callable[[], T]) -> T:
+        """Run a call on the training thread; a failure there is this generation's failure too."""
+        future = self._training.submit(call)
+        try:
+            return future.result()
+        except Exception as error:
+            self._errors.setdefault(generation, self._cause(error))
+            raise
+
+    def _broke(self, generation: int, error: BaseException) -> None:
+        cause = self._errors.setdefault(generation, self._cause(error))
+        self._outbox.post(GroupBroken(at=0.0, generation=generation, worker=self._name, cause=cause))
+        self._last_word(generation, cause)
+
+    def _last_word(self, generation: int, error: Cause | None, *, again: bool = False) -> None:
+        if generation in self._settled and not again:
+            return
+        self._settled.add(generation)
+        for report in self._reports:  # rank 0 may have died with these unsaid; known ones change nothing
+            if report.generation == generation:
+                self._outbox.post(report)
+        self._outbox.post(
+            Settled(
+                at=0.0,
+                generation=generation,
+                worker=self._name,
+                holdings=self._owner.holdings(),
+                error=error,
+            )
+        )
+
+    def _on_step(self, report: StepReport) -> None:
+        self._writer.stepped(report)
+        event = StepCommitted(
+            at=0.0,
+            generation=report.generation,
+            step=report.step,
+            loss=report.loss,
+            tokens=report.tokens,
+            grad_norm=report.grad_norm,
+            skipped=report.skipped,
+            seconds=report.seconds,
+            vote=report.vote.values,
+            metrics=report.metrics,
+            ids_digest=report.ids_digest,
+        )
+        self._reports.append(event)
+        if report.rank == 0:
+            self._outbox.post(event)
+
+    # -- words -------------------------------------------------------------------------------------------------
+
+    def _cause(self, error: BaseException) -> Cause:
+        progress = self._member.progress() if self._member is not None else None
+        phase, step = (progress.phase, progress.step) if progress else ("starting", 0)
+        where = {"rank": progress.rank if progress else -1, "node": self._node}
+        line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        if isinstance(error, UserCodeError):
+            return Cause(
+                kind="user",
+                detail=error.error,
+                phase=error.phase,
+                step=error.step,
+                traceback=error.traceback,
+                **where,
+            )
+        if isinstance(error, GroupIsBroken):
+            return Cause(kind="collective", detail=error.reason, phase=phase, step=step, **where)
+        if isinstance(error, RayError):  # a holder died while it was read from
+            return Cause(kind="collective", detail=line, phase=phase, step=step, **where)
+        if isinstance(error, MemoryError):
+            return Cause(kind="memory", detail=line, phase=phase, step=step, **where)
+        return Cause(kind="engine", detail=line, phase=phase, step=step, traceback=_text(error), **where)
+
+    def _standing(self) -> Standing:
+        progress = self._member.progress() if self._member is not None else None
+        return Standing(
+            worker=self._name,
+            node=self._node,
+            pid=os.getpid(),
+            generation=progress.generation if progress else 0,
+            rank=progress.rank if progress else -1,
+            step=progress.step if progress else 0,
+            phase=progress.phase if progress else "starting",
+            micro_batch=progress.micro_batch if progress else 0,
+            phase_s=time.monotonic() - progress.since if progress else 0.0,
+        )
+
+    def _exit(self, why: str) -> None:
+        """End this process: nobody is left to work for. Nothing durable depends on a clean exit."""
+        os.write(2, f"worker {self._name} ends itself: {why}\n".encode())
+        os._exit(1)
+
+
+def _text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))

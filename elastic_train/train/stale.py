@@ -1,8 +1,8 @@
 """Forgetting what torch cached about an earlier generation's meshes.
 
-DTensor caches layouts by meshes that compare equal without regard to their groups: after a group was destroyed
-and formed again it returns layouts that hold the old mesh, and collectives run on the wrong group or hang. The
-caches also keep the old groups' threads and sockets alive.
+DTensor caches layouts by meshes that compare equal without regard to their groups: after a group was
+destroyed and formed again it returns layouts that hold the old mesh, and collectives run on the wrong group
+or hang. The caches also keep the old groups' threads and sockets alive.
 """
 
 from __future__ import annotations

@@ -113,10 +113,12 @@ def test_a_source_that_draws_nothing_is_read_ahead_in_a_thread(user: ModuleType)
         assert loader.load(micros[1])[1][:2] == (micros[1].ids[1], micros[1].ids[1] ** 2)
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
-def test_a_stop_at_any_micro_batch_leaves_the_samples_of_an_undisturbed_run(user: ModuleType, ahead: int):
+@pytest.mark.parametrize(("workers", "ahead"), [(0, 1), (0, 4), (2, 4)])
+def test_a_stop_at_any_micro_batch_leaves_the_samples_of_an_undisturbed_run(
+    user: ModuleType, workers: int, ahead: int
+):
     micros = steps(12, 9)
-    with Loader(user.Quiet(12), seed=0, ahead=ahead) as loader:
+    with Loader(user.Quiet(12), seed=0, workers=workers, ahead=ahead) as loader:
         for stop in range(len(micros)):
             seen = [loader.load(m, micros[at + 1 :])[0][0] for at, m in enumerate(micros[:stop])]
             # What was read ahead is still in flight here; the resumed run asks from `stop` on.

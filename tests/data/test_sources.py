@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import pickle
+import threading
 from pathlib import Path
 
 import fsspec
@@ -78,6 +81,27 @@ def test_a_file_that_shrank_since_it_was_listed_is_named(tmp_path: Path):
     (tmp_path / "a.txt").write_text("short")
     with pytest.raises(DataMismatch, match=r"a\.txt had 100 bytes"):
         source[0]
+
+
+class PlainServer(http.server.SimpleHTTPRequestHandler):
+    """A web server that ignores ranges."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_url_is_read_like_a_file_even_where_the_server_knows_no_ranges(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("0123456789" * 10)
+    handler = functools.partial(PlainServer, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        remote = TextFiles(f"http://127.0.0.1:{server.server_port}/a.txt", seq_len=16)
+        local = TextFiles(tmp_path / "a.txt", seq_len=16)
+        assert [remote[i].tolist() for i in range(len(remote))] == [
+            local[i].tolist() for i in range(len(local))
+        ]
+        assert remote.describe() == local.describe()
+        server.shutdown()
 
 
 def test_places_without_files_are_refused(tmp_path: Path):

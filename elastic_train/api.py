@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from elastic_train.config import Batch, Checkpoints, Parallelism, Precision, RunSpec, Timing
 from elastic_train.errors import ConfigError, ElasticTrainError
@@ -43,7 +43,7 @@ class ElasticTrainer:
         timing: Timing | None = None,
         **unknown: Any,
     ) -> None:
-        _refuse(unknown, self.__init__.__kwdefaults__ or {}, "ElasticTrainer", ("batch", "max_steps"))
+        _refuse(unknown)
         from elastic_train.train.task import check_task
 
         check_task(task)
@@ -90,11 +90,11 @@ def open_checkpoint(url: str) -> Checkpoint:
     return open_(url)
 
 
-def _refuse(unknown: dict[str, Any], known: dict[str, Any], owner: str, more: tuple[str, ...]) -> None:
+def _refuse(unknown: dict[str, Any]) -> None:
     for name in unknown:
-        near = difflib.get_close_matches(name, [*known, *more], n=1)
+        near = difflib.get_close_matches(name, ElasticTrainer.__init__.__annotations__, n=1)
         raise ConfigError(
-            field=f"{owner}({name}=...)",
+            field=f"ElasticTrainer({name}=...)",
             problem="there is no such option.",
             remedy=f"Did you mean {near[0]!r}?" if near else "",
         )
@@ -115,7 +115,8 @@ def _spec(
     kept: CheckpointConfig = run.checkpoint_config or CheckpointConfig()
     workers = scaling.num_workers
     least, most = workers if isinstance(workers, tuple) else (workers, workers)
-    resources = dict(scaling.resources_per_worker or {})
+    resources: dict[str, float] = {}
+    resources.update(cast("Mapping[str, float]", scaling.resources_per_worker or {}))
     gpus = float(resources.pop("GPU", 1.0 if scaling.use_gpu else 0.0))
     cpus = float(resources.pop("CPU", 1.0))
     if resources:

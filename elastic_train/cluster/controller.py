@@ -1,7 +1,8 @@
 """The controller actor: folds events through `control.transition`, journals, performs.
 
-One thread decides. Everything else, workers' words, watches, effects, puts events into its inbox. Ray restarts
-the actor when its process dies; it then begins a new term, folds the journal, and adopts the living workers.
+One thread decides. Everything else, workers' words, watches, effects, puts events into its inbox. Ray
+restarts the actor when its process dies; it then begins a new term, folds the journal, and adopts the living
+workers.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -26,6 +26,7 @@ from elastic_train.cluster.committing import Committer
 from elastic_train.cluster.messages import Ready, Standing
 from elastic_train.cluster.names import NAMESPACE, worker_of
 from elastic_train.cluster.perform import Performer
+from elastic_train.cluster.remote import answer, named_actors
 from elastic_train.cluster.watch import NodeWatch, WorkerWatch, at
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import End
@@ -38,6 +39,7 @@ from elastic_train.control.events import (
     Tick,
     WorkerLost,
 )
+from elastic_train.control.faults import FaultSchedule
 from elastic_train.control.journal import changed, fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
@@ -76,9 +78,11 @@ class Controller:
         job: bytes,
         environment: Mapping[str, str],
         driver: str,
+        faults: tuple[FaultSchedule, Mapping[str, str]] | None = None,
     ) -> None:
         self._run, self._spec, self._job = run, spec, job
         self._environment, self._driver = environment, driver
+        self._faults = faults
         self._began = time.monotonic()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._records: list[Record] = []
@@ -94,7 +98,7 @@ class Controller:
         self._journal: Journal | None = None
         threading.Thread(target=self._live, name="controller", daemon=True).start()
 
-    # -- called by workers -------------------------------------------------------------------------------------
+    # -- called by workers
 
     def deliver(self, worker: str, words: Sequence[Event], standing: Standing) -> bool:
         """A worker's words and its heartbeat. False: it was given up and has to end."""
@@ -104,7 +108,7 @@ class Controller:
             self._post(event)
         return True
 
-    # -- called by drivers -------------------------------------------------------------------------------------
+    # -- called by drivers
 
     def updates(self, term: int, since: int, wait_s: float) -> Update:
         """This term's records from number `since` on, all of them for another term; waits for news."""
@@ -130,7 +134,7 @@ class Controller:
     def pid(self) -> int:
         return os.getpid()
 
-    # -- the loop ----------------------------------------------------------------------------------------------
+    # -- the loop
 
     def _now(self) -> float:
         return time.monotonic() - self._began
@@ -145,7 +149,7 @@ class Controller:
                 self._loop(state)
         except ElasticTrainError as error:
             self._finish(End(outcome="infrastructure", detail=str(error)), error)
-        except Exception as error:  # noqa: BLE001 - a fault of ours: said to the driver, never a silent hang
+        except Exception as error:
             log.exception("controller")
             detail = "".join(traceback.format_exception(error))
             self._finish(End(outcome="infrastructure", detail=detail), None)
@@ -153,10 +157,10 @@ class Controller:
 
     def _begin(self) -> State | None:
         """Own the run, fold its journal, take over whoever is alive."""
-        again = ray.get_runtime_context().was_current_actor_reconstructed
-        holder = f"{self._driver}, controller {ray.get_runtime_context().get_actor_id()[:12]}"
+        again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
+        holder = f"{self._driver}, controller {str(ray.get_runtime_context().get_actor_id())[:12]}"
         self._committer = Committer(self._spec, holder, self._post, self._storage)
-        self._term = term = self._committer.take_over(resumed=again)
+        self._term = term = self._committer.take_over()
         handle = ray.get_actor(*self._own_name())
         self._performer = Performer(
             run=self._run,
@@ -165,6 +169,7 @@ class Controller:
             job=self._job,
             controller=handle,
             environment=self._environment,
+            faults=self._faults,
             watch=self._watch,
             committer=self._committer,
             post=self._post,
@@ -199,7 +204,7 @@ class Controller:
     def _find_workers(self, *, adopt: bool) -> list[Standing]:
         """The run's living workers. Those of another controller's time are ended: they report to nobody."""
         living: list[Standing] = []
-        for entry in ray.util.list_named_actors(all_namespaces=True):
+        for entry in named_actors():
             worker = worker_of(entry["name"], self._run) if entry["namespace"] == NAMESPACE else None
             if worker is None:
                 continue
@@ -208,8 +213,8 @@ class Controller:
                 if not adopt:
                     ray.kill(handle, no_restart=True)
                     continue
-                standing: Standing = ray.get(handle.ping.remote(), timeout=self._spec.timing.verdict_s)
-                ready: Ready = ray.get(handle.ready.remote(), timeout=self._spec.timing.verdict_s)
+                standing: Standing = answer(handle.ping.remote(), self._spec.timing.verdict_s)
+                ready: Ready = answer(handle.ready.remote(), self._spec.timing.verdict_s)
                 self._performer.adopt(worker, handle, ready, standing.generation)
                 handle.repeat.remote()
                 living.append(standing)
@@ -234,6 +239,7 @@ class Controller:
             if changed(state, outcome):
                 self._note(event, outcome)
             state = outcome.state
+            self._committer.lineage = state.facts.lineage
             if outcome.commands or self._now() - flushed > FLUSH_S:
                 self._flush()
                 flushed = self._now()
@@ -270,7 +276,7 @@ class Controller:
             self._end, self._error = end, error
             self._steered.notify_all()
 
-    # -- keeping watch -----------------------------------------------------------------------------------------
+    # -- keeping watch
 
     def _watch_nodes(self) -> None:
         self._every(0.5, self._nodes.poll)

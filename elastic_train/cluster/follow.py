@@ -1,11 +1,11 @@
-"""The driver's loop: shows what the controller reports, passes on a person's wish to stop, returns the end."""
+"""The driver's loop: shows what the controller reports, passes on a wish to stop, returns the end."""
 
 from __future__ import annotations
 
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,6 +13,8 @@ import ray
 from ray import train
 from ray.exceptions import GetTimeoutError, RayError
 
+from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.controller import Update
 from elastic_train.cluster.result import Result
 from elastic_train.cluster.screen import Screen
@@ -21,7 +23,6 @@ from elastic_train.control.commands import End
 from elastic_train.control.events import Cause
 from elastic_train.errors import (
     CapacityTimeout,
-    ElasticTrainError,
     InfrastructureError,
     NoCheckpoint,
     UserCodeError,
@@ -37,11 +38,10 @@ GONE_S = 120.0  # how long a controller may be away before its driver gives up
 GRACE_S = 2.5  # a job's stop is followed by SIGKILL after 3 s
 
 
-def follow(
-    controller: Any, spec: RunSpec, *, quiet: bool, on_update: Callable[[Update], None] | None
-) -> Result:
+def follow(controller: Any, spec: RunSpec, *, quiet: bool, chaos: Chaos | None) -> Result:
     """Until the run ended. The second signal, or the grace time after a SIGTERM, ends the wait at once."""
     screen = Screen(spec, quiet=quiet)
+    store = open_store(child_url(spec.storage_path, spec.name))
     term, seen, heard = 0, 0, time.monotonic()
     with _signals() as wish:
         while True:
@@ -60,8 +60,8 @@ def follow(
                 continue
             heard, term, seen = time.monotonic(), update.term, update.next
             screen.show(update)
-            if on_update is not None:
-                on_update(update)
+            if chaos is not None:
+                chaos.on_update(update, controller, store)
             if update.ended is not None:
                 break
     screen.close()
@@ -126,7 +126,10 @@ def _raise_for(end: End, spec: RunSpec) -> None:
             )
         case "capacity":
             raise CapacityTimeout(
-                needed=spec.min_workers, present=0, waited_s=spec.timing.wait_for_capacity_s, detail=end.detail
+                needed=spec.min_workers,
+                present=0,
+                waited_s=spec.timing.wait_for_capacity_s,
+                detail=end.detail,
             )
         case "checkpoint":
             raise NoCheckpoint(url=child_url(spec.storage_path, spec.name), problem=end.detail)
@@ -139,7 +142,11 @@ def _result(spec: RunSpec, end: End, screen: Screen) -> Result:
     store = open_store(url)
     records = tuple(from_json(line) for _, part in read_journal(store) for line in part)
     book = ledger(records)
-    metrics = dict(book.kept[-1].metrics) | {"step": book.kept[-1].step, "loss": book.kept[-1].loss} if book.kept else {}
+    metrics = (
+        dict(book.kept[-1].metrics) | {"step": book.kept[-1].step, "loss": book.kept[-1].loss}
+        if book.kept
+        else {}
+    )
     return Result(
         metrics=metrics,
         checkpoint=_checkpoint(RunDirectory(store), url),
@@ -150,3 +157,9 @@ def _result(spec: RunSpec, end: End, screen: Screen) -> Result:
         records=records,
         summary=screen.summary(),
     )
+
+
+def _checkpoint(run: RunDirectory, url: str) -> train.Checkpoint | None:
+    """The newest committed checkpoint as Ray Train knows checkpoints: a directory."""
+    newest = run.newest()
+    return None if newest is None else train.Checkpoint(f"{url}/{newest.path}")

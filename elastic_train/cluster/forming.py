@@ -1,8 +1,8 @@
 """Performs Form: every member joins, takes its part of the state from where the origin says, and proves it.
 
 The order is fixed: holders settle at one step and say what they hold; members rendezvous and say what they
-need; the transfer plan says which bytes go where; members fetch from each other through Ray objects; the digest
-of the whole state is compared with what the holders had. Nothing here chooses.
+need; the transfer plan says which bytes go where; members fetch from each other through Ray objects; the
+digest of the whole state is compared with what the holders had. Nothing here chooses.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError
+from ray.exceptions import GetTimeoutError, RayTaskError
 
 from elastic_train.cluster.messages import Filled, Offer
+from elastic_train.cluster.remote import answer
 from elastic_train.control.commands import Form
 from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
 from elastic_train.geometry.coverage import whole
@@ -47,10 +48,12 @@ class Formed:
 
 
 def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float) -> Formed:
-    """Raises whatever a member raised, GroupBroken when the deadline passes, StateMismatch on a wrong digest."""
+    """Raises what a member raised, GroupBroken when the deadline passes, StateMismatch on a wrong digest."""
     missing = [w for w in (*command.plan.workers, *command.holders) if w not in cast.handles]
     if missing:
-        raise GroupBroken(generation=command.generation, reason=f"{missing[0]} is gone before the group formed")
+        raise GroupBroken(
+            generation=command.generation, reason=f"{missing[0]} is gone before the group formed"
+        )
     match command.origin:
         case Live() as origin:
             return _from_live(command, origin, cast, store, deadline_s)
@@ -71,7 +74,7 @@ def _join(
     command: Form,
     cast: Cast,
     store: tuple[str, int],
-    states: frozenset[tuple[str, str]] | None,
+    states: Fragments | None,
     deadline_s: float,
 ) -> list[Fragments]:
     calls = [
@@ -91,25 +94,19 @@ def _join(
     return wait_all(calls, command.generation, deadline_s)
 
 
-def _from_live(
-    command: Form, origin: Live, cast: Cast, store: tuple[str, int], deadline_s: float
-) -> Formed:
+def _from_live(command: Form, origin: Live, cast: Cast, store: tuple[str, int], deadline_s: float) -> Formed:
     holders = command.holders
     offers: list[Offer] = wait_all(
         [cast.handles[worker].offer.remote(origin) for worker in holders], command.generation, deadline_s
     )
     haves = [offer.holds for offer in offers]
     document = dict(offers[0].document)
-    states = frozenset(name for have in haves for name in have.names)
-    needs = _join(command, cast, store, states, deadline_s)
-
-    nodes = [cast.nodes[worker] for worker in holders]
     everything = whole(Fragments.concat(haves))
+    needs = _join(command, cast, store, everything, deadline_s)
+    nodes = [cast.nodes[worker] for worker in holders]
     cover = _plan(command, [everything], haves, [""], nodes, {})
     digests = [
-        cast.handles[worker].digest_of.remote(
-            origin.generation, origin.step, cover.boxes(cover.holder == i)
-        )
+        cast.handles[worker].digest_of.remote(origin.generation, origin.step, cover.boxes(cover.holder == i))
         for i, worker in enumerate(holders)
     ]
     same = {
@@ -125,9 +122,7 @@ def _from_live(
             if i != same.get(rank) and (mine & (moves.holder == i)).any()
         ]
         own = moves.boxes(mine & (moves.holder == same.get(rank, -1)))
-        calls.append(
-            cast.handles[worker].gather.remote(command.generation, origin, own, others, document)
-        )
+        calls.append(cast.handles[worker].gather.remote(command.generation, origin, own, others, document))
     filled = wait_all(calls, command.generation, deadline_s)
     expected = sum(wait_all(digests, command.generation, deadline_s)) % MOD
     remote = np.array([same.get(rank, -1) for rank in range(len(needs))])[moves.rank] != moves.holder
@@ -168,13 +163,14 @@ def wait_all(refs: Sequence[ray.ObjectRef], generation: int, deadline_s: float) 
         done, pending = ray.wait(pending, num_returns=1, timeout=deadline_s)
         if not done:
             raise GroupBroken(
-                generation=generation, reason=f"{len(pending)} members did not answer within {deadline_s:.0f} s"
+                generation=generation,
+                reason=f"{len(pending)} members did not answer within {deadline_s:.0f} s",
             )
         try:
-            ray.get(done[0], timeout=deadline_s)
+            answer(done[0], deadline_s)
         except GetTimeoutError:
             raise GroupBroken(generation=generation, reason="an answer could not be fetched") from None
-        except ray.exceptions.RayTaskError as error:
+        except RayTaskError as error:
             cause = error.cause
             raise (cause if isinstance(cause, ElasticTrainError) else error) from None
-    return ray.get(list(refs))
+    return [answer(ref, deadline_s) for ref in refs]

@@ -1,10 +1,10 @@
-"""The driver: checks the ground, starts the controller, shows what happens, and turns the end into a result."""
+"""The driver: checks the ground, starts the controller, shows what happens, returns the result."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster import ray_private
+from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.controller import Controller, Update
 from elastic_train.cluster.follow import follow
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, controller_name, run_key
+from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.result import Result
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError, LeaseHeld, StorageError
@@ -44,8 +46,6 @@ LOCAL_CLUSTER: Mapping[str, str] = {
 }
 ANSWER_S = 10.0
 
-OnUpdate = Callable[[Update], None]
-
 
 def fit(
     task: Task,
@@ -54,16 +54,16 @@ def fit(
     address: str | None,
     local_nodes: int,
     quiet: bool,
-    on_update: OnUpdate | None = None,
+    chaos: Chaos | None = None,
 ) -> Result:
-    """See `ElasticTrainer.fit`. `on_update` is called with every update of the controller."""
+    """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
     token = probe(open_store(child_url(spec.storage_path, spec.name)))  # before anything is started
-    job = cloudpickle.dumps(task)
+    job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
     with _cluster(address, local_nodes):
         _check_nodes_see(spec, token)
-        controller = _start(spec, job)
-        return follow(controller, spec, quiet=quiet, on_update=on_update)
+        controller = _start(spec, job, chaos)
+        return follow(controller, spec, quiet=quiet, chaos=chaos)
 
 
 def prepare_local_environment() -> None:
@@ -93,12 +93,12 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
             yield
 
 
-def _start(spec: RunSpec, job: bytes) -> Any:
+def _start(spec: RunSpec, job: bytes, chaos: Chaos | None) -> Any:
     """The run's controller, new. One that is still at work is left alone: LeaseHeld."""
     run = run_key(spec.storage_path, spec.name)
     _replace_old(run, spec)
     return (
-        ray.remote(max_concurrency=32)(Controller)
+        remote(Controller, max_concurrency=32)
         .options(
             name=controller_name(run),
             namespace=NAMESPACE,
@@ -115,6 +115,7 @@ def _start(spec: RunSpec, job: bytes) -> Any:
             job=job,
             environment=process_environment(),
             driver=f"pid {os.getpid()} on {os.uname().nodename}",
+            faults=(chaos.schedule, chaos.labels) if chaos is not None else None,
         )
     )
 
@@ -123,7 +124,7 @@ def _replace_old(run: str, spec: RunSpec) -> None:
     with contextlib.suppress(ValueError):
         old = ray.get_actor(controller_name(run), NAMESPACE)
         with contextlib.suppress(RayError, GetTimeoutError):
-            update: Update = ray.get(old.updates.remote(0, 0, 0.0), timeout=ANSWER_S)
+            update: Update = answer(old.updates.remote(0, 0, 0.0), ANSWER_S)
             if update.ended is None:
                 raise LeaseHeld(run=spec.name, holder="its controller on this cluster", age_s=0.0)
         ray.kill(old, no_restart=True)
@@ -140,7 +141,7 @@ def _check_nodes_see(spec: RunSpec, token: Token) -> None:
         return
     url = child_url(spec.storage_path, spec.name)
     calls = {
-        host: ray.remote(num_cpus=0)(_see)
+        host: remote(_see, num_cpus=0)
         .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
         .remote(url, token)
         for host, node in hosts.items()
@@ -148,7 +149,7 @@ def _check_nodes_see(spec: RunSpec, token: Token) -> None:
     blind: list[str] = []
     for host, call in calls.items():
         try:
-            ray.get(call, timeout=60)
+            answer(call, 60.0)
         except (StorageError, RayError, GetTimeoutError):
             blind.append(host)
     if blind:

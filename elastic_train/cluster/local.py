@@ -7,8 +7,8 @@ workers.
 from __future__ import annotations
 
 import os
-import signal
 import shutil
+import signal
 import tempfile
 from contextlib import suppress
 from types import TracebackType
@@ -27,7 +27,9 @@ OBJECT_STORE_BYTES = 150 * 2**20
 class LocalCluster:
     """A head with 0 CPUs and `nodes` nodes of `cpus` CPUs. Use as a context manager, from the main thread."""
 
-    def __init__(self, nodes: int = 3, *, cpus: int = 1, object_store_bytes: int = OBJECT_STORE_BYTES) -> None:
+    def __init__(
+        self, nodes: int = 3, *, cpus: int = 1, object_store_bytes: int = OBJECT_STORE_BYTES
+    ) -> None:
         self._cpus, self._object_store_bytes = cpus, object_store_bytes
         # Ray's socket paths must stay below 108 characters: a short directory of our own.
         self._temporary = tempfile.mkdtemp(prefix="et-", dir="/tmp")
@@ -93,4 +95,3 @@ class LocalCluster:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-

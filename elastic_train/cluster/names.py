@@ -11,7 +11,7 @@ NAMESPACE = "elastic_train"
 
 
 def run_key(storage_path: str, name: str) -> str:
-    """One run's key on a cluster: its name and where it is stored, so that equal names elsewhere don't meet."""
+    """One run's key on a cluster: its name and its storage, so that equal names elsewhere don't meet."""
     place = hashlib.blake2s(storage_path.encode(), digest_size=4).hexdigest()
     return f"{name}-{place}"
 

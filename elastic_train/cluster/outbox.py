@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 class Outbox:
     """Sends events and heartbeats from a thread of its own.
 
-    `send(events, beat) -> bool` is the controller's method: False means that this worker is not (any more) one
-    of the run's and has to end. `expired` is called once, from this thread, when the controller has been silent
-    for `grace_s` or has disowned the worker.
+    `send(events, beat) -> bool` is the controller's method: False means that this worker is not (any more)
+    one of the run's and has to end. `expired` is called once, from this thread, when the controller has been
+    silent for `grace_s` or has disowned the worker.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Performs commands. Everything that takes time runs on a thread of its own; its end is posted as an event."""
+"""Performs commands. What takes time runs on a thread of its own; its end is posted as an event."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from elastic_train.cluster.committing import Committer
 from elastic_train.cluster.forming import Cast, form
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.names import NAMESPACE, worker_name
+from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.rendezvous import Rendezvous
 from elastic_train.cluster.watch import WorkerWatch, accepts
 from elastic_train.cluster.worker import CONCURRENCY, Worker
@@ -41,6 +42,7 @@ from elastic_train.control.events import (
     GroupReady,
     WorkerReady,
 )
+from elastic_train.control.faults import FaultSchedule
 from elastic_train.errors import CheckpointError, ElasticTrainError, UserCodeError
 from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.recovery.evidence import FromStorage
@@ -60,6 +62,7 @@ class Performer:
         job: bytes,
         controller: Any,
         environment: Mapping[str, str],
+        faults: tuple[FaultSchedule, Mapping[str, str]] | None,
         watch: WorkerWatch,
         committer: Committer,
         post: Callable[[Event], None],
@@ -68,6 +71,7 @@ class Performer:
     ) -> None:
         self._run, self._term, self._spec, self._job = run, term, spec, job
         self._controller, self._environment = controller, dict(environment)
+        self._faults = faults
         self._watch, self._committer = watch, committer
         self._post, self._now, self._ended = post, now, ended
         self._handles: dict[str, Any] = {}
@@ -110,7 +114,7 @@ class Performer:
             case _:
                 assert_never(command)
 
-    # -- workers -----------------------------------------------------------------------------------------------
+    # -- workers
 
     def adopt(self, worker: str, handle: Any, ready: Ready, generation: int) -> None:
         """Take over a worker that an earlier incarnation of this controller started."""
@@ -134,7 +138,7 @@ class Performer:
     def _start_worker(self, command: StartWorker) -> None:
         spec, name = self._spec, command.worker
         handle = (
-            ray.remote(concurrency_groups=CONCURRENCY)(Worker)
+            remote(Worker, concurrency_groups=CONCURRENCY)
             .options(
                 name=worker_name(self._run, self._term, name),
                 namespace=NAMESPACE,
@@ -152,12 +156,13 @@ class Performer:
                 job=self._job,
                 controller=self._controller,
                 device="cuda" if spec.gpus_per_worker else "cpu",
+                faults=self._faults,
             )
         )
         self._handles[name] = handle
         self._watch.add(name, handle)
         try:
-            ready: Ready = ray.get(handle.ready.remote(), timeout=spec.timing.start_worker_s)
+            ready: Ready = answer(handle.ready.remote(), spec.timing.start_worker_s)
         except UserCodeError as error:
             cause = Cause(kind="user", detail=error.error, phase=error.phase, traceback=error.traceback)
             self._watch.lost(name, cause)
@@ -170,7 +175,7 @@ class Performer:
             self._ready[name] = ready
             self._post(WorkerReady(at=0.0, worker=name, node=command.node, pid=ready.pid))
 
-    # -- groups ------------------------------------------------------------------------------------------------
+    # -- groups
 
     def _form(self, command: Form) -> None:
         began = self._now()
@@ -198,21 +203,17 @@ class Performer:
             for note in formed.notes:
                 log.warning("%s", note)
             seconds = self._now() - began
-            self._post(
-                GroupReady(at=0.0, generation=command.generation, step=formed.step, seconds=seconds)
-            )
+            self._post(GroupReady(at=0.0, generation=command.generation, step=formed.step, seconds=seconds))
 
     def _store(self) -> tuple[str, int]:
         """The rendezvous store's address; a new store where the old one is gone."""
         if self._rendezvous is not None:
             with suppress(RayError, GetTimeoutError):
-                return ray.get(self._rendezvous.address.remote(), timeout=5)
+                return answer(self._rendezvous.address.remote(), 5.0)
         self._rendezvous = (
-            ray.remote(Rendezvous)
-            .options(num_cpus=0, runtime_env={"env_vars": self._environment})
-            .remote()
+            remote(Rendezvous).options(num_cpus=0, runtime_env={"env_vars": self._environment}).remote()
         )
-        return ray.get(self._rendezvous.address.remote(), timeout=self._spec.timing.form_s)
+        return answer(self._rendezvous.address.remote(), self._spec.timing.form_s)
 
     def prepare_store(self) -> None:
         """Start the rendezvous store ahead of the first group."""
@@ -228,7 +229,7 @@ class Performer:
             self._watch.lost(worker, Cause(kind="death", detail=detail))
             return
         try:
-            ray.get(handle.abort.remote(generation), timeout=self._spec.timing.verdict_s)
+            answer(handle.abort.remote(generation), self._spec.timing.verdict_s)
         except GetTimeoutError:
             detail = f"{worker} did not answer within {self._spec.timing.verdict_s:.0f} s of an abort"
             self._watch.lost(worker, Cause(kind="silence", detail=detail))

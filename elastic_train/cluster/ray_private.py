@@ -9,6 +9,8 @@ from typing import Any
 import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import state
+from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
+from ray.core.generated import autoscaler_pb2
 
 
 def draining_nodes() -> dict[str, float]:
@@ -35,3 +37,13 @@ def node_processes(cluster_node: Any) -> list[int]:
 def default_directory() -> Path:
     """Where `Cluster` writes the address of the newest cluster; it expects the directory to exist."""
     return Path(get_default_ray_temp_dir())
+
+
+def drain_node(node: str, notice_s: float) -> None:
+    """Give a node notice, as a cloud's spot interruption does."""
+    client = GcsClient(address=ray.get_runtime_context().gcs_address)
+    reason = autoscaler_pb2.DrainNodeReason.Value(  # pyright: ignore[reportAttributeAccessIssue]
+        "DRAIN_NODE_REASON_PREEMPTION"
+    )
+    deadline_ms = int((time.time() + notice_s) * 1000)  # noqa: TID251 - as Ray wants it
+    client.drain_node(node, reason, "notice", deadline_ms)

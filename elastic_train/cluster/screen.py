@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
 
 from elastic_train.cluster.controller import Update
 from elastic_train.config import RunSpec
@@ -18,6 +17,7 @@ from elastic_train.control.events import (
 from elastic_train.observe.history import history, table
 from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record
+from elastic_train.observe.text import columns
 
 QUIET_EVENTS = (StepCommitted, PartWritten, Settled, CheckpointCommitted)
 EVERY_S = 5.0  # between two progress lines where the output is no terminal
@@ -69,15 +69,3 @@ class Screen:
     def _write(self, text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
-
-
-def columns(rows: Iterable[tuple[str, ...]]) -> str:
-    """Rows of text as aligned columns; empty where there is nothing but the header."""
-    lines = list(rows)
-    if len(lines) < 2:
-        return ""
-    widths = [max(len(row[i]) for row in lines) for i in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in lines
-    )

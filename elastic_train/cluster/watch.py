@@ -27,8 +27,8 @@ DOMAIN_LABELS = ("ray.io/availability-zone", "rack")
 class NodeWatch:
     """Polls the cluster's nodes and posts NodesChanged when they change.
 
-    Ray takes from seconds to a minute to call a silent node dead, and places actors there until then. So a node
-    counts only while its raylet accepts connections.
+    Ray takes from seconds to a minute to call a silent node dead, and places actors there until then. So a
+    node counts only while its raylet accepts connections.
     """
 
     def __init__(self, spec: RunSpec, post: Callable[[Event], None], now: Callable[[], float]) -> None:
@@ -50,9 +50,7 @@ class NodeWatch:
                 self._deadlines.setdefault(node, self._now() + draining[node])
             labels: Mapping[str, str] = info.get("Labels", {})
             domain = next((labels[key] for key in DOMAIN_LABELS if key in labels), node)
-            nodes.append(
-                Node(name=node, slots=slots, domain=domain, drain_by=self._deadlines.get(node))
-            )
+            nodes.append(Node(name=node, slots=slots, domain=domain, drain_by=self._deadlines.get(node)))
         found = tuple(sorted(nodes, key=lambda n: n.name))
         if found != self._seen:
             self._seen = found
@@ -72,7 +70,8 @@ class WorkerWatch:
     """Knows each worker's handle and notices its end.
 
     `life` is a call that stays pending while the process lives: it fails within milliseconds when the process
-    dies and within two seconds when its node does. Heartbeats cover what never fails: a stopped or cut-off host.
+    dies and within two seconds when its node does. Heartbeats cover what never fails: a stopped or cut-off
+    host.
     """
 
     def __init__(self, spec: RunSpec, post: Callable[[Event], None], now: Callable[[], float]) -> None:

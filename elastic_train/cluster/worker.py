@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -22,15 +22,19 @@ from ray.exceptions import RayError
 
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.outbox import Outbox
-from elastic_train.cluster.saving import PartWriter
+from elastic_train.cluster.sabotage import Saboteur
+from elastic_train.cluster.saving import PartWriter, read_in_batches
 from elastic_train.cluster.training_thread import TrainingThread
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
+from elastic_train.control.faults import FaultSchedule
+from elastic_train.errors import ChecksumMismatch, UserCodeError
 from elastic_train.errors import GroupBroken as GroupIsBroken
-from elastic_train.errors import UserCodeError
+from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
-from elastic_train.train.member import Member, Seat, StepReport
+from elastic_train.train.loop import StepReport
+from elastic_train.train.member import Member, Seat
 
 T = TypeVar("T")
 CONTROL, READ, LIFE = "control", "read", "life"
@@ -41,7 +45,15 @@ class Worker:
     """`job` is the pickled Task; `controller` the actor that is told everything."""
 
     def __init__(
-        self, *, name: str, node: str, spec: RunSpec, job: bytes, controller: Any, device: str = "cpu"
+        self,
+        *,
+        name: str,
+        node: str,
+        spec: RunSpec,
+        job: bytes,
+        controller: Any,
+        device: str = "cpu",
+        faults: tuple[FaultSchedule, Mapping[str, str]] | None = None,
     ) -> None:
         self._name, self._node, self._spec = name, node, spec
         self._over = threading.Event()
@@ -57,11 +69,22 @@ class Worker:
             grace_s=spec.timing.lease_s * 3,
             expired=self._exit,
         )
-        self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
         self._member: Member | None = None
+        self._writer = PartWriter(
+            spec, self._outbox.post, where=lambda: self._owner.progress(), clock=time.monotonic
+        )
+        self._saboteur = None
+        if faults is not None:
+            self._saboteur = Saboteur(
+                faults[0],
+                store=self._writer.store,
+                node=node,
+                labels=faults[1],
+                rank=lambda: self._owner.progress().rank,
+            )
         self._started = self._training.submit(lambda: self._start(job, device))
 
-    # -- being there -------------------------------------------------------------------------------------------
+    # -- being there
 
     @ray.method(concurrency_group=CONTROL)
     def ready(self) -> Ready:
@@ -76,7 +99,7 @@ class Worker:
 
     @ray.method(concurrency_group=LIFE)
     def life(self) -> None:
-        """Returns when the worker is told to stop; fails when its process dies: the controller waits on it."""
+        """Returns when the worker is told to stop, fails when its process dies: the controller waits on it."""
         self._over.wait()
 
     @ray.method(concurrency_group=CONTROL)
@@ -88,7 +111,7 @@ class Worker:
         self._over.set()
         threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
 
-    # -- forming a group ---------------------------------------------------------------------------------------
+    # -- forming a group
 
     @ray.method(concurrency_group=CONTROL)
     def offer(self, origin: Live) -> Offer:
@@ -103,7 +126,7 @@ class Worker:
         return self._on_training(origin.generation, settle)
 
     @ray.method(concurrency_group=CONTROL)
-    def join(self, seat: Seat, states: frozenset[tuple[str, str]] | None) -> Fragments:
+    def join(self, seat: Seat, states: Fragments | None) -> Fragments:
         """Take a seat: rendezvous, mesh, model with empty shards. Returns what it then needs."""
         self._generation = seat.generation
 
@@ -142,11 +165,17 @@ class Worker:
 
         def fill() -> Filled:
             checkpoint = self._writer.open(stored)
-            needs = self._owner.needs(frozenset(checkpoint.tensors))
-            self._writer.check_shapes(checkpoint, needs)
-            for boxes, arrays in self._writer.read_in_batches(checkpoint, needs):
+            needs = self._owner.needs(whole(checkpoint.fragments()))
+            for boxes, arrays in read_in_batches(checkpoint, needs):
                 self._owner.fill(boxes, arrays)
-            return self._filled(checkpoint.document)
+            filled = self._filled(checkpoint.document)
+            kept = checkpoint.document.get("state_digest")
+            if kept is not None and filled.digest != kept:
+                raise ChecksumMismatch(
+                    url=checkpoint.url,
+                    problem=f"the restored state's digest is {filled.digest:016x} and {kept:016x} was saved.",
+                )
+            return filled
 
         return self._on_training(generation, fill)
 
@@ -174,7 +203,7 @@ class Worker:
         """Digest of boxes of a holding, so that what was moved can be compared with what was there."""
         return self._owner.digest_of(generation, step, boxes)
 
-    # -- steering a running group ------------------------------------------------------------------------------
+    # -- steering a running group
 
     @ray.method(concurrency_group=CONTROL)
     def request(self, generation: int, *, pause: bool = False, save: bool = False) -> None:
@@ -194,13 +223,18 @@ class Worker:
             self._member.abort(generation)
         self._training.submit(lambda: self._last_word(generation, self._errors.get(generation), again=True))
 
-    # -- on the training thread --------------------------------------------------------------------------------
+    # -- on the training thread
 
     def _start(self, job: bytes, device: str) -> None:
         try:
-            task = cloudpickle.loads(job)
+            task = cloudpickle.loads(job)  # pyright: ignore[reportPrivateImportUsage]
             self._member = Member(
-                task, self._spec, device=device, on_step=self._on_step, on_save=self._writer.save
+                task,
+                self._spec,
+                device=device,
+                on_step=self._on_step,
+                on_save=self._writer.save,
+                faults=self._saboteur,
             )
         except UserCodeError:
             raise
@@ -221,8 +255,8 @@ class Worker:
         assert self._member is not None
         return self._member
 
-    def _filled(self, document: dict[str, Any]) -> Filled:
-        notes = self._owner.load(document)
+    def _filled(self, document: Mapping[str, Any]) -> Filled:
+        notes = self._owner.load(dict(document))
         return Filled(digest=self._owner.digest(), step=document["step"], notes=tuple(notes))
 
     def _run(self, generation: int) -> None:
@@ -230,7 +264,6 @@ class Worker:
             return
         try:
             self._owner.go()
-            self._writer.begin(generation, self._owner)
             end = self._owner.run()
         except (GroupIsBroken, UserCodeError) as error:
             self._broke(generation, error)
@@ -272,7 +305,6 @@ class Worker:
         )
 
     def _on_step(self, report: StepReport) -> None:
-        self._writer.stepped(report)
         event = StepCommitted(
             at=0.0,
             generation=report.generation,
@@ -290,7 +322,7 @@ class Worker:
         if report.rank == 0:
             self._outbox.post(event)
 
-    # -- words -------------------------------------------------------------------------------------------------
+    # -- words
 
     def _cause(self, error: BaseException) -> Cause:
         progress = self._member.progress() if self._member is not None else None

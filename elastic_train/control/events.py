@@ -156,6 +156,7 @@ class PartWritten:
     bytes: int
     manifest: str  # part manifest's path, relative to the checkpoint's directory
     digest: str  # of the part manifest's bytes
+    state_digest: int = 0  # this part's share of the digest of the whole state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

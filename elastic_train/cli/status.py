@@ -1,0 +1,74 @@
+"""`status` and `events`: folds of the journal, which lies in storage."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+
+from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.control.events import StepCommitted
+from elastic_train.errors import StorageNotFound
+from elastic_train.observe.history import history
+from elastic_train.observe.history import table as history_table
+from elastic_train.observe.ledger import ledger
+from elastic_train.observe.progress import Progress, advance, line
+from elastic_train.observe.records import Record, from_json, to_json
+from elastic_train.observe.text import columns
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.journal import read_journal
+from elastic_train.storage.lease import Lease
+from elastic_train.storage.store import Store
+
+
+def show_status(run: str, *, as_json: bool) -> None:
+    store, records = _records(run)
+    config = RunDirectory(store).config() or {}
+    progress = Progress()
+    for record in records:
+        progress = advance(progress, record)
+    changes = history(records)
+    lease = Lease(store, holder="", lease_s=1.0).look()
+    if as_json:
+        book = ledger(records)
+        print(
+            json.dumps(
+                {
+                    "run": run,
+                    "phase": progress.phase,
+                    "step": progress.step,
+                    "max_steps": config.get("max_steps"),
+                    "loss": progress.loss,
+                    "saved": progress.saved,
+                    "restarts": progress.restarts,
+                    "ended": progress.ended,
+                    "last_event": records[-1].wall,
+                    "holder": None if lease is None or lease.released else lease.holder,
+                    "losses": book.losses,
+                    "changes": [asdict(change) for change in changes],
+                }
+            )
+        )
+        return
+    print(line(progress, int(config.get("max_steps", 0))))
+    print(f"last event {records[-1].wall}: {progress.reason}")
+    if progress.ended is None and lease is not None and not lease.released:
+        print(f"held by {lease.holder}")
+    if changes:
+        print("\n" + columns(history_table(changes)))
+
+
+def show_events(run: str, *, as_json: bool) -> None:
+    _, records = _records(run)
+    for record in records:
+        if as_json:
+            print(json.dumps(to_json(record)))
+        elif record.reason and not isinstance(record.event, StepCommitted):
+            print(f"{record.wall[:19]}  {record.phase:9}  {record.reason}")
+
+
+def _records(run: str) -> tuple[Store, list[Record]]:
+    store = open_store(run)
+    records = [from_json(plain) for _, part in read_journal(store) for plain in part]
+    if not records:
+        raise StorageNotFound(path=run, operation="read", problem="there is no run with a journal here.")
+    return store, records

@@ -1,0 +1,82 @@
+"""Faults that a worker does to itself, at the exact phase of a step that a schedule names.
+
+A mark in the run's storage makes each fault happen once, whichever process reaches its moment first and
+however often the step is run.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping
+
+import psutil
+
+from elastic_train.control.faults import Fault, FaultSchedule, KillNode, KillRank, StopRank
+from elastic_train.errors import AlreadyExists
+from elastic_train.storage.store import Store
+
+MARKS = "chaos"
+
+
+class Saboteur:
+    """A Member's `faults` hook. `labels` maps node ids to the labels that the schedule uses."""
+
+    def __init__(
+        self,
+        schedule: FaultSchedule,
+        *,
+        store: Store,
+        node: str,
+        labels: Mapping[str, str],
+        rank: Callable[[], int],
+    ) -> None:
+        self._faults = dict(enumerate(schedule.faults))
+        self._store, self._rank = store, rank
+        self._label = labels.get(node, node)
+
+    def __call__(self, phase: str, step: int, micro_batch: int) -> None:
+        for number, fault in list(self._faults.items()):
+            when = fault.when
+            due = when.step <= step if phase == "forming" else when.step == step
+            exact = phase not in ("forward", "backward") or when.micro_batch == max(micro_batch, 0)
+            if when.phase == phase and due and exact and self._mine(fault):
+                del self._faults[number]
+                if claim(self._store, number):
+                    self._do(fault)
+
+    def _mine(self, fault: Fault) -> bool:
+        match fault:
+            case KillRank(rank=rank) | StopRank(rank=rank):
+                return rank == self._rank()
+            case KillNode(node=node):
+                return node == self._label
+            case _:
+                return False
+
+    def _do(self, fault: Fault) -> None:
+        match fault:
+            case KillRank():
+                os.kill(os.getpid(), signal.SIGKILL)
+            case StopRank(seconds=seconds):
+                if seconds is not None:
+                    wake = f"sleep {seconds}; kill -CONT {os.getpid()}"
+                    subprocess.Popen(["sh", "-c", wake], start_new_session=True)
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case KillNode():
+                raylet = psutil.Process(os.getppid())
+                others = [child.pid for child in raylet.children(recursive=True) if child.pid != os.getpid()]
+                for pid in (*others, raylet.pid, os.getpid()):
+                    os.kill(pid, signal.SIGKILL)
+            case _:
+                raise AssertionError(fault)
+
+
+def claim(store: Store, number: int) -> bool:
+    """Whether this caller is the one that does the fault of this number."""
+    try:
+        store.create(f"{MARKS}/{number:04d}", b"")
+    except AlreadyExists:
+        return False
+    return True

@@ -1,0 +1,90 @@
+"""A worker's hand on checkpoints: writes its part at a step boundary, reads what it needs of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
+from elastic_train.checkpoint.writer import write_part
+from elastic_train.config import RunSpec
+from elastic_train.control.events import Event, PartWritten, SaveFailed
+from elastic_train.errors import StorageError
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.train.digest import of_boxes
+from elastic_train.train.member import Progress
+
+READ_BYTES = 64 * 2**20
+"""How many bytes of a checkpoint a worker holds at once beside its shards."""
+
+
+def document_path(directory: str) -> str:
+    """Where the first writer leaves the scalars of the state for whoever assembles the checkpoint."""
+    return f"{directory}/w00000.json"
+
+
+class PartWriter:
+    """Writes in the training thread; a save that fails is reported and never stops training."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        post: Callable[[Event], None],
+        *,
+        where: Callable[[], Progress],
+        clock: Callable[[], float],
+    ) -> None:
+        self.store = open_store(child_url(spec.storage_path, spec.name))
+        self._post, self._where, self._clock = post, where, clock
+
+    def save(self, step: int, pieces: list[Piece], document: dict[str, Any]) -> None:
+        at, began = self._where(), self._clock()
+        directory = attempt_path(step=step, generation=at.generation)
+        try:
+            if at.rank == 0:
+                self.store.write(document_path(directory), json.dumps(document).encode())
+            part = write_part(self.store, directory, at.rank, pieces)
+        except StorageError as error:
+            problem = f"rank {at.rank}: {error}"
+            self._post(SaveFailed(at=0.0, generation=at.generation, step=step, problem=problem))
+            return
+        self._post(
+            PartWritten(
+                at=0.0,
+                generation=at.generation,
+                step=step,
+                rank=at.rank,
+                seconds=self._clock() - began,
+                bytes=part.bytes,
+                manifest=part.manifest,
+                digest=part.digest,
+                state_digest=_digest(pieces),
+            )
+        )
+
+    def open(self, stored: Stored) -> Checkpoint:
+        return RunDirectory(self.store).open(stored)
+
+
+def read_in_batches(
+    checkpoint: Checkpoint, needs: Fragments
+) -> Iterator[tuple[Fragments, Sequence[np.ndarray]]]:
+    """The bytes of every box, a bounded number of them at a time."""
+    batch = np.cumsum(needs.nbytes) // READ_BYTES
+    for number in np.unique(batch):
+        boxes = needs.take(batch == number)
+        requests = [(*boxes.names[boxes.key[row]], boxes.box(row)) for row in range(len(boxes))]
+        yield boxes, checkpoint.read_many(requests)
+
+
+def _digest(pieces: Sequence[Piece]) -> int:
+    """This part's share of the digest of the whole state: every element is in one writer's pieces."""
+    rows = Fragments.of((p.tensor, p.state, p.dtype, p.shape, p.box) for p in pieces)
+    return of_boxes(rows, [np.frombuffer(p.bytes(), np.uint8) for p in pieces])

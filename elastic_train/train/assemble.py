@@ -35,13 +35,13 @@ def assemble(
     with border.at("building the optimizer", 0):
         whole, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
     if mesh is not None:
-        with border.at("dividing the model", 0):
+        with border.collective("dividing the model", 0):
             divide(blueprint, task.parallelize(), plan.mesh, mesh)
     allocate(blueprint, device)
     parameters = tensors(blueprint.parameters)
     optimizer = optimizers.move(whole, groups, parameters)  # type: ignore[arg-type]
     if mesh is not None and plan.mesh.dp_shard > 1:
-        with border.at("trying the optimizer", 0):
+        with border.collective("trying the optimizer", 0):
             ndims = {fqn: len(shapes[fqn]) for fqn in parameters}
             check_sharded_update(optimizer, groups, ndims, mesh["dp_shard"], device)
     # After the trial: a scheduler hooks itself into optimizer.step.

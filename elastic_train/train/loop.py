@@ -76,7 +76,7 @@ class Loop:
         self._spec, self._shards, self._border, self._mark = spec, shards, border, mark
         self._requests, self._on_step, self._on_save = requests, on_step, on_save
         self._voted_at = time.monotonic()
-        with border.at("preparing", shards.step or 0):
+        with border.collective("preparing", shards.step or 0):
             self._stepper = Stepper(
                 task=task,
                 spec=spec,

@@ -25,11 +25,11 @@ from elastic_train.errors import GroupBroken, TensorMismatch
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
-from elastic_train.train import digest as digests
 from elastic_train.train import document as documents
 from elastic_train.train import seeded
 from elastic_train.train.assemble import assemble
 from elastic_train.train.build import initialise
+from elastic_train.train.digest import reduced_digest
 from elastic_train.train.fragments import DTYPES, cut_into, parts, shard_like
 from elastic_train.train.group import Group
 from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
@@ -126,7 +126,7 @@ class Member:
 
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
         """Digest of boxes of a holding, to compare with what arrived elsewhere."""
-        return digests.of_boxes(boxes, self.read(generation, step, boxes))
+        return self._serving(generation, step).digest_of(boxes)
 
     # -- holdings ----------------------------------------------------------------------------------------------
 
@@ -263,8 +263,9 @@ class Member:
         """Digest of the whole new state, the same on every rank. All ranks call it."""
         shards = self._forming
         assert self._border is not None
-        with self._border.at("comparing digests", shards.step or 0):
-            return digests.of_state(parts(shards), shards.plan.world_size, self._device)
+        own = Index(parts(shards)).digest()
+        with self._border.collective("comparing digests", shards.step or 0):
+            return reduced_digest(own, device=self._device.type)
 
     def go(self) -> None:
         """The new shards are the state; what was held before is dropped."""

@@ -31,12 +31,12 @@ def divide(blueprint: Blueprint, rules: Rules, plan_mesh: Mesh, mesh: DeviceMesh
     data = mesh["dp_replicate", "dp_shard"] if plan_mesh.dp_replicate > 1 else mesh["dp_shard"]
     for unit in (*_units(blueprint, rules), blueprint.model):
         fully_shard(unit, mesh=data, ignored_params=whole or None)
-    root = blueprint.model
-    assert isinstance(root, FSDPModule)
-    root.set_gradient_divide_factor(1.0)
-    root.set_force_sum_reduction_for_comms(True)
-    # Ranks may take different branches: without this their reductions would differ in size.
-    root.set_reduce_scatter_unused_params(True)
+    for module in blueprint.model.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            # Ranks may take different branches: without this their reductions would differ in size.
+            module.set_reduce_scatter_unused_params(True, recurse=False)
 
 
 def sync_gradients(model: nn.Module, on: bool) -> None:

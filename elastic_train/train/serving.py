@@ -8,7 +8,9 @@ import numpy as np
 
 from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box
+from elastic_train.geometry.digest import MASK
 from elastic_train.geometry.fragments import Fragments
+from elastic_train.train.digest import tensor_digest
 from elastic_train.train.fragments import Part, read_box, table, write_box
 
 
@@ -34,6 +36,15 @@ class Index:
         for row, data in enumerate(arrays):
             write_box(self._holder(boxes, row), boxes.box(row), data)
 
+    def digest(self) -> int:
+        """This rank's contribution to the digest of the whole state; of replicas the first one counts."""
+        return sum(_digest(part, part.box) for part in self.parts if part.replica[0] == 0) & MASK
+
+    def digest_of(self, boxes: Fragments) -> int:
+        """The digest of boxes, each counted."""
+        rows = range(len(boxes))
+        return sum(_digest(self._holder(boxes, row), boxes.box(row)) for row in rows) & MASK
+
     def _holder(self, boxes: Fragments, row: int) -> Part:
         key, box = int(boxes.key[row]), boxes.box(row)
         name = boxes.names[key]
@@ -50,6 +61,11 @@ class Index:
             if _contains(part.box, box):
                 return part
         raise TensorMismatch(url=f"{name[0]} {name[1]}", problem=f"this rank does not hold {box}.")
+
+
+def _digest(part: Part, box: Box) -> int:
+    view = part.view[box.within(part.box).slices]
+    return tensor_digest(view, tensor=part.tensor, state=part.state, box=box, shape=part.shape)
 
 
 def _contains(outer: Box, inner: Box) -> bool:

@@ -91,7 +91,7 @@ class Stepper:
                 losses += loss
                 count += counted
         self._mark("reduce", step, -1)
-        with self._border.at("the reduction", step):
+        with self._border.collective("the reduction", step):
             present = self._presence.local(self._trainable)
             if shards.plan.world_size > 1:
                 present = agree_on_presence(present, shards.device)
@@ -118,7 +118,7 @@ class Stepper:
         with shards.lock:
             shards.reached = step
         self._mark("vote", step, -1)
-        with self._border.at("the vote", step):
+        with self._border.collective("the vote", step):
             self._group.check()
             if shards.plan.world_size > 1:
                 dist.all_reduce(packed)

@@ -30,10 +30,14 @@ class Border:
 
     def at(self, phase: str, step: int) -> _Crossing:
         """A context for calling into the user's code."""
-        return _Crossing(self, phase, step)
+        return _Crossing(self, phase, step, users=True)
 
-    def translated(self, error: BaseException, phase: str, step: int) -> BaseException:
-        """What an error that came out of the user's code means."""
+    def collective(self, phase: str, step: int) -> _Crossing:
+        """A context for our own code that communicates: only what broke the group is translated."""
+        return _Crossing(self, phase, step, users=False)
+
+    def translated(self, error: BaseException, phase: str, step: int, users: bool) -> BaseException:
+        """What an error that came out of the user's code, or of ours, means."""
         if isinstance(error, GroupBroken):
             return error
         if self._broken() or is_collective_error(error):
@@ -41,7 +45,7 @@ class Border:
             return GroupBroken(generation=self._generation, reason=f"in {phase} of step {step}: {line}")
         if isinstance(error, torch.OutOfMemoryError):
             return MemoryError(str(error).splitlines()[0])
-        if isinstance(error, ElasticTrainError | MemoryError):
+        if not users or isinstance(error, ElasticTrainError | MemoryError):
             return error
         return UserCodeError(
             worker=self._worker,
@@ -55,8 +59,8 @@ class Border:
 
 
 class _Crossing:
-    def __init__(self, border: Border, phase: str, step: int) -> None:
-        self._border, self._phase, self._step = border, phase, step
+    def __init__(self, border: Border, phase: str, step: int, users: bool) -> None:
+        self._border, self._phase, self._step, self._users = border, phase, step, users
 
     def __enter__(self) -> None:
         return None
@@ -66,7 +70,7 @@ class _Crossing:
     ) -> bool:
         if error is None or not isinstance(error, Exception | SystemExit):
             return False
-        meant = self._border.translated(error, self._phase, self._step)
+        meant = self._border.translated(error, self._phase, self._step, self._users)
         if meant is error:
             return False
         raise meant from error

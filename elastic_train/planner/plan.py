@@ -11,7 +11,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Sizes of the named axes over ranks. `ep` shares ranks with the data axes and is not a factor of `size`."""
+    """Sizes of the named axes over ranks. `ep` shares ranks with the data axes: no factor of `size`."""
 
     pp: int = 1
     dp_replicate: int = 1

@@ -15,10 +15,10 @@ from elastic_train.checkpoint.writer import write_part
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Event, PartWritten, SaveFailed
 from elastic_train.errors import StorageError
+from elastic_train.geometry.digest import of_boxes
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import child_url, open_store
-from elastic_train.train.digest import of_boxes
 from elastic_train.train.member import Progress
 
 READ_BYTES = 64 * 2**20
@@ -70,7 +70,7 @@ class PartWriter:
         )
 
     def open(self, stored: Stored) -> Checkpoint:
-        return RunDirectory(self.store).open(stored)
+        return Checkpoint.of(RunDirectory(self.store), stored)
 
 
 def read_in_batches(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from elastic_train.checkpoint.opening import open_run_checkpoint
+from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
 from elastic_train.cli.exits import CHECKPOINT, FINISHED
@@ -28,7 +28,7 @@ def list_checkpoints(run: str, *, as_json: bool) -> None:
 def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
     directory = RunDirectory(open_store(run))
     stored = _choose(directory, run, step)
-    checkpoint = open_run_checkpoint(directory, stored)
+    checkpoint = Checkpoint.of(directory, stored)
     fragments = checkpoint.fragments()
     counts: dict[tuple[str, str], int] = {}
     for key in fragments.key.tolist():
@@ -59,7 +59,7 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
 def verify_checkpoint(run: str, step: int | None) -> int:
     directory = RunDirectory(open_store(run))
     stored = _choose(directory, run, step)
-    report = verify(open_run_checkpoint(directory, stored))
+    report = verify(Checkpoint.of(directory, stored))
     print(report)
     return FINISHED if report.sound else CHECKPOINT
 

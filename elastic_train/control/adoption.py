@@ -32,13 +32,13 @@ from elastic_train.recovery.lineage import alive
 
 def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
     """Take the run over. What was going on goes on; a run that had ended starts again from what is stored."""
-    before = state.facts
-    state = shifted(state, event.at - before.now)
+    before, shift = state.facts, event.at - state.now
+    state = shifted(state, shift)
     facts = replace(
         state.facts,
         term=event.term,
         nodes=tuple(
-            replace(n, drain_by=n.drain_by + event.at - before.now) if n.drain_by is not None else n
+            replace(n, drain_by=n.drain_by + shift) if n.drain_by is not None else n
             for n in state.facts.nodes
         ),
         ever_stored=state.facts.ever_stored or event.ever_stored,

@@ -53,7 +53,6 @@ def shifted(state: State, seconds: float) -> State:
     facts = state.facts
     facts = replace(
         facts,
-        now=facts.now + seconds,
         workers=tuple(replace(w, since=w.since + seconds) for w in facts.workers),
         flaps=tuple(
             replace(f, ends=tuple(t + seconds for t in f.ends), until=f.until + seconds) for f in facts.flaps
@@ -62,7 +61,7 @@ def shifted(state: State, seconds: float) -> State:
         began=later(facts.began),
         resized=later(facts.resized),
     )
-    return State(facts=facts, phase=_shifted_phase(state.phase, seconds))
+    return State(facts=facts, phase=_shifted_phase(state.phase, seconds), now=state.now + seconds)
 
 
 def _shifted_phase(phase: Phase, seconds: float) -> Phase:

@@ -85,7 +85,14 @@ class FailStorage:
     seconds: float
 
 
-Fault = KillNode | KillRank | StopRank | AddNode | DrainNode | KillController | FailStorage
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DamageCheckpoint:
+    """A byte of the newest committed checkpoint changes, unnoticed until somebody reads it."""
+
+    when: Moment
+
+
+Fault = KillNode | KillRank | StopRank | AddNode | DrainNode | KillController | FailStorage | DamageCheckpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +110,7 @@ def storm(seed: int, *, steps: int, nodes: Sequence[str], ranks: int, faults: in
     for number in range(faults):
         step = draw.randint(1, steps)
         when = Moment(step=step, phase=draw.choice(PHASES), micro_batch=draw.randint(0, 1))
-        match draw.randrange(8):
+        match draw.randrange(9):
             case 0 | 1:
                 made.append(KillNode(when=when, node=draw.choice(nodes)))
                 made.append(
@@ -122,6 +129,8 @@ def storm(seed: int, *, steps: int, nodes: Sequence[str], ranks: int, faults: in
                 )
             case 6:
                 made.append(KillController(when=when))
+            case 7:
+                made.append(DamageCheckpoint(when=when))
             case _:
                 made.append(FailStorage(when=when, seconds=draw.choice((2.0, 15.0))))
     return FaultSchedule(faults=tuple(sorted(made, key=lambda f: f.when.step)), seed=seed)

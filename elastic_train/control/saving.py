@@ -34,7 +34,7 @@ from elastic_train.control.states import (
 from elastic_train.recovery.evidence import FromStorage, Stored
 from elastic_train.recovery.lineage import alive
 
-BACK_OFF_S = 1.0
+BACK_OFF_S = 5.0
 
 
 def part_written(state: State, event: PartWritten, policy: Policy) -> Outcome:
@@ -88,7 +88,8 @@ def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
         case Running(final_failed=None) as phase if current and facts.step >= policy.max_steps:
             return Outcome(state=replace(state, phase=replace(phase, final_failed=event.at)), reason=said)
         case _:
-            return Outcome(state=state, reason=f"{said}; training goes on")
+            over = facts.step >= policy.max_steps
+            return Outcome(state=state, reason=said if over else f"{said}; training goes on")
 
 
 def retry_final(state: State, policy: Policy, at: float) -> Outcome:

@@ -61,7 +61,6 @@ class Commitment:
 class Facts:
     """What is known, whatever the run is doing."""
 
-    now: float = 0.0  # of the last event that changed something
     term: int = 0
 
     # members
@@ -177,6 +176,7 @@ Phase = Waiting | Forming | Running | Pausing | Settling | Ended
 class State:
     facts: Facts = field(default_factory=Facts)
     phase: Phase = field(default_factory=lambda: Waiting(since=0.0))
+    now: float = 0.0  # when the state was reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,6 +190,8 @@ class Outcome:
     def then(self, follow: Callable[[State], Outcome]) -> Outcome:
         """This, and what follows from the state it led to."""
         further = follow(self.state)
+        if further.state is self.state and not further.commands and not further.reason:
+            return self
         return Outcome(
             state=further.state,
             commands=self.commands + further.commands,

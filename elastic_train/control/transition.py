@@ -53,10 +53,10 @@ def transition(state: State, event: Event, policy: Policy) -> Outcome:
         outcome = outcome.then(lambda s: _follow(s, policy, event.at))
         if type(outcome.state.phase) is type(before.phase):
             break
-    if outcome.state is not state and outcome.state.facts.now != event.at:
-        facts = replace(outcome.state.facts, now=event.at)
-        outcome = replace(outcome, state=replace(outcome.state, facts=facts))
-    return outcome if outcome.reason else replace(outcome, reason="nothing to do")
+    after = outcome.state
+    if after is not state:
+        after = State(facts=after.facts, phase=after.phase, now=event.at)
+    return Outcome(state=after, commands=outcome.commands, reason=outcome.reason or "nothing to do")
 
 
 def _decide(state: State, event: Event, policy: Policy) -> Outcome:

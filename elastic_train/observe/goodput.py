@@ -26,9 +26,7 @@ class Goodput:
         return self.good_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
-def goodput(
-    records: Sequence[Record], *, submitted: float | None = None, ended: float | None = None
-) -> Goodput:
+def goodput(records: Sequence[Record], *, submitted: float | None = None) -> Goodput:
     """The account of a run that was `submitted` at these wall seconds, by default at its first record."""
     if not records:
         return Goodput(wall_s=0.0, good_s=0.0, badput=())

@@ -1,0 +1,106 @@
+"""What must hold at every transition of a simulated run, by name."""
+
+from __future__ import annotations
+
+from elastic_train.control.commands import Commit, Form, Go, StopWorker
+from elastic_train.control.events import Event, GroupBroken, GroupReady, Settled, StepCommitted
+from elastic_train.control.states import Facts, Outcome, State
+from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Stored
+from elastic_train.testing.simulated_cluster import SimulatedCluster
+
+
+def check_transition(before: State, event: Event, outcome: Outcome, cluster: SimulatedCluster) -> None:
+    """Raises AssertionError with the invariant's name."""
+    stale = (
+        isinstance(event, GroupReady | StepCommitted | GroupBroken | Settled)
+        and event.generation != before.facts.generation
+    )
+    assert not stale or outcome.state is before, "words of an older generation change nothing"
+    for command in outcome.commands:
+        match command:
+            case Form():
+                _check_form(before, command, cluster)
+            case Go(generation=generation):
+                assert generation == outcome.state.facts.generation, "only the newest generation trains"
+            case Commit():
+                _check_commit(command, cluster)
+            case StopWorker(worker=name):
+                _check_stop(name, before.facts, cluster)
+            case _:
+                pass
+
+
+def _check_form(before: State, form: Form, cluster: SimulatedCluster) -> None:
+    facts = before.facts
+    origin = form.origin
+    step = origin.step if isinstance(origin, Live | FromStorage) else 0
+    assert form.generation > facts.generation, "generations only grow"
+    best = _best_step(facts, cluster)
+    assert step >= best, f"no committed step is lost beyond what the evidence allows ({step} < {best})"
+    if isinstance(origin, Fresh):
+        assert not cluster.storage.ever, "a run that committed never starts afresh"
+    if isinstance(origin, Live):
+        held = [h for name in form.holders for h in cluster.workers[name].holdings.values()]
+        like = next(h for h in held if h.generation == origin.generation)
+        assert _assembled(like, held, facts, step), "what a group starts from is held, every part of it"
+    _follow_line(form, step, cluster)
+    group = cluster.group
+    if group is not None and group.training and not group.broken and not group.paused:
+        living = all(w.responds(cluster.clock.now) for w in group.workers)
+        assert not living, "two generations never train at once"
+
+
+def _follow_line(form: Form, step: int, cluster: SimulatedCluster) -> None:
+    """A state is told by who committed its step: a dead generation's never comes back into the lineage."""
+    match form.origin:
+        case Live(generation=source) | FromStorage(stored=Stored(generation=source)):
+            start = cluster.forms[source].lineage[-1][1]
+        case Fresh():
+            source, start = 0, 0
+    if cluster.storage.damaged and isinstance(form.origin, FromStorage):
+        cluster.line[step] = source  # anything that reads well is better than nothing
+    elif step > start:
+        assert cluster.line.get(step) == source, "nothing of a dead generation enters the kept lineage"
+    cluster.line = {s: by for s, by in cluster.line.items() if s <= step}
+
+
+def _check_commit(commit: Commit, cluster: SimulatedCluster) -> None:
+    ranks = {part.rank for part in commit.parts}
+    assert ranks == set(range(cluster.forms[commit.generation].plan.world_size)), "a commit has every part"
+
+
+def _best_step(facts: Facts, cluster: SimulatedCluster) -> int:
+    """The newest step that the living could assemble, the slow way, from what they really hold."""
+    alive = {w.name for w in facts.workers}
+    held = [
+        h
+        for w in cluster.workers.values()
+        if w.name in alive and w.responds(cluster.clock.now)
+        for h in w.holdings.values()
+    ]
+    stored = facts.stored.step if facts.stored is not None else 0
+    return max((stored, *(h.step for h in held if _assembled(h, held, facts, h.step))))
+
+
+def _assembled(like: Holding, held: list[Holding], facts: Facts, step: int) -> bool:
+    plan = dict(facts.plans).get(like.generation)
+    starts = dict(facts.lineage)
+    later = [first for generation, first in facts.lineage if generation > like.generation]
+    if plan is None or like.generation not in starts or any(first < step for first in later):
+        return False
+    there = {
+        h.rank % plan.mesh.dp_shard
+        for h in held
+        if h.generation == like.generation and (h.step == step or (h.step == step - 1 and h.reached == step))
+    }
+    return there == set(range(plan.mesh.dp_shard))
+
+
+def _check_stop(name: str, facts: Facts, cluster: SimulatedCluster) -> None:
+    """Only those that are late, silent, unknown or on a leaving node."""
+    worker = cluster.workers.get(name)
+    known = any(w.name == name and w.status == "ready" for w in facts.workers)
+    if worker is None or not known or not worker.responds(cluster.clock.now):
+        return
+    node = cluster.nodes.get(worker.node)
+    assert node is None or node.drain_by is not None, "survivors are never stopped without need"

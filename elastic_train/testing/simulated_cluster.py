@@ -1,0 +1,398 @@
+"""A simulated cluster: performs commands with delays, and ends every effect in an event, as the real one
+does.
+
+Words of a worker arrive in order, late, sometimes twice, and not at all if it dies first; while no controller
+is there they wait. Commands of an older term are refused, except by storage, which has its own fence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from elastic_train.control.commands import (
+    Abort,
+    Command,
+    Commit,
+    End,
+    Form,
+    Go,
+    Pause,
+    Prune,
+    Save,
+    StartWorker,
+    StopWorker,
+)
+from elastic_train.control.events import (
+    Cause,
+    CauseKind,
+    CheckpointCommitted,
+    CheckpointRejected,
+    Event,
+    FencedOff,
+    GroupBroken,
+    GroupReady,
+    Node,
+    NodesChanged,
+    PartWritten,
+    SaveFailed,
+    Settled,
+    StepCommitted,
+    WorkerLost,
+    WorkerReady,
+)
+from elastic_train.control.faults import At
+from elastic_train.control.policy import Policy
+from elastic_train.recovery.evidence import FromStorage, Live
+from elastic_train.testing.simulated_group import (
+    FOREVER,
+    SimulatedGroup,
+    SimulatedNode,
+    SimulatedWorker,
+    roll_forward,
+    vote_of,
+)
+from elastic_train.testing.simulated_storage import SimulatedStorage
+from elastic_train.testing.simulated_time import Clock
+
+Tell = Callable[[int, Event], None]
+"""(term that asked, or 0 for whoever is the controller; event)"""
+
+PHASE_AT: tuple[tuple[At, float], ...] = (
+    ("forward", 0.1),
+    ("backward", 0.4),
+    ("reduce", 0.7),
+    ("vote", 0.8),
+    ("optimizer", 0.9),
+)
+
+
+class SimulatedCluster:
+    """`moment` is called whenever the group reaches a phase of a step."""
+
+    def __init__(self, clock: Clock, policy: Policy, *, step_s: float = 2.0, save_s: float = 1.5) -> None:
+        self.clock, self.policy, self.step_s, self.save_s = clock, policy, step_s, save_s
+        self.nodes: dict[str, SimulatedNode] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
+        self.storage = SimulatedStorage()
+        self.group: SimulatedGroup | None = None
+        self.term = 0
+        self.tell: Tell = lambda term, event: None
+        self.moment: Callable[[int, At], None] = lambda step, phase: None
+        self.watched: Callable[[int, At], bool] = lambda step, phase: False
+        self.every = policy.checkpoints.every
+        self.forms: dict[int, Form] = {}
+        self.line: dict[int, int] = {0: 0}  # step -> the generation that committed it, of the kept lineage
+
+    # -- nodes -----------------------------------------------------------------------------------------------
+
+    def add_node(self, name: str, slots: int = 1) -> None:
+        self.nodes[name] = SimulatedNode(name=name, slots=slots)
+        self._nodes_changed()
+
+    def kill_node(self, name: str) -> None:
+        node = self.nodes.pop(name, None)
+        if node is None:
+            return
+        for worker in [w for w in self.workers.values() if w.node == name]:
+            self.kill(worker, notice_s=self.clock.draw.uniform(1.0, 2.0))
+        self.clock.after(2.0, self._nodes_changed)
+
+    def drain_node(self, name: str, notice_s: float) -> None:
+        if name in self.nodes:
+            self.nodes[name].drain_by = self.clock.now + notice_s
+            self._nodes_changed()
+            self.clock.after(notice_s, lambda: self.kill_node(name))
+
+    def present(self) -> tuple[Node, ...]:
+        return tuple(
+            Node(name=n.name, slots=n.slots, drain_by=n.drain_by)
+            for n in sorted(self.nodes.values(), key=lambda n: n.name)
+        )
+
+    def _nodes_changed(self) -> None:
+        self.tell(0, NodesChanged(at=0.0, nodes=self.present()))
+
+    # -- workers ---------------------------------------------------------------------------------------------
+
+    def kill(self, worker: SimulatedWorker, *, notice_s: float = 0.05, kind: CauseKind = "death") -> None:
+        """End a process. The controller's watch notices; its group notices by itself."""
+        if worker.died is not None:
+            return
+        worker.died = self.clock.now
+        cause = Cause(kind=kind, detail=f"{worker.name} ended")
+        self.clock.after(
+            notice_s, lambda: self.tell(self.term, WorkerLost(at=0.0, worker=worker.name, cause=cause))
+        )
+        if self.group is not None and worker in self.group.workers:
+            self._break(self.group, "connection reset by peer")
+
+    def stop(self, worker: SimulatedWorker, seconds: float | None) -> None:
+        """Hold a process still. Silence beyond the liveness limit counts as its end."""
+        worker.stopped_until = FOREVER if seconds is None else self.clock.now + seconds
+        self.clock.after(self.policy.timing.liveness_s, lambda: self._check_silence(worker))
+
+    def _check_silence(self, worker: SimulatedWorker) -> None:
+        if worker.stopped_until > self.clock.now:
+            self.kill(worker, notice_s=0.0, kind="silence")
+
+    def say(self, worker: SimulatedWorker, event: Event) -> None:
+        draw = self.clock.draw
+        at = max(
+            worker.said_until, worker.stopped_until if worker.stopped_until < FOREVER else 0.0, self.clock.now
+        )
+        worker.said_until = at = at + draw.uniform(0.005, 0.1)
+
+        def deliver() -> None:
+            lost = worker.died is not None and draw.random() < 0.5
+            if not lost and worker.stopped_until < FOREVER:
+                self.tell(0, event)
+
+        self.clock.after(at - self.clock.now, deliver)
+        if draw.random() < 0.03:
+            self.clock.after(at - self.clock.now + 1.0, deliver)
+
+    # -- commands --------------------------------------------------------------------------------------------
+
+    def perform(self, term: int, command: Command) -> None:
+        match command:
+            case Commit():
+                self.clock.after(self.clock.draw.uniform(0.05, 1.0), lambda: self._commit(term, command))
+            case Prune(keep=keep):
+                self.storage.prune(term, keep)
+            case End():
+                pass
+            case _ if term < self.term:
+                pass
+            case StartWorker(worker=name, node=node):
+                self._start(name, node)
+            case StopWorker(worker=name):
+                if name in self.workers:
+                    self.kill(self.workers[name])
+            case Abort(generation=generation, workers=names):
+                for name in names:
+                    self.clock.after(
+                        self.clock.draw.uniform(0.01, 0.1), lambda n=name: self._abort(n, generation)
+                    )
+            case Pause(generation=generation, save=save):
+                self._request(generation, pause=True, save=save)
+            case Save(generation=generation):
+                self._request(generation, pause=False, save=True)
+            case Form():
+                self._form(command)
+            case Go(generation=generation):
+                group = self.group
+                if (
+                    group is not None
+                    and group.generation == generation
+                    and group.ready
+                    and not group.training
+                ):
+                    group.training = True
+                    self._begin_step(group)
+
+    def _start(self, name: str, node: str) -> None:
+        if name in self.workers:
+            return
+        worker = self.workers[name] = SimulatedWorker(name=name, node=node)
+        if node not in self.nodes:
+            self.kill(worker, notice_s=1.0)
+            return
+
+        def up() -> None:
+            if worker.died is None:
+                worker.ready = True
+                self.say(worker, WorkerReady(at=0.0, worker=name, node=node, pid=1))
+
+        self.clock.after(self.clock.draw.uniform(2.0, 6.0), up)
+
+    def _abort(self, name: str, generation: int) -> None:
+        worker = self.workers[name]
+        if worker.died is not None:
+            return
+        if worker.stopped_until > self.clock.now:
+            self.kill(worker, notice_s=self.policy.timing.verdict_s, kind="silence")
+            return
+        if self.group is not None and self.group.generation == generation:
+            self._break(self.group, "aborted", aloud=False)
+        self._last_word(worker, generation, None)
+
+    def _last_word(self, worker: SimulatedWorker, generation: int, error: Cause | None) -> None:
+        worker.settled.add(generation)
+        held = worker.holdings.get(generation)
+        if held is not None and held.applied is not None and held.applied.step == held.step:
+            self.say(worker, self._report(generation, held.step))
+        holdings = tuple(worker.holdings.values())
+        self.say(
+            worker, Settled(at=0.0, generation=generation, worker=worker.name, holdings=holdings, error=error)
+        )
+
+    # -- the group -------------------------------------------------------------------------------------------
+
+    def _form(self, command: Form) -> None:
+        if self.group is not None and self.group.generation >= command.generation:
+            return
+        self.forms[command.generation] = command
+        workers = [self.workers[name] for name in command.plan.workers]
+        group = self.group = SimulatedGroup(form=command, workers=workers, step=command.lineage[-1][1])
+        if isinstance(command.origin, Live):
+            for name in command.holders:
+                roll_forward(self.workers[name], command.origin)
+        for worker in workers:
+            worker.generation = command.generation
+        self.clock.after(self.clock.draw.uniform(0.3, 2.0), lambda: self._formed(group))
+        self.moment(group.step + 1, "forming")
+
+    def _formed(self, group: SimulatedGroup) -> None:
+        if group.broken or self.group is not group:
+            return
+        origin = group.form.origin
+        if isinstance(origin, FromStorage) and origin.stored.slot in self.storage.damaged:
+            fallback = self.storage.sound(origin.stored.slot)
+            rejected = CheckpointRejected(at=0.0, stored=origin.stored, problem="damaged", fallback=fallback)
+            self.tell(0, rejected)
+            return
+        involved = [*group.workers, *(self.workers[name] for name in group.form.holders)]
+        if any(w.died is not None for w in involved):
+            self._break(group, "a member is gone")
+        elif late := max((w.stopped_until - self.clock.now for w in involved), default=0.0):
+            if 0.0 < late < FOREVER:
+                self.clock.after(late, lambda: self._formed(group))
+                return
+            if late == FOREVER:
+                return
+            group.fill()
+            self.say(
+                group.workers[0],
+                GroupReady(at=0.0, generation=group.generation, step=group.step, seconds=1.0),
+            )
+
+    def _begin_step(self, group: SimulatedGroup) -> None:
+        if group.broken or self.group is not group:
+            return
+        group.phase = "forward"
+        step = group.step + 1
+        if step > self.policy.max_steps:
+            if group.save:
+                self._save(group)
+            return
+        for phase, share in PHASE_AT:
+            if self.watched(step, phase):
+                self.clock.after(share * self.step_s, lambda p=phase: self._reach(group, step, p))
+        self.clock.after(self.step_s, lambda: self._end_step(group, step))
+
+    def _reach(self, group: SimulatedGroup, step: int, phase: At) -> None:
+        if self.group is group and not group.broken and group.step == step - 1:
+            group.phase = phase
+            self.moment(step, phase)
+
+    def _end_step(self, group: SimulatedGroup, step: int) -> None:
+        if group.broken or self.group is not group:
+            return
+        late = max(w.stopped_until for w in group.workers) - self.clock.now
+        if late > 0:
+            if late < FOREVER:
+                self.clock.after(late, lambda: self._end_step(group, step))
+            return
+        group.commit()
+        self.line[step] = group.generation
+        group.phase = "save"
+        self.say(group.workers[0], self._report(group.generation, step))
+        if self.watched(step, "save"):
+            self.moment(step, "save")
+        due = isinstance(self.every, int) and step % self.every == 0
+        if due or group.save or step == self.policy.max_steps:
+            self._save(group)
+        self._stand(group)
+
+    def _stand(self, group: SimulatedGroup) -> None:
+        """At a step boundary: pause if asked to, otherwise go on."""
+        if group.broken:
+            return
+        if group.pause and group.step < self.policy.max_steps:
+            group.paused = True
+            for worker in group.workers:
+                self._last_word(worker, group.generation, None)
+        else:
+            self._begin_step(group)
+
+    def _request(self, generation: int, *, pause: bool, save: bool) -> None:
+        group = self.group
+        if group is None or group.generation != generation or group.broken:
+            return
+        group.pause, group.save = group.pause or pause, group.save or save
+        if group.paused or group.step >= self.policy.max_steps:
+            if save:
+                self._save(group)
+            if group.paused:
+                self._stand(group)
+
+    def _break(self, group: SimulatedGroup, detail: str, *, aloud: bool = True) -> None:
+        if group.broken:
+            return
+        if group.shatter(self.clock.draw):
+            self.line[group.step + 1] = group.generation
+        if not aloud:
+            return
+        for worker in group.workers:
+            if (
+                worker.died is None and self.clock.draw.random() < 0.7
+            ):  # the others hang until they are aborted
+                cause = Cause(kind="collective", detail=detail)
+                self.say(
+                    worker, GroupBroken(at=0.0, generation=group.generation, worker=worker.name, cause=cause)
+                )
+                self._last_word(worker, group.generation, cause)
+
+    def _report(self, generation: int, step: int) -> StepCommitted:
+        return StepCommitted(
+            at=0.0,
+            generation=generation,
+            step=step,
+            loss=1.0 / step,
+            tokens=1000.0,
+            grad_norm=1.0,
+            skipped=False,
+            seconds=self.step_s,
+            vote=vote_of(step).values,
+        )
+
+    # -- storage ---------------------------------------------------------------------------------------------
+
+    def _save(self, group: SimulatedGroup) -> None:
+        group.save = False
+        for rank, worker in enumerate(group.workers):
+            self.clock.after(
+                self.save_s * self.clock.draw.uniform(0.5, 1.5),
+                lambda r=rank, w=worker, s=group.step: self._write(group.generation, s, r, w),
+            )
+
+    def _write(self, generation: int, step: int, rank: int, worker: SimulatedWorker) -> None:
+        if worker.died is not None:
+            return
+        if self.storage.down_until > self.clock.now:
+            self.say(worker, SaveFailed(at=0.0, generation=generation, step=step, problem="no answer"))
+            return
+        part = PartWritten(
+            at=0.0,
+            generation=generation,
+            step=step,
+            rank=rank,
+            seconds=self.save_s,
+            bytes=1,
+            manifest=f"w{rank:05d}.parquet",
+            digest="0",
+        )
+        self.say(worker, part)
+
+    def _commit(self, term: int, command: Commit) -> None:
+        if self.storage.down_until > self.clock.now:
+            failed = SaveFailed(
+                at=0.0, generation=command.generation, step=command.step, problem="the commit had no answer"
+            )
+            self.tell(term, failed)
+            return
+        stored = self.storage.commit(term, command)
+        if stored is None:
+            self.tell(term, FencedOff(at=0.0, by_term=self.storage.fence))
+        else:
+            self.tell(term, CheckpointCommitted(at=0.0, stored=stored, metrics=command.metrics))

@@ -1,0 +1,114 @@
+"""Simulated workers and the group they train in: what each holds when the group breaks, and when."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass, field, replace
+
+from elastic_train.control.commands import Form
+from elastic_train.control.faults import At
+from elastic_train.recovery.evidence import Holding, Live, Vote
+
+
+@dataclass(slots=True)
+class SimulatedNode:
+    name: str
+    slots: int
+    alive: bool = True
+    drain_by: float | None = None
+
+
+@dataclass(slots=True)
+class SimulatedWorker:
+    """A worker process. It keeps the state of the group before until its own commits a step."""
+
+    name: str
+    node: str
+    ready: bool = False
+    died: float | None = None
+    stopped_until: float = 0.0
+    generation: int = 0  # of the group that it runs in
+    holdings: dict[int, Holding] = field(default_factory=dict[int, Holding])
+    said_until: float = 0.0  # words leave in order
+    settled: set[int] = field(default_factory=set[int])
+
+    def responds(self, now: float) -> bool:
+        return self.died is None and self.ready and self.stopped_until <= now
+
+
+def vote_of(step: int) -> Vote:
+    """What the ranks agree on at a step: a function of the step alone."""
+    return Vote(step=step, values=(1.0 / step, 1.0))
+
+
+@dataclass(slots=True)
+class SimulatedGroup:
+    """All workers of one generation. `step` is what every rank committed, while nothing is broken."""
+
+    form: Form
+    workers: list[SimulatedWorker]
+    step: int
+    ready: bool = False
+    training: bool = False
+    broken: bool = False
+    paused: bool = False
+    phase: At = "forming"
+    pause: bool = False
+    save: bool = False
+
+    @property
+    def generation(self) -> int:
+        return self.form.generation
+
+    def fill(self) -> None:
+        """Every rank has its verified state."""
+        self.ready = True
+        for rank, worker in enumerate(self.workers):
+            applied = vote_of(self.step) if isinstance(self.form.origin, Live) and self.step else None
+            worker.holdings[self.generation] = Holding(
+                generation=self.generation, rank=rank, step=self.step, applied=applied
+            )
+
+    def commit(self) -> None:
+        """Every rank applies the step; what it held of older groups is freed."""
+        self.step += 1
+        for rank, worker in enumerate(self.workers):
+            worker.holdings = {
+                self.generation: Holding(
+                    generation=self.generation, rank=rank, step=self.step, applied=vote_of(self.step)
+                )
+            }
+
+    def shatter(self, draw: random.Random) -> bool:
+        """The group breaks where it is. Around a vote some ranks passed it, then True, and some did not."""
+        self.broken = True
+        if not (self.training and self.phase in ("vote", "optimizer")):
+            return False
+        passed = False
+        step = self.step + 1
+        for rank, worker in enumerate(self.workers):
+            held = worker.holdings[self.generation]
+            if self.phase == "optimizer" or draw.random() < 0.5:
+                passed = True
+                worker.holdings = {
+                    self.generation: Holding(
+                        generation=self.generation, rank=rank, step=step, applied=vote_of(step)
+                    )
+                }
+            elif draw.random() < 0.9:  # it may have died just before it entered the vote
+                worker.holdings[self.generation] = replace(held, reached=step)
+        return passed
+
+
+def roll_forward(worker: SimulatedWorker, origin: Live) -> None:
+    """Bring a holder to the origin's step."""
+    held = worker.holdings.get(origin.generation)
+    if held is not None and held.step == origin.step - 1 and held.reached == origin.step:
+        assert origin.vote is not None
+        worker.holdings[origin.generation] = replace(
+            held, step=origin.step, reached=None, applied=origin.vote
+        )
+
+
+FOREVER = math.inf

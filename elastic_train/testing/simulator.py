@@ -1,0 +1,269 @@
+"""The controller in virtual time: the same transition and fault schedules, thousands of runs in a minute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from elastic_train.config import Checkpoints, Timing
+from elastic_train.control.events import Adopted, Event, NodesChanged, StopRequested, TermBegan, Tick
+from elastic_train.control.faults import (
+    AddNode,
+    At,
+    DamageCheckpoint,
+    DrainNode,
+    FailStorage,
+    Fault,
+    FaultSchedule,
+    KillController,
+    KillNode,
+    KillRank,
+    StopRank,
+)
+from elastic_train.control.journal import changed, fold
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Ended, Outcome, State
+from elastic_train.control.transition import transition
+from elastic_train.observe.records import Record, record, wall_text
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat, even_shares
+from elastic_train.testing.invariants import check_transition
+from elastic_train.testing.simulated_cluster import SimulatedCluster
+from elastic_train.testing.simulated_time import Clock
+
+MICRO_BATCHES = 8
+RESTART_S = 1.5
+ZOMBIE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimplePlanner:
+    """`replicas` of everything, or as many as divide the workers; the rest shards."""
+
+    replicas: int = 1
+
+    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible:
+        if not seats:
+            return Infeasible(reason="no workers")
+        replicas = self.replicas if len(seats) % self.replicas == 0 else 1
+        mesh = Mesh(dp_replicate=replicas, dp_shard=len(seats) // replicas)
+        return Plan(
+            mesh=mesh,
+            workers=tuple(s.worker for s in seats),
+            nodes=tuple(s.node for s in seats),
+            shares=even_shares(MICRO_BATCHES, mesh.dp),
+        )
+
+
+def simulated_policy(
+    *, replicas: int = 2, max_steps: int = 15, every: int = 4, max_failures: int = 50
+) -> Policy:
+    """A small run: 2 to 4 workers and one standby, deadlines in proportion to two-second steps."""
+    return Policy(
+        plan=SimplePlanner(replicas=replicas),
+        min_workers=2,
+        max_workers=4,
+        standby=1,
+        max_steps=max_steps,
+        max_failures=max_failures,
+        checkpoints=Checkpoints(every=every, keep=2),
+        timing=Timing(
+            heartbeat_s=2.0,
+            liveness_s=8.0,
+            settle_s=10.0,
+            form_s=20.0,
+            join_window_s=3.0,
+            start_worker_s=20.0,
+        ),
+        quarantine_s=20.0,
+    )
+
+
+@dataclass(slots=True)
+class Controller:
+    """One term. A zombie goes on after its successor began, and only storage can stop it."""
+
+    term: int
+    began: float
+    state: State
+    zombie: bool = False
+    dead: bool = False
+
+
+@dataclass(slots=True)
+class Simulation:
+    """A run under a schedule. `journal` holds what was journalled, of all terms."""
+
+    policy: Policy
+    schedule: FaultSchedule
+    nodes: tuple[str, ...] = ("a", "b", "c", "d")
+    spares: int = 4  # nodes that come one by one while there is too little capacity, so that the run can end
+    limit_s: float = 3000.0
+    stop_at: float | None = None  # when a person asks the run to stop
+    refold: bool = True  # compare with the fold of the whole journal at the end, as at each change of terms
+    journal: list[Event] = field(default_factory=list[Event])
+    records: list[Record] | None = None
+    transitions: int = 0
+    clock: Clock = field(init=False)
+    cluster: SimulatedCluster = field(init=False)
+    controller: Controller = field(init=False)
+    _pending: list[Fault] = field(init=False)
+    _unheard: list[Event] = field(default_factory=list[Event])
+    _doomed: bool = False
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.schedule.seed or 0)
+        self.cluster = SimulatedCluster(self.clock, self.policy)
+        self.cluster.tell = self._tell
+        self.cluster.moment = self._moment
+        self.cluster.watched = lambda step, phase: any(
+            f.when.step == step and f.when.phase == phase for f in self._pending
+        )
+        self._pending = list(self.schedule.faults)
+
+    def run(self) -> Ended:
+        """Until the run ends. Raises AssertionError, with the seed, where an invariant does not hold."""
+        try:
+            self._start()
+            while not isinstance(self.controller.state.phase, Ended):
+                assert self.clock.now < self.limit_s, "the run ends when capacity allows"
+                assert self.clock.step()
+            folded = self.refold and fold(self.journal, self.policy)
+            assert not folded or folded == self.controller.state, "the journal folds to the state"
+        except AssertionError as broken:
+            raise AssertionError(f"seed {self.schedule.seed}: {broken}") from broken
+        return self.controller.state.phase
+
+    # -- terms -----------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        self.controller = Controller(term=0, began=0.0, state=State(), dead=True)
+        for node in self.nodes:
+            self.cluster.add_node(node)
+        self._begin_term()
+        self.clock.after(0.0, self._tick)
+        if self.stop_at is not None:
+            self.clock.after(self.stop_at, lambda: self._tell(0, StopRequested(at=0.0, reason="asked")))
+
+    def _begin_term(self) -> None:
+        folded = fold(self.journal, self.policy)
+        before = self.controller
+        assert folded == before.state, "the journal folds to the state"
+        term = before.term + 1
+        self.cluster.term = term
+        self.cluster.storage.begin(term)
+        self.controller = Controller(term=term, began=self.clock.now, state=folded)
+        storage = self.cluster.storage
+        self._handle(
+            self.controller, TermBegan(at=0.0, term=term, stored=storage.newest(), ever_stored=storage.ever)
+        )
+        if term > 1:
+            living = tuple(
+                (w.name, w.node, w.generation, self._step_of(w.name))
+                for w in self.cluster.workers.values()
+                if w.responds(self.clock.now)
+            )
+            self._handle(self.controller, Adopted(at=0.0, running=living))
+        self._handle(self.controller, NodesChanged(at=0.0, nodes=self.cluster.present()))
+        unheard, self._unheard = self._unheard, []
+        for event in unheard:
+            self._tell(0, event)
+
+    def _step_of(self, name: str) -> int:
+        worker = self.cluster.workers[name]
+        held = worker.holdings.get(worker.generation)
+        return held.step if held is not None else 0
+
+    def _crash(self) -> None:
+        """The controller is gone, or stands still for longer than its lease and does not know it."""
+        old = self.controller
+        self.clock.after(RESTART_S, self._begin_term)
+        if self.clock.draw.random() < 0.3:
+            zombie = Controller(term=old.term, began=old.began, state=old.state, zombie=True)
+            self.clock.after(RESTART_S + 1.0, lambda: self._haunt(zombie, self.clock.now + ZOMBIE_S))
+        self.controller = replace(old, dead=True)
+
+    def _haunt(self, zombie: Controller, until: float) -> None:
+        if self.clock.now < until and not isinstance(zombie.state.phase, Ended):
+            self._handle(zombie, Tick(at=0.0))
+            self.clock.after(self.policy.tick_s, lambda: self._haunt(zombie, until))
+
+    def _tick(self) -> None:
+        self._relieve()
+        if not self.controller.dead:
+            self._handle(self.controller, Tick(at=0.0))
+        self.clock.after(self.policy.tick_s, self._tick)
+
+    # -- events ----------------------------------------------------------------------------------------------
+
+    def _tell(self, term: int, event: Event) -> None:
+        controller = self.controller
+        if term not in (0, controller.term):
+            return  # its controller is gone
+        if controller.dead:
+            if term == 0 and not isinstance(event, NodesChanged):
+                self._unheard.append(event)
+            return
+        self._handle(controller, event)
+
+    def _handle(self, controller: Controller, event: Event) -> None:
+        event = replace(event, at=self.clock.now - controller.began)
+        before = controller.state
+        outcome = transition(before, event, self.policy)
+        self.transitions += 1
+        controller.state = outcome.state
+        if controller.zombie:
+            for command in outcome.commands:
+                self.cluster.perform(controller.term, command)
+            return
+        check_transition(before, event, outcome, self.cluster)
+        if changed(before, outcome):
+            self.journal.append(event)
+            self._record(event, outcome)
+        if self._doomed and outcome.commands:
+            self._doomed = False
+            self._crash()
+            if self.clock.draw.random() < 0.5:
+                return  # after journalling, before performing
+        for command in outcome.commands:
+            self.cluster.perform(controller.term, command)
+
+    def _record(self, event: Event, outcome: Outcome) -> None:
+        if self.records is not None:
+            self.records.append(record(len(self.records), wall_text(self.clock.now), event, outcome))
+
+    # -- faults ----------------------------------------------------------------------------------------------
+
+    def _moment(self, step: int, phase: At) -> None:
+        due = [f for f in self._pending if (f.when.step, f.when.phase) == (step, phase)]
+        for fault in due:
+            self._pending.remove(fault)
+            self._do(fault)
+
+    def _do(self, fault: Fault) -> None:
+        cluster = self.cluster
+        match fault:
+            case KillNode(node=node):
+                cluster.kill_node(node)
+            case AddNode(node=node, slots=slots):
+                cluster.add_node(node, slots)
+            case DrainNode(node=node, notice_s=notice_s):
+                cluster.drain_node(node, notice_s)
+            case KillRank(rank=rank) | StopRank(rank=rank):
+                assert cluster.group is not None
+                worker = cluster.group.workers[rank % len(cluster.group.workers)]
+                if isinstance(fault, KillRank):
+                    cluster.kill(worker)
+                else:
+                    cluster.stop(worker, fault.seconds)
+            case KillController():
+                self._doomed = True
+            case DamageCheckpoint():
+                cluster.storage.damage()
+            case FailStorage(seconds=seconds):
+                cluster.storage.down_until = self.clock.now + seconds
+
+    def _relieve(self) -> None:
+        """A new machine where too few are left."""
+        staying = [n for n in self.cluster.nodes.values() if n.drain_by is None]
+        if len(staying) < self.policy.min_workers and self.spares:
+            self.spares -= 1
+            self.cluster.add_node(f"spare{self.spares}")

@@ -26,8 +26,6 @@ def place(seats: Sequence[Seat], mesh: Mesh, previous: Plan | None = None) -> tu
     held = {} if previous is None else {w: _part(previous.mesh, r) for r, w in enumerate(previous.workers)}
     shards = 1 if previous is None else previous.mesh.dp_shard
     groups = _assign(units, parts, copies, _wishes(chosen, mesh.dp_shard, held, shards))
-    if shards != mesh.dp_shard:
-        held = {}  # a copy's place means something only among the same parts
     ranks: dict[int, Seat] = {}
     order = {seat.worker: i for i, seat in enumerate(seat for unit in units for seat in unit)}
     for part, group in enumerate(groups):
@@ -163,5 +161,6 @@ def _copies(
         before, copy = held.get(seat.worker, (-1, 0))
         if before == part and copy < copies:
             kept[copy] = seat
-    rest = iter([seat for seat in members if seat not in kept.values()])
+    keepers = {seat.worker for seat in kept.values()}
+    rest = iter([seat for seat in members if seat.worker not in keepers])
     return tuple(kept[copy] if copy in kept else next(rest) for copy in range(copies))

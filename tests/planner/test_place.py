@@ -104,12 +104,19 @@ def test_as_many_survivors_keep_their_shard_as_can(
     assert kept == sum(min(n, copies_after) for n in survivors.values())
 
 
-def test_a_replacement_takes_the_rank_of_the_one_that_went():
+@pytest.mark.parametrize("gone", range(6))
+def test_a_replacement_takes_the_rank_of_the_one_that_went(gone: int):
     mesh = Mesh(dp_replicate=2, dp_shard=3)
     before = plan_of(seats_on(*"abcdef"), mesh)
-    after = (*(s for s in seats_on(*"abcdef") if s.worker != "w4"), Seat(worker="new", node="g"))
+    after = (*(s for s in seats_on(*"abcdef") if s.worker != f"w{gone}"), Seat(worker="new", node="g"))
     ranks = place(after, mesh, before)
-    assert [s.worker for s in ranks] == ["w0", "w1", "w2", "w3", "new", "w5"]
+    assert [s.worker for s in ranks] == ["new" if i == gone else f"w{i}" for i in range(6)]
+
+
+def test_a_finer_cut_leaves_survivors_the_shards_that_lie_wholly_in_their_own():
+    before = plan_of(seats_on(*"ab"), Mesh(dp_shard=2))
+    ranks = place(seats_on(*"abc"), Mesh(dp_shard=3), before)
+    assert [s.worker for s in ranks] == ["w0", "w2", "w1"]
 
 
 def test_a_coarser_cut_leaves_each_survivor_the_shard_that_its_own_is_part_of():

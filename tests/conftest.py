@@ -1,4 +1,4 @@
-"""One S3 server for all tests of this folder."""
+"""One S3 server for all tests that want it."""
 
 from __future__ import annotations
 

@@ -93,12 +93,14 @@ class FaultyStore:
 
     def write(self, path: str, data: Buffer) -> None:
         with self._operation("write", path):
-            self._spend(len(data), path)
+            if self._spend(len(data), path) is not None:
+                _die()
             self._inner.write(path, data)
 
     def create(self, path: str, data: Buffer) -> None:
         with self._operation("create", path):
-            self._spend(len(data), path)
+            if self._spend(len(data), path) is not None:
+                _die()
             self._inner.create(path, data)
 
     @contextmanager
@@ -154,8 +156,8 @@ class FaultyStore:
         if name in WRITES and True in kills:
             _die()
 
-    def _spend(self, size: int, path: str) -> int:
-        """Count bytes about to be written; how many of them still may."""
+    def _spend(self, size: int, path: str) -> int | None:
+        """Count bytes about to be written: None if all may, else how many before the process dies."""
         before, self.written = self.written, self.written + size
         for fault in self._faults:
             match fault:
@@ -167,7 +169,7 @@ class FaultyStore:
                     return byte - before
                 case _:
                     pass
-        return size
+        return None
 
 
 class _FaultySink:
@@ -178,7 +180,7 @@ class _FaultySink:
         view = memoryview(data).cast("B") if len(data) else memoryview(b"")
         allowed = self._store._spend(len(view), self._path)
         self._sink.write(view[:allowed])
-        if allowed < len(view):
+        if allowed is not None:
             _die()
 
 

@@ -1,0 +1,103 @@
+"""From parts to one checkpoint: check that they are whole, then write the manifest and the state file.
+
+Nothing here makes the checkpoint visible; that is one record in the commit log, written by
+RunDirectory.commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from elastic_train.checkpoint.checksums import digest
+from elastic_train.checkpoint.document import Json, StateFile
+from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.checkpoint.writer import Part
+from elastic_train.errors import ChecksumMismatch, FragmentMissing, StorageNotFound, TensorMismatch
+from elastic_train.geometry.coverage import untiled
+from elastic_train.storage.store import Store
+
+MANIFEST = "manifest.parquet"
+STATE = "state.json"
+THREADS = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembled:
+    """A complete checkpoint that nobody sees yet. Its hash covers the manifest and, through it, the state
+    file.
+    """
+
+    directory: str
+    manifest_path: str
+    manifest_hash: str
+    bytes: int
+
+
+def assemble(
+    store: Store,
+    directory: str,
+    parts: Sequence[Part],
+    document: Mapping[str, Json],
+    *,
+    aliases: Mapping[str, str] | None = None,
+) -> Assembled:
+    """Join the parts into a checkpoint, if their fragments tile every tensor; else FragmentMissing.
+
+    `aliases` maps tied names to the names that hold the fragments. May be repeated: it writes the same bytes.
+    """
+    url = f"{store.url}/{directory}"
+    with ThreadPoolExecutor(THREADS) as pool:
+        tables = list(pool.map(lambda part: _part(store, directory, part), parts))
+    state = StateFile(document=document, aliases=aliases or {}).encode()
+    manifest = Manifest.concat(tables, url=url, extra={"state_hash": digest(state)})
+    check_coverage(manifest, url=url)
+    check_aliases(manifest, aliases or {}, url=url)
+    table = manifest.encode()
+    store.write(f"{directory}/{STATE}", state)
+    store.write(f"{directory}/{MANIFEST}", table)
+    return Assembled(
+        directory=directory,
+        manifest_path=f"{directory}/{MANIFEST}",
+        manifest_hash=digest(table),
+        bytes=sum(p.bytes for p in parts) + len(state) + len(table),
+    )
+
+
+def check_coverage(manifest: Manifest, *, url: str) -> None:
+    """The fragments tile every tensor, or FragmentMissing names tensor, state and box."""
+    problem = untiled(manifest.fragments)
+    if problem is not None:
+        raise FragmentMissing(url=url, problem=f"{problem}. Use an older checkpoint, or save again.")
+
+
+def check_aliases(manifest: Manifest, aliases: Mapping[str, str], *, url: str) -> None:
+    """Each alias leads to a tensor with fragments and is none itself."""
+    tensors = {tensor for tensor, _ in manifest.fragments.names}
+    for name, target in aliases.items():
+        if target not in tensors or name in tensors:
+            raise TensorMismatch(url=url, problem=f"the alias {name} of {target} doesn't lead to a tensor.")
+
+
+def _part(store: Store, directory: str, part: Part) -> Manifest:
+    """A part's manifest, if it is the one that was reported and its data file is all there."""
+    url = f"{store.url}/{directory}/{part.manifest}"
+    try:
+        data = store.read(f"{directory}/{part.manifest}")
+    except StorageNotFound as error:
+        raise FragmentMissing(url=url, problem=f"the part of writer {part.writer} is gone.") from error
+    if digest(data) != part.digest:
+        raise ChecksumMismatch(
+            url=url, problem=f"the part of writer {part.writer} isn't the one it reported."
+        )
+    manifest = Manifest.decode(data, url=url)
+    ends = np.array(manifest.table.column("byte_offset").to_numpy()) + manifest.fragments.nbytes
+    files = np.array(manifest.strings("file"), dtype=object)
+    for file in manifest.distinct("file"):
+        end = int(ends[files == file].max())
+        if not store.exists(f"{directory}/{file}") or store.size(f"{directory}/{file}") < end:
+            raise FragmentMissing(url=url, problem=f"{file} should have {end} bytes and is gone or shorter.")
+    return manifest

@@ -1,0 +1,136 @@
+"""Scalars as canonical JSON: what goes in comes out equal, and equal values have equal bytes.
+
+Keys sorted, no spaces, UTF-8, integers of any size, floats in their shortest exact form. What JSON has no
+word for is an object with one key that begins with `$`: `{"$float": "nan" | "inf" | "-inf"}`, `{"$tuple":
+[...]}`, `{"$bytes": base64}`, and `{"$map": [[key, value], ...]}` for mappings with keys that aren't strings
+or that begin with `$`. No pickle.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_train.errors import ChecksumMismatch, ConfigError, FormatUnsupported
+
+Json = Any
+"""None, bool, int, float, str, bytes, list, tuple and mappings of these."""
+
+FORMAT = "elastic_train.checkpoint"
+VERSION = 1
+FEATURES: frozenset[str] = frozenset()
+"""Features that a state file may require and this release knows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateFile:
+    """`state.json`: the scalars of a checkpoint and what a reader must know.
+
+    `aliases` maps the name of a tied tensor to the name under which its fragments are stored.
+    """
+
+    document: Mapping[str, Json]
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    requires: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        return encode(
+            {
+                "format": FORMAT,
+                "version": VERSION,
+                "requires": list(self.requires),
+                "aliases": dict(self.aliases),
+                "document": self.document,
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, *, url: str) -> StateFile:
+        value = decode(data, url=url)
+        if not isinstance(value, dict) or value.get("format") != FORMAT:
+            raise FormatUnsupported(url=url, problem=f"its state file doesn't say {FORMAT!r}.")
+        check_version(value.get("version"), value.get("requires", ()), url=url)
+        return cls(
+            document=value["document"], aliases=value["aliases"], requires=tuple(value.get("requires", ()))
+        )
+
+
+def check_version(version: Any, requires: Any, *, url: str) -> None:
+    """FormatUnsupported unless this release reads the version and knows all required features."""
+    if not isinstance(version, int) or not 1 <= version <= VERSION:
+        raise FormatUnsupported(
+            url=url,
+            problem=f"it has format version {version}, this release reads up to {VERSION}. "
+            "Upgrade elastic_train.",
+        )
+    unknown = sorted(set(requires) - FEATURES)
+    if unknown:
+        raise FormatUnsupported(
+            url=url,
+            problem=f"it requires {', '.join(unknown)}, unknown to this release. Upgrade elastic_train.",
+        )
+
+
+def encode(value: Json) -> bytes:
+    """Canonical bytes of a value; ConfigError names the place of what can't be stored."""
+    plain = _plain(value, "document")
+    return json.dumps(
+        plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
+
+
+def decode(data: bytes, *, url: str) -> Json:
+    """The value of canonical bytes."""
+    try:
+        return json.loads(data, object_hook=_special)
+    except (ValueError, binascii.Error) as error:
+        raise ChecksumMismatch(url=url, problem=f"its state file can't be read ({error}).") from error
+
+
+def _plain(value: Json, place: str) -> Json:
+    match value:
+        case None | bool() | str():
+            return value
+        case int():
+            return int(value)
+        case float():
+            return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
+        case bytes():
+            return {"$bytes": base64.b64encode(value).decode()}
+        case list():
+            return [_plain(v, f"{place}[{i}]") for i, v in enumerate(value)]
+        case tuple():
+            return {"$tuple": [_plain(v, f"{place}[{i}]") for i, v in enumerate(value)]}
+        case Mapping():
+            if all(isinstance(k, str) and not k.startswith("$") for k in value):
+                return {k: _plain(v, f"{place}.{k}") for k, v in value.items()}
+            return {
+                "$map": [[_plain(k, f"{place} key"), _plain(v, f"{place}.{k}")] for k, v in value.items()]
+            }
+        case _:
+            raise ConfigError(
+                field=place,
+                problem=f"a {type(value).__name__} can't be stored as a scalar.",
+                remedy="Use numbers, strings, lists, tuples and dictionaries; tensors go into fragments.",
+            )
+
+
+def _special(value: dict[str, Json]) -> Json:
+    if len(value) == 1:
+        match next(iter(value.items())):
+            case "$float", text:
+                return float(text)
+            case "$tuple", items:
+                return tuple(items)
+            case "$bytes", text:
+                return base64.b64decode(text)
+            case "$map", pairs:
+                return dict(pairs)
+            case _:
+                pass
+    return value

@@ -1,0 +1,132 @@
+"""Performing reads: fetch ranges side by side, verify each page, put the elements where they are wanted."""
+
+from __future__ import annotations
+
+import posixpath
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from elastic_train.checkpoint.checksums import PAGE, crc
+from elastic_train.checkpoint.dtypes import ELEMENTS
+from elastic_train.checkpoint.lazy import Array
+from elastic_train.checkpoint.manifest import Row
+from elastic_train.checkpoint.piece import span
+from elastic_train.checkpoint.ranges import Read, Request, Segment, strides_of
+from elastic_train.errors import ChecksumMismatch, FragmentMissing, StorageError, StorageNotFound
+from elastic_train.geometry.box import Box
+from elastic_train.geometry.layout import flat_range_boxes
+from elastic_train.storage.fsspec_store import Options, open_store
+from elastic_train.storage.store import Store
+
+THREADS = 8
+
+
+class Files:
+    """The files that a manifest in `directory` of `store` names, those elsewhere included. Counts bytes
+    read.
+    """
+
+    def __init__(self, store: Store, directory: str, *, options: Options | None = None) -> None:
+        self._store, self._directory, self._options = store, directory, options
+        self._foreign: dict[str, Store] = {}
+        self.url = f"{store.url}/{directory}"
+        self.bytes_read = 0
+        self._count = threading.Lock()
+
+    def at(self, file: str) -> tuple[Store, str]:
+        """The store that holds a file, and its path there."""
+        if "://" not in file and not file.startswith("/"):
+            return self._store, posixpath.normpath(f"{self._directory}/{file}")
+        parent, _, name = file.rpartition("/")
+        if parent not in self._foreign:
+            self._foreign[parent] = open_store(parent or "/", options=self._options)
+        return self._foreign[parent], name
+
+    def read(self, row: Row, start: int, length: int) -> bytes:
+        """Bytes of the file that a row names; FragmentMissing if they aren't there."""
+        store, path = self.at(row.file)
+        try:
+            data = store.read(path, start, length)
+        except StorageNotFound as error:
+            raise self.missing(row, "is gone") from error
+        except StorageError as error:
+            if (size := store.size(path)) < start + length:
+                raise self.missing(row, f"ends at byte {size}, too early") from error
+            raise
+        with self._count:
+            self.bytes_read += length
+        return data
+
+    def missing(self, row: Row, what: str) -> FragmentMissing:
+        name = f"{row.tensor} ({row.state}) {span(row.box)}"
+        return FragmentMissing(
+            url=self.url, problem=f"{row.file} {what}; it holds {name}. Use an older checkpoint."
+        )
+
+
+def fetch(files: Files, reads: Sequence[Read], requests: Sequence[Request], outputs: Sequence[Array]) -> None:
+    """Fill `outputs`, one array per request with the sizes of its box."""
+
+    def perform(read: Read) -> None:
+        data = files.read(read.segments[0].row, read.start, read.length)
+        for segment in read.segments:
+            view = memoryview(data)[segment.start - read.start :][: segment.length]
+            if segment.row.checksums is not None:
+                verify_pages(segment.row, segment.at, view, url=files.url)
+            _scatter(segment, view, requests, outputs)
+
+    if len(reads) <= 1:
+        for read in reads:
+            perform(read)
+        return
+    with ThreadPoolExecutor(min(THREADS, len(reads))) as pool:
+        for _ in pool.map(perform, reads):
+            pass
+
+
+def verify_pages(row: Row, at: int, view: memoryview, *, url: str) -> None:
+    """ChecksumMismatch if a page of a fragment, of which `view` holds the bytes from `at` on, is damaged."""
+    assert row.checksums is not None
+    item = ELEMENTS[row.dtype].bytes
+    for start in range(0, len(view), PAGE):
+        page = view[start : start + PAGE]
+        number = (at + start) // PAGE
+        if crc(page) != row.checksums[number]:
+            first, low = (at + start) // item, row.byte_offset + at + start
+            raise ChecksumMismatch(
+                url=url,
+                problem=f"bytes {low} to {low + len(page)} of {row.file} aren't the ones written: page "
+                f"{number} of {row.tensor} ({row.state}) {span(row.box)}, elements {first} to "
+                f"{first + len(page) // item} of that fragment. Use an older checkpoint.",
+            )
+
+
+def _scatter(
+    segment: Segment, view: memoryview, requests: Sequence[Request], outputs: Sequence[Array]
+) -> None:
+    """Copy a segment's elements to every request that wants some of them."""
+    row, kind = segment.row, ELEMENTS[segment.row.dtype]
+    if row.checksums is None:
+        ((index, part),) = segment.wanted
+        strides = strides_of(row, kind.bytes)
+        source: Array = np.ndarray(part.sizes, dtype=kind.numpy, buffer=view, strides=strides)
+        outputs[index][_place(row, part, requests[index][2]).slices] = source
+        return
+    flat: Array = np.frombuffer(view, dtype=np.uint8).view(kind.numpy)
+    first, at = segment.at // kind.bytes, 0
+    for block in flat_range_boxes(row.box.sizes, first, first + len(flat)):
+        source = flat[at : at + block.numel].reshape(block.sizes)
+        at += block.numel
+        for index, part in segment.wanted:
+            if (both := block.intersect(part)) is not None:
+                place = _place(row, both, requests[index][2])
+                outputs[index][place.slices] = source[both.within(block).slices]
+
+
+def _place(row: Row, part: Box, wanted: Box) -> Box:
+    """A part of a fragment, in the coordinates of the array that was asked for."""
+    whole = Box(tuple(a + b for a, b in zip(part.offsets, row.box.offsets, strict=True)), part.sizes)
+    return whole.within(wanted)

@@ -1,0 +1,185 @@
+"""The manifest: the table of a checkpoint's fragments, one row each, in Parquet.
+
+A row says where the bytes of one box of a logical tensor are. It says nothing about ranks. `file` is
+relative to the checkpoint's directory, where `../` may lead to an older checkpoint of the run, or an
+absolute path or URL for bytes that another system wrote. Rows without checksums, which only such files have,
+can't be verified.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from elastic_train.checkpoint.checksums import PAGE
+from elastic_train.checkpoint.document import VERSION, check_version
+from elastic_train.checkpoint.dtypes import element
+from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
+from elastic_train.geometry.box import Box
+from elastic_train.geometry.fragments import Fragments
+
+SCHEMA = pa.schema(
+    [
+        pa.field("tensor", pa.string(), nullable=False),
+        pa.field("state", pa.string(), nullable=False),
+        pa.field("dtype", pa.string(), nullable=False),
+        pa.field("shape", pa.list_(pa.int64()), nullable=False),
+        pa.field("offsets", pa.list_(pa.int64()), nullable=False),
+        pa.field("sizes", pa.list_(pa.int64()), nullable=False),
+        pa.field("logical", pa.string()),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("byte_offset", pa.int64(), nullable=False),
+        pa.field("byte_strides", pa.list_(pa.int64())),
+        pa.field("checksums", pa.list_(pa.uint32())),
+        pa.field("hash", pa.binary(16)),
+    ]
+)
+_KEY = "elastic_train."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One fragment. `byte_strides` is None where the box's elements follow one another in row-major order."""
+
+    tensor: str
+    state: str
+    dtype: str
+    shape: tuple[int, ...]
+    box: Box
+    file: str
+    byte_offset: int
+    byte_strides: tuple[int, ...] | None = None
+    checksums: tuple[int, ...] | None = None
+    hash: bytes | None = None
+    logical: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Manifest:
+    """The table and its `extra` words; each tensor has one dtype and one shape in all of its rows."""
+
+    table: pa.Table
+    fragments: Fragments
+    extra: Mapping[str, str]
+
+    @classmethod
+    def of(cls, rows: Iterable[Row], *, url: str = "", extra: Mapping[str, str] | None = None) -> Manifest:
+        """The table of rows given one by one."""
+        columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
+        for row in rows:
+            for name, column in columns.items():
+                match name:
+                    case "offsets":
+                        column.append(row.box.offsets)
+                    case "sizes":
+                        column.append(row.box.sizes)
+                    case _:
+                        column.append(getattr(row, name))
+        return cls.from_table(pa.table(columns, schema=SCHEMA), url=url, extra=extra)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Manifest], *, url: str, extra: Mapping[str, str]) -> Manifest:
+        """All rows of the parts, those of a tensor together."""
+        table = pa.concat_tables([SCHEMA.empty_table(), *(p.table for p in parts)])
+        order = [(name, "ascending") for name in ("tensor", "state", "file", "byte_offset")]
+        return cls.from_table(table.sort_by(order), url=url, extra=extra)
+
+    @classmethod
+    def from_table(cls, table: pa.Table, *, url: str, extra: Mapping[str, str] | None = None) -> Manifest:
+        """A table of the schema, checked to speak of each tensor with one voice."""
+        table = table.combine_chunks()
+        return cls(table=table, fragments=_fragments(table, url), extra=dict(extra or {}))
+
+    def encode(self) -> bytes:
+        words = {"version": str(VERSION), "requires": "", "page_bytes": str(PAGE), **self.extra}
+        sink = pa.BufferOutputStream()
+        with pq.ParquetWriter(sink, SCHEMA, compression="zstd", store_schema=False) as writer:
+            writer.write_table(self.table)
+            writer.add_key_value_metadata({_KEY + k: v for k, v in words.items()})
+        return sink.getvalue().to_pybytes()
+
+    @classmethod
+    def decode(cls, data: bytes, *, url: str) -> Manifest:
+        try:
+            file = pq.ParquetFile(pa.BufferReader(data))
+            found = {k.decode(): v.decode() for k, v in (file.metadata.metadata or {}).items()}
+            words = {k.removeprefix(_KEY): v for k, v in found.items() if k.startswith(_KEY)}
+            version = words.pop("version", "")
+            requires = words.pop("requires", "")
+            check_version(int(version) if version.isdecimal() else version, requires.split(), url=url)
+            if int(words.pop("page_bytes")) != PAGE:
+                raise FormatUnsupported(url=url, problem=f"its pages aren't of {PAGE} bytes.")
+            table = file.read(columns=SCHEMA.names).cast(SCHEMA)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise ChecksumMismatch(url=url, problem=f"its manifest can't be read ({error}).") from error
+        return cls.from_table(table, url=url, extra=words)
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def row(self, index: int) -> Row:
+        value: dict[str, Any] = self.table.slice(index, 1).to_pylist()[0]
+        box = Box(tuple(value.pop("offsets")), tuple(value.pop("sizes")))
+        for name in ("shape", "byte_strides", "checksums"):
+            value[name] = None if value[name] is None else tuple(value[name])
+        return Row(box=box, **value)
+
+    def strings(self, column: str) -> list[str]:
+        """A string column."""
+        return self.table.column(column).to_pylist()
+
+    def distinct(self, column: str) -> list[str]:
+        """The distinct values of a string column, sorted."""
+        return sorted(self.table.column(column).unique().to_pylist())
+
+
+def _fragments(table: pa.Table, url: str) -> Fragments:
+    """The boxes as columns, without an object per row."""
+    words = [table.column("tensor"), table.column("state"), pa.scalar("\0")]
+    joined = pc.call_function("binary_join_element_wise", words)
+    coded = pa.concat_arrays([pa.array([], pa.string()), *joined.chunks]).dictionary_encode()
+    names = tuple((t, s) for t, _, s in (n.rpartition("\0") for n in coded.dictionary.to_pylist()))
+    key = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    first = np.unique(key, return_index=True)[1]
+    shape, ndim = _padded(table.column("shape"), 0)
+    offsets, offsets_ndim = _padded(table.column("offsets"), 0)
+    sizes, sizes_ndim = _padded(table.column("sizes"), 1)
+    dtype = pa.concat_arrays([pa.array([], pa.string()), *table.column("dtype").chunks]).dictionary_encode()
+    kinds = dtype.indices.to_numpy(zero_copy_only=False)
+    same = (
+        (ndim == ndim[first][key]) & (shape == shape[first][key]).all(axis=1) & (kinds == kinds[first][key])
+    )
+    same &= (offsets_ndim == ndim) & (sizes_ndim == ndim)
+    if not same.all():
+        tensor, state = names[key[int(np.argmin(same))]]
+        raise TensorMismatch(
+            url=url, problem=f"{tensor} ({state}) has two dtypes or shapes in one checkpoint; save it again."
+        )
+    dtypes = tuple(dtype.dictionary[kinds[i]].as_py() for i in first.tolist())
+    for name in set(dtypes):
+        element(name, url=url)
+    return Fragments(
+        names=names,
+        dtypes=dtypes,
+        shapes=tuple(tuple(shape[i, : ndim[i]].tolist()) for i in first.tolist()),
+        key=key,
+        offsets=offsets,
+        sizes=sizes,
+    )
+
+
+def _padded(column: pa.ChunkedArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """A column of lists as [n, D], short ones filled up, and the lengths."""
+    values = pa.concat_arrays([pa.array([], pa.list_(pa.int64())), *column.chunks])
+    lengths = values.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
+    dims = int(lengths.max()) if len(lengths) else 0
+    padded = np.full((len(lengths), dims), fill, dtype=np.int64)
+    padded[np.arange(dims) < lengths[:, None]] = values.flatten().to_numpy(zero_copy_only=False)
+    return padded, lengths

@@ -1,0 +1,179 @@
+"""What must be read for given boxes: the pages that they touch, joined into few ranges of few files.
+
+Pure: manifest and boxes in, reads out. A fragment with checksums is read in whole pages, so that every byte
+used is verified; one without is read by exact byte span.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from elastic_train.checkpoint.checksums import PAGE
+from elastic_train.checkpoint.dtypes import ELEMENTS
+from elastic_train.checkpoint.manifest import Manifest, Row
+from elastic_train.errors import FragmentMissing, TensorMismatch
+from elastic_train.geometry.box import Box
+
+GAP = 4096
+"""Unneeded bytes between two ranges that are read along rather than asked for twice."""
+MOST = 32 << 20
+"""Bytes of one read: large enough to be fast, small enough to share among threads."""
+
+Request = tuple[str, str, Box]
+"""Tensor, state and a box of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """Consecutive bytes of one fragment: from its byte `at` on, `length` of them, at `start` in its file.
+
+    `wanted` names the requests that need some of it and the box that each needs, in the fragment's
+    coordinates.
+    """
+
+    row: Row
+    start: int
+    at: int
+    length: int
+    wanted: tuple[tuple[int, Box], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """One range of one file and the segments in it."""
+
+    file: str
+    start: int
+    length: int
+    segments: tuple[Segment, ...]
+
+
+class Index:
+    """Where the rows of each tensor are in a manifest."""
+
+    def __init__(self, manifest: Manifest, *, url: str) -> None:
+        self.manifest, self._url = manifest, url
+        table = manifest.fragments
+        self._key = {name: i for i, name in enumerate(table.names)}
+        self._rows = np.argsort(table.key, kind="stable")
+        self._bounds = np.searchsorted(table.key[self._rows], np.arange(len(table.names) + 1))
+
+    def reads(self, requests: Sequence[Request]) -> list[Read]:
+        """The reads that together bring every element of every request, by file and place."""
+        wanted: dict[int, list[tuple[int, Box]]] = {}
+        for index, (tensor, state, box) in enumerate(requests):
+            for row, part in self.parts(tensor, state, box):
+                wanted.setdefault(row, []).append((index, part))
+        segments = [s for row, parts in wanted.items() for s in _segments(self.manifest.row(row), parts)]
+        return _joined(sorted(segments, key=lambda s: (s.row.file, s.start)))
+
+    def parts(self, tensor: str, state: str, box: Box) -> list[tuple[int, Box]]:
+        """The fragments that share elements with a box, and which, in the fragment's coordinates."""
+        table = self.manifest.fragments
+        key = self._key.get((tensor, state))
+        if key is None:
+            raise TensorMismatch(url=self._url, problem=f"it has no {tensor} ({state}).")
+        shape = table.shapes[key]
+        if len(box.sizes) != len(shape) or (box.numel and box.intersect(Box.whole(shape)) != box):
+            raise TensorMismatch(url=self._url, problem=f"{tensor} ({state}) of {shape} has no box {box}.")
+        if not box.numel:
+            return []
+        rows = self._rows[self._bounds[key] : self._bounds[key + 1]]
+        low, size = table.offsets[rows][:, : len(shape)], table.sizes[rows][:, : len(shape)]
+        first = np.array(box.offsets, dtype=np.int64)
+        start = np.maximum(low, first)
+        stop = np.minimum(low + size, first + np.array(box.sizes, dtype=np.int64))
+        hit = (stop > start).all(axis=1)
+        found = int(np.prod(stop[hit] - start[hit], axis=1).sum())
+        if found != box.numel:
+            problem = f"of {tensor} ({state}) {box} has {box.numel} elements and {found} are stored."
+            raise FragmentMissing(url=self._url, problem=problem)
+        inner = zip(
+            rows[hit].tolist(), (start - low)[hit].tolist(), (stop - start)[hit].tolist(), strict=True
+        )
+        return [(row, Box(tuple(offsets), tuple(sizes))) for row, offsets, sizes in inner]
+
+
+def touched(sizes: tuple[int, ...], box: Box, item: int) -> npt.NDArray[np.bool_]:
+    """Which pages of a row-major fragment of these sizes hold an element of the box, [pages]."""
+    strides = [math.prod(sizes[d + 1 :]) * item for d in range(len(sizes))]
+    run, outer = item, len(sizes)
+    while outer and box.sizes[outer - 1] == sizes[outer - 1]:  # whole trailing dims are one run of bytes
+        outer -= 1
+        run *= sizes[outer]
+    if outer:
+        outer -= 1
+        run *= box.sizes[outer]
+    first = np.array([sum(o * s for o, s in zip(box.offsets, strides, strict=True))], dtype=np.int64)
+    for d in range(outer):
+        first = (first[:, None] + np.arange(box.sizes[d], dtype=np.int64) * strides[d]).reshape(-1)
+    edges = np.zeros(-(-math.prod(sizes) * item // PAGE) + 1, dtype=np.int64)
+    np.add.at(edges, first // PAGE, 1)
+    np.add.at(edges, (first + run - 1) // PAGE + 1, -1)
+    return np.cumsum(edges)[:-1] > 0
+
+
+def strides_of(row: Row, item: int) -> tuple[int, ...]:
+    """Bytes from an element to the next one along each dim."""
+    if row.byte_strides is not None:
+        return row.byte_strides
+    return tuple(math.prod(row.box.sizes[d + 1 :]) * item for d in range(len(row.box.sizes)))
+
+
+def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[Segment]:
+    item = ELEMENTS[row.dtype].bytes
+    if row.checksums is None:
+        return [_span(row, index, part, item) for index, part in parts]
+    needed = np.zeros(len(row.checksums), dtype=np.bool_)
+    for _, part in parts:
+        needed |= touched(row.box.sizes, part, item)
+    edges = np.flatnonzero(np.diff(needed.astype(np.int8), prepend=0, append=0))
+    size = row.box.numel * item
+    found: list[Segment] = []
+    for first, stop in edges.reshape(-1, 2).tolist():
+        for at in range(first * PAGE, min(stop * PAGE, size), MOST):
+            length = min(at + MOST, stop * PAGE, size) - at
+            found.append(
+                Segment(row=row, start=row.byte_offset + at, at=at, length=length, wanted=tuple(parts))
+            )
+    return found
+
+
+def _span(row: Row, index: int, part: Box, item: int) -> Segment:
+    """From the first to the last byte of a box in a fragment that is laid out by strides."""
+    strides = strides_of(row, item)
+    at = sum(o * s for o, s in zip(part.offsets, strides, strict=True))
+    length = item + sum((n - 1) * s for n, s in zip(part.sizes, strides, strict=True))
+    return Segment(row=row, start=row.byte_offset + at, at=at, length=length, wanted=((index, part),))
+
+
+def _joined(segments: list[Segment]) -> list[Read]:
+    """Neighbours in a file made one read, up to MOST bytes."""
+    reads: list[Read] = []
+    group: list[Segment] = []
+    end = 0
+
+    def close() -> None:
+        if group:
+            start = group[0].start
+            reads.append(Read(file=group[0].row.file, start=start, length=end - start, segments=tuple(group)))
+            group.clear()
+
+    for segment in segments:
+        after = max(end, segment.start + segment.length)
+        apart = group and (
+            segment.row.file != group[0].row.file
+            or segment.start > end + GAP
+            or after - group[0].start > MOST
+        )
+        if apart:
+            close()
+        end = after if group else segment.start + segment.length
+        group.append(segment)
+    close()
+    return reads

@@ -1,0 +1,156 @@
+"""Reading a checkpoint: any box of any tensor, exactly the pages that hold it, each verified."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from elastic_train.checkpoint.checksums import digest
+from elastic_train.checkpoint.commit import MANIFEST, STATE
+from elastic_train.checkpoint.document import Json, StateFile
+from elastic_train.checkpoint.dtypes import ELEMENTS
+from elastic_train.checkpoint.fetch import Files, fetch
+from elastic_train.checkpoint.lazy import Array, States, TensorInfo
+from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.checkpoint.ranges import Index, Request
+from elastic_train.checkpoint.run_directory import CHECKPOINTS, RunDirectory
+from elastic_train.errors import (
+    ChecksumMismatch,
+    FragmentMissing,
+    NoCheckpoint,
+    StorageNotFound,
+    TensorMismatch,
+)
+from elastic_train.geometry.box import Box
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.fsspec_store import Options, open_store
+from elastic_train.storage.store import Store
+
+
+def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
+    """The newest checkpoint of a run, or the one in a checkpoint's directory.
+
+    A directory inside a run must be in the run's log; one that was copied out of it stands for itself.
+    """
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if open_store(url, options=options).exists(MANIFEST):
+        top, _, middle = parent.rpartition("/")
+        if middle != CHECKPOINTS:
+            return Checkpoint.open(open_store(parent or "/", options=options), name, options=options)
+        run = RunDirectory(open_store(top or "/", options=options))
+        for stored in run.commits():
+            if stored.path == f"{CHECKPOINTS}/{name}":
+                return Checkpoint.of(run, stored, options=options)
+        raise NoCheckpoint(url=url, problem=f"it was never committed, or was removed. Open {top} instead.")
+    run = RunDirectory(open_store(url, options=options))
+    newest = run.newest()
+    if newest is None:
+        raise NoCheckpoint(url=url, problem="nothing was committed here. Check the path, or wait for a save.")
+    return Checkpoint.of(run, newest, options=options)
+
+
+class Checkpoint(Mapping[str, States]):
+    """A committed checkpoint, open for reading. `checkpoint[fqn][state][0:128]` reads just that.
+
+    Safe to use from several threads. `tensors` doesn't list aliases; every method takes them.
+    """
+
+    def __init__(self, files: Files, manifest: Manifest, state: StateFile) -> None:
+        self.files, self.manifest = files, manifest
+        self.document: Mapping[str, Json] = state.document
+        self.aliases: Mapping[str, str] = state.aliases
+        table = manifest.fragments
+        self.tensors: Mapping[tuple[str, str], TensorInfo] = {
+            name: TensorInfo(dtype=dtype, shape=shape)
+            for name, dtype, shape in zip(table.names, table.dtypes, table.shapes, strict=True)
+        }
+        self._index = Index(manifest, url=files.url)
+        self._states: dict[str, dict[str, TensorInfo]] = {}
+        for (tensor, state_name), info in self.tensors.items():
+            self._states.setdefault(tensor, {})[state_name] = info
+
+    @classmethod
+    def open(
+        cls,
+        store: Store,
+        directory: str,
+        *,
+        manifest_hash: str | None = None,
+        options: Options | None = None,
+    ) -> Checkpoint:
+        """Open a directory of the store; with `manifest_hash`, from the commit log, exactly what was
+        committed.
+
+        `options` open foreign files that the manifest may point at.
+        """
+        files = Files(store, directory, options=options)
+        table = _load(store, f"{directory}/{MANIFEST}", files.url)
+        if manifest_hash is not None and digest(table) != manifest_hash:
+            problem = f"{MANIFEST} isn't the one that was committed. Use an older checkpoint."
+            raise ChecksumMismatch(url=files.url, problem=problem)
+        manifest = Manifest.decode(table, url=files.url)
+        state = _load(store, f"{directory}/{STATE}", files.url)
+        if digest(state) != manifest.extra.get("state_hash"):
+            raise ChecksumMismatch(
+                url=files.url,
+                problem=f"{STATE} isn't the one that {MANIFEST} names. Use an older checkpoint.",
+            )
+        return cls(files, manifest, StateFile.decode(state, url=files.url))
+
+    @classmethod
+    def of(cls, run: RunDirectory, stored: Stored, *, options: Options | None = None) -> Checkpoint:
+        """A checkpoint of the run's commit log, if its manifest is the committed one."""
+        record = run.record(stored)
+        return cls.open(run.store, record.path, manifest_hash=record.manifest_hash, options=options)
+
+    @property
+    def url(self) -> str:
+        return self.files.url
+
+    def fragments(self) -> Fragments:
+        """The boxes that are stored, as columns."""
+        return self.manifest.fragments
+
+    def info(self, tensor: str, state: str) -> TensorInfo:
+        """Dtype and shape, or TensorMismatch with the names that are near."""
+        found = self._states.get(self.aliases.get(tensor, tensor), {}).get(state)
+        if found is None:
+            raise TensorMismatch(url=self.url, problem=f"it has no {tensor} ({state}).")
+        return found
+
+    def read(self, tensor: str, state: str, box: Box | None = None) -> Array:
+        """The elements of a box, or all of the tensor."""
+        return self.read_many([(tensor, state, box or Box.whole(self.info(tensor, state).shape))])[0]
+
+    def read_many(self, requests: Sequence[Request]) -> list[Array]:
+        """One new array per request, of the box's sizes, all fetched together.
+
+        ChecksumMismatch and FragmentMissing name file, tensor and elements.
+        """
+        wanted = [(self.aliases.get(t, t), s, b) for t, s, b in requests]
+        outputs: list[Array] = [
+            np.empty(box.sizes, dtype=ELEMENTS[self.info(tensor, state).dtype].numpy)
+            for tensor, state, box in wanted
+        ]
+        fetch(self.files, self._index.reads(wanted), wanted, outputs)
+        return outputs
+
+    def __getitem__(self, tensor: str) -> States:
+        states = self._states[self.aliases.get(tensor, tensor)]
+        return States(states, lambda state, box: self.read(tensor, state, box))
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._states
+        yield from self.aliases
+
+    def __len__(self) -> int:
+        return len(self._states) + len(self.aliases)
+
+
+def _load(store: Store, path: str, url: str) -> bytes:
+    try:
+        return store.read(path)
+    except StorageNotFound as error:
+        raise FragmentMissing(url=url, problem=f"{path} is gone. Use an older checkpoint.") from error

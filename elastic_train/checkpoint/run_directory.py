@@ -1,0 +1,207 @@
+"""The directory of a run: its configuration, its commits, and what may be deleted."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from elastic_train.checkpoint.commit import MANIFEST, Assembled
+from elastic_train.checkpoint.document import Json, decode, encode
+from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.errors import AlreadyExists, ConfigError, NoCheckpoint, StorageNotFound
+from elastic_train.recovery.evidence import Stored
+from elastic_train.recovery.lineage import alive
+from elastic_train.storage.log import CommitLog, Record
+from elastic_train.storage.store import Store
+
+CONFIG = "run.json"
+CHECKPOINTS = "checkpoints"
+_ATTEMPT = re.compile(r"step-(\d{10,})\.g(\d+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pruned:
+    """What a prune did: slots no longer kept, and directories of which something was deleted."""
+
+    slots: tuple[int, ...]
+    directories: tuple[str, ...]
+
+
+def attempt_path(*, step: int, generation: int) -> str:
+    """The directory of one attempt at a checkpoint; a step saved by another generation is another attempt."""
+    return f"{CHECKPOINTS}/step-{step:010d}.g{generation}"
+
+
+class RunDirectory:
+    """A run in `store`, whose root is the run's directory. Readers need nothing but it."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.log = CommitLog(store)
+
+    # -- configuration --
+
+    def create(self, config: Mapping[str, Json], fingerprint: Mapping[str, Json]) -> Mapping[str, Json]:
+        """Record what the run is, once; afterwards ConfigError unless the fingerprint is the recorded one.
+
+        Returns the configuration as it was recorded first.
+        """
+        data = encode({"config": config, "fingerprint": fingerprint})
+        try:
+            self.store.create(CONFIG, data)
+        except AlreadyExists:
+            recorded = self._run()
+            now, then = decode(encode(fingerprint), url=self.store.url), recorded["fingerprint"]
+            differ = sorted(k for k in {*now, *then} if now.get(k) != then.get(k))
+            if differ:
+                name = differ[0]
+                also = f" (also: {', '.join(differ[1:])})" if differ[1:] else ""
+                raise ConfigError(
+                    field=name,
+                    problem=f"is {now.get(name)!r}, and the run at {self.store.url} was started with "
+                    f"{then.get(name)!r}{also}.",
+                    remedy="Choose another run name, or the recorded value.",
+                ) from None
+            return recorded["config"]
+        return config
+
+    def config(self) -> Mapping[str, Json] | None:
+        """The recorded configuration; None before the first start."""
+        return self._run()["config"] if self.store.exists(CONFIG) else None
+
+    # -- commits --
+
+    def begin_term(self, holder: str) -> int:
+        """Fence all controllers before: the first thing that a new one does after it took the lease."""
+        self._check_log()
+        return self.log.begin_term(holder)
+
+    def commit(
+        self,
+        assembled: Assembled,
+        *,
+        term: int,
+        generation: int,
+        step: int,
+        lineage: Sequence[tuple[int, int]],
+        metrics: Sequence[tuple[str, float]] = (),
+    ) -> Stored:
+        """Make a checkpoint visible, or raise Fenced. Repeated, it changes nothing."""
+        self.log.check(term)
+        for record in self.log.valid():
+            if (record.path, record.manifest_hash) == (assembled.directory, assembled.manifest_hash):
+                return _stored(record)
+        record = Record(
+            kind="commit",
+            step=step,
+            generation=generation,
+            path=assembled.directory,
+            manifest_hash=assembled.manifest_hash,
+            lineage=tuple((g, s) for g, s in lineage),
+            metrics=tuple((k, v) for k, v in metrics),
+        )
+        return _stored(self.log.append(record, term))
+
+    def commits(self) -> list[Stored]:
+        """The checkpoints that are kept, in the order of their commits: the newest is last."""
+        self._check_log()
+        return [_stored(r) for r in self.log.valid()]
+
+    def newest(self) -> Stored | None:
+        """What a run goes on from; None only if it never committed.
+
+        NoCheckpoint if it did and nothing is left.
+        """
+        kept = self.commits()
+        if not kept and self.ever_committed():
+            raise self._nothing_left("every checkpoint of its log was removed")
+        return kept[-1] if kept else None
+
+    def ever_committed(self) -> bool:
+        """Whether the run ever had a checkpoint: then it must not start from step 0."""
+        self._check_log()
+        return any(r.kind == "commit" for r in self.log.records())
+
+    def record(self, stored: Stored) -> Record:
+        """The commit's whole record, with lineage, metrics and hash."""
+        for record in self.log.valid():
+            if record.slot == stored.slot:
+                return record
+        raise NoCheckpoint(
+            url=self.store.url, problem=f"slot {stored.slot} holds no kept checkpoint (any more)."
+        )
+
+    def before(self, stored: Stored) -> Stored | None:
+        """The newest kept checkpoint that `stored` descends from: where to go when it is damaged."""
+        child = self.record(stored)
+        for record in reversed(self.log.valid()):
+            if record.slot < child.slot and alive(child.lineage, record.generation, record.step):
+                return _stored(record)
+        return None
+
+    # -- deletion --
+
+    def prune(
+        self, keep: Collection[int], in_flight: Collection[tuple[int, int]] = (), *, term: int
+    ) -> Pruned:
+        """Delete every checkpoint whose slot is not in `keep`, and attempts that nobody will commit.
+
+        The newest commit stays whatever `keep` says; so do attempts of `in_flight` (generation, step), and
+        files that a kept checkpoint refers to. What goes is first written to the log, so that a controller
+        that was fenced meanwhile deletes nothing that its successor counts on.
+        """
+        there = self._attempts()  # before the log is read: what is committed later isn't in it
+        self.log.check(term)
+        kept = self.log.valid()
+        slots = tuple(r.slot for r in kept[:-1] if r.slot not in keep)
+        if slots:
+            self.log.append(Record(kind="prune", removes=slots), term)
+        stay = {r.path for r in kept if r.slot not in slots}
+        stay |= {attempt_path(step=step, generation=generation) for generation, step in in_flight}
+        gone = sorted(there - stay)
+        needed = {f for path in stay for f in self._refers_to(path)} if gone else set[str]()
+        for directory in gone:
+            if any(f.startswith(directory + "/") for f in needed):
+                self.store.delete([f for f in self.store.list(directory) if f not in needed])
+            else:
+                self.store.delete_tree(directory)
+        return Pruned(slots=slots, directories=tuple(gone))
+
+    def _attempts(self) -> set[str]:
+        """Directories of attempts, those with nothing but an unfinished write included."""
+        found = {*self.store.list(CHECKPOINTS), *self.store.unfinished(CHECKPOINTS)}
+        names = {p.split("/")[1] for p in found if "/" in p}
+        return {f"{CHECKPOINTS}/{n}" for n in names if _ATTEMPT.fullmatch(n)}
+
+    def _refers_to(self, path: str) -> list[str]:
+        """Files of other checkpoints that a kept one needs."""
+        try:
+            data = self.store.read(f"{path}/{MANIFEST}")
+        except StorageNotFound:
+            return []
+        files = Manifest.decode(data, url=f"{self.store.url}/{path}").distinct("file")
+        return [posixpath.normpath(f"{path}/{f}") for f in files if f.startswith("../")]
+
+    def _check_log(self) -> None:
+        """A run with checkpoints has a log: without it, starting at step 0 would be silent."""
+        if not self.log.records() and self._attempts():
+            raise self._nothing_left("there are checkpoints, and the commit log is gone")
+
+    def _nothing_left(self, problem: str) -> NoCheckpoint:
+        remedy = "Restore the directory from a copy, or start a run under another name."
+        return NoCheckpoint(url=self.store.url, problem=f"{problem}. {remedy}")
+
+    def _run(self) -> Mapping[str, Json]:
+        return decode(self.store.read(CONFIG), url=f"{self.store.url}/{CONFIG}")
+
+
+def _stored(record: Record) -> Stored:
+    return Stored(
+        slot=record.slot,
+        step=record.step,
+        generation=record.generation,
+        term=record.term,
+        path=record.path,
+    )

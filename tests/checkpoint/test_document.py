@@ -1,0 +1,67 @@
+"""Scalars come back equal, with the same bytes for equal values, and nothing unknown is guessed at."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic_train.checkpoint.document import StateFile, decode, encode
+from elastic_train.errors import ChecksumMismatch, ConfigError, FormatUnsupported
+
+pytestmark = pytest.mark.ring1
+
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary()
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(st.text(max_size=4) | st.integers(), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["$float", "$tuple", "$bytes", "$map"]), inner, max_size=1)
+    ),
+    max_leaves=8,
+)
+
+
+@given(VALUES)
+def test_what_goes_in_comes_out(value: object) -> None:
+    back = decode(encode(value), url="x")
+    assert back == value
+    assert repr(back) == repr(value) or isinstance(value, dict)  # 1 stays 1, True True, -0.0 -0.0
+
+
+def test_the_values_of_a_run_come_back_exactly() -> None:
+    value = {"epoch": 7, "cfg": {"a": None, "s": "ü\u2028", "n": 2**70}, "l": [1, 2.5], "betas": (0.9, 0.95)}
+    assert decode(encode(value), url="x") == value
+
+
+def test_numbers_that_json_has_no_word_for_come_back() -> None:
+    back = decode(encode([math.nan, math.inf, -math.inf]), url="x")
+    assert math.isnan(back[0])
+    assert back[1:] == [math.inf, -math.inf]
+
+
+def test_equal_mappings_have_equal_bytes() -> None:
+    assert encode({"b": 1, "a": [2]}) == encode({"a": [2], "b": 1}) == b'{"a":[2],"b":1}'
+
+
+def test_what_cannot_be_stored_is_named_with_its_place() -> None:
+    with pytest.raises(ConfigError, match=r"document\.groups\[0\]\.x: a object"):
+        encode({"groups": [{"x": object()}]})
+
+
+def test_an_unknown_version_or_required_feature_is_refused() -> None:
+    good = StateFile(document={"step": 1}, aliases={"a": "b"})
+    assert StateFile.decode(good.encode(), url="x") == good
+    newer = good.encode().replace(b'"version":1', b'"version":2')
+    with pytest.raises(FormatUnsupported, match="version 2"):
+        StateFile.decode(newer, url="x")
+    with pytest.raises(FormatUnsupported, match="requires magic"):
+        StateFile.decode(StateFile(document={}, requires=("magic",)).encode(), url="x")
+    with pytest.raises(FormatUnsupported, match="doesn't say"):
+        StateFile.decode(b"{}", url="x")
+    with pytest.raises(ChecksumMismatch):
+        StateFile.decode(b'{"format', url="x")

@@ -1,0 +1,154 @@
+"""Only the pages that hold what is wanted are read, in few requests; foreign bytes are read in place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic_train.checkpoint import ranges
+from elastic_train.checkpoint.checksums import PAGE, digest
+from elastic_train.checkpoint.commit import assemble
+from elastic_train.checkpoint.document import StateFile
+from elastic_train.checkpoint.manifest import Manifest, Row
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.writer import write_part
+from elastic_train.geometry.box import Box
+from elastic_train.storage.memory_store import MemoryStore
+from elastic_train.testing.faulty_store import FaultyStore
+
+pytestmark = pytest.mark.ring1
+
+Cut = Callable[..., Piece]
+
+
+@given(st.data(), st.lists(st.integers(1, 6), min_size=0, max_size=4), st.sampled_from([1, 2, 8]))
+@settings(max_examples=150, deadline=None)
+def test_touched_pages_are_those_that_hold_an_element(
+    data: st.DataObject, sizes: list[int], item: int
+) -> None:
+    spans = [sorted(data.draw(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)))) for n in sizes]
+    box = Box(tuple(a for a, _ in spans), tuple(b - a + 1 for a, b in spans))
+    numbers = np.arange(int(np.prod(sizes)) * item).reshape(*sizes, item)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranges, "PAGE", 16)
+        expected = np.zeros(-(-numbers.size // 16), dtype=bool)
+        expected[np.unique(numbers[box.slices] // 16)] = True
+        assert np.array_equal(ranges.touched(tuple(sizes), box, item), expected)
+
+
+@pytest.fixture
+def big(cut: Cut) -> tuple[Checkpoint, np.ndarray, FaultyStore]:
+    """`w` of 12 pages in one fragment, and 40 small tensors behind it."""
+    array = np.arange(12 * PAGE // 4, dtype=np.int32).reshape(12, -1)
+    store = FaultyStore(MemoryStore(), ())
+    small = [cut(f"b{i:02d}", np.full(50, i, dtype=np.int16)) for i in range(40)]
+    assemble(store, "c", [write_part(store, "c", 0, [cut("w", array), *small])], {})
+    checkpoint = Checkpoint.open(store, "c")
+    store.calls.clear()
+    return checkpoint, array, store
+
+
+def test_a_small_slice_of_a_large_fragment_reads_one_page(
+    big: tuple[Checkpoint, np.ndarray, FaultyStore],
+) -> None:
+    checkpoint, array, store = big
+    box = Box((5, 1000), (1, 10))
+    assert np.array_equal(checkpoint.read("w", "param", box), array[box.slices])
+    assert checkpoint.files.bytes_read == PAGE
+    assert store.calls == {"read": 1}
+
+
+def test_small_neighbours_are_one_request(big: tuple[Checkpoint, np.ndarray, FaultyStore]) -> None:
+    checkpoint, _, store = big
+    got = checkpoint.read_many([(f"b{i:02d}", "param", Box((10,), (5,))) for i in range(40)])
+    assert [g.tolist() for g in got] == [[i] * 5 for i in range(40)]
+    assert store.calls == {"read": 1}
+    assert checkpoint.files.bytes_read == 40 * 100
+
+
+def test_pages_wanted_twice_are_read_once(big: tuple[Checkpoint, np.ndarray, FaultyStore]) -> None:
+    checkpoint, array, _ = big
+    boxes = [Box((0, 0), (4, 100)), Box((2, 50), (3, 100)), Box((0, 0), (4, 100))]
+    got = checkpoint.read_many([("w", "param", b) for b in boxes])
+    for box, back in zip(boxes, got, strict=True):
+        assert np.array_equal(back, array[box.slices])
+    assert checkpoint.files.bytes_read == 5 * PAGE
+
+
+def test_a_whole_tensor_is_read_once_in_large_requests(
+    big: tuple[Checkpoint, np.ndarray, FaultyStore],
+) -> None:
+    checkpoint, array, store = big
+    assert np.array_equal(checkpoint.read("w", "param"), array)
+    assert checkpoint.files.bytes_read == array.nbytes
+    assert store.calls == {"read": 2}
+
+
+def test_two_halves_cost_no_more_than_the_whole(big: tuple[Checkpoint, np.ndarray, FaultyStore]) -> None:
+    checkpoint, array, _ = big
+    for first in (0, 6):
+        checkpoint.read("w", "param", Box((first, 0), (6, array.shape[1])))
+    assert checkpoint.files.bytes_read == array.nbytes
+
+
+def test_foreign_bytes_are_read_in_place_by_their_strides(tmp_path: Path) -> None:
+    """Another system's file: `q` is stored transposed, `k` interleaved with it, both behind a header."""
+    q, k = np.arange(12, dtype=np.float32).reshape(3, 4), np.arange(100, 112, dtype=np.float32).reshape(3, 4)
+    mixed = np.stack([q.T, k.T], axis=-1)  # [4, 3, 2]
+    (tmp_path / "other system.bin").write_bytes(b"header__" + mixed.tobytes())
+    rows = [
+        Row(
+            tensor=name,
+            state="param",
+            dtype="float32",
+            shape=(3, 4),
+            box=Box((0, 0), (3, 4)),
+            file=f"{tmp_path}/other system.bin",
+            byte_offset=8 + 4 * i,
+            byte_strides=(8, 24),
+        )
+        for i, name in enumerate(("q", "k"))
+    ]
+    store, state = MemoryStore(), StateFile(document={}).encode()
+    store.write("c/state.json", state)
+    store.write("c/manifest.parquet", Manifest.of(rows, extra={"state_hash": digest(state)}).encode())
+    checkpoint = Checkpoint.open(store, "c")
+    assert np.array_equal(checkpoint.read("q", "param"), q)
+    assert np.array_equal(checkpoint["k"]["param"][1:, 2], k[1:, 2])
+
+
+def test_a_manifest_may_refer_to_an_older_checkpoint_of_the_run(cut: Cut) -> None:
+    store = MemoryStore()
+    write_part(store, "checkpoints/old", 0, [cut("w", np.arange(5))])
+    old = Manifest.decode(store.read("checkpoints/old/w00000.parquet"), url="x").row(0)
+    state = StateFile(document={}).encode()
+    row = Row(
+        tensor="w", state="param", dtype="int64", shape=(5,), box=Box((0,), (5,)),
+        file=f"../old/{old.file}", byte_offset=old.byte_offset, checksums=old.checksums, hash=old.hash,
+    )  # fmt: skip
+    store.write("checkpoints/new/state.json", state)
+    manifest = Manifest.of([row], extra={"state_hash": digest(state)})
+    store.write("checkpoints/new/manifest.parquet", manifest.encode())
+    assert Checkpoint.open(store, "checkpoints/new").read("w", "param").tolist() == [0, 1, 2, 3, 4]
+
+
+def test_twenty_thousand_fragments_are_planned_as_columns() -> None:
+    n = 20_000
+    rows = [
+        Row(
+            tensor=f"t{i // 100}", state="param", dtype="float32", shape=(100, 64),
+            box=Box((i % 100, 0), (1, 64)), file="w00000.safetensors", byte_offset=i * 256,
+            checksums=(0,), hash=bytes(16),
+        )
+        for i in range(n)
+    ]  # fmt: skip
+    manifest = Manifest.decode(Manifest.of(rows).encode(), url="x")
+    index = ranges.Index(manifest, url="x")
+    reads = index.reads([("t150", "param", Box((10, 0), (20, 64)))])
+    assert [(r.start, r.length, len(r.segments)) for r in reads] == [(15_010 * 256, 20 * 256, 20)]

@@ -69,7 +69,7 @@ class Stepper:
             for fqn, p in self._trainable.items()
         }
         self._randomness = Randomness(shards.model, seed=spec.batch.seed, device=shards.device)
-        self._buffers = ChangingBuffers(shards.model, shards.buffers, shards.plan.world_size)
+        self._buffers = ChangingBuffers(shards.model, shards.plan.world_size)
 
     def gradients(self, step: int) -> Ballot:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
@@ -98,7 +98,7 @@ class Stepper:
             settle_absent(self._trainable, present)
             if shards.plan.world_size > 1:
                 sum_over_ranks(self._trainable)
-            shards.pending_buffers = self._buffers.fold(step)
+            shards.pending_buffers = self._buffers.fold(len(self._order.micro_batches(step)))
             square_sum, finite = squares(self._trainable, self._counted)
         loss_sum = float(losses)
         finite = finite and math.isfinite(loss_sum)

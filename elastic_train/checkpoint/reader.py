@@ -124,16 +124,19 @@ class Checkpoint(Mapping[str, States]):
         """The elements of a box, or all of the tensor."""
         return self.read_many([(tensor, state, box or Box.whole(self.info(tensor, state).shape))])[0]
 
-    def read_many(self, requests: Sequence[Request]) -> list[Array]:
-        """One new array per request, of the box's sizes, all fetched together.
+    def read_many(self, requests: Sequence[Request], *, into: Sequence[Array] | None = None) -> list[Array]:
+        """One array per request, of the box's sizes, all fetched together.
 
-        ChecksumMismatch and FragmentMissing name file, tensor and elements.
+        New arrays, or those of `into`: of the same sizes, with items of the same number of bytes, any strides.
+        ChecksumMismatch and FragmentMissing name file, tensor and elements; `into` is then partly filled.
         """
         wanted = [(self.aliases.get(t, t), s, b) for t, s, b in requests]
-        outputs: list[Array] = [
-            np.empty(box.sizes, dtype=ELEMENTS[self.info(tensor, state).dtype].numpy)
-            for tensor, state, box in wanted
-        ]
+        kinds = [ELEMENTS[self.info(tensor, state).dtype].numpy for tensor, state, _ in wanted]
+        if into is None:
+            outputs: list[Array] = [np.empty(r[2].sizes, dtype=k) for r, k in zip(wanted, kinds, strict=True)]
+        else:
+            outputs = [array.view(kind) for array, kind in zip(into, kinds, strict=True)]
+            assert all(array.shape == r[2].sizes for array, r in zip(outputs, wanted, strict=True))
         fetch(self.files, self._index.reads(wanted), wanted, outputs)
         return outputs
 

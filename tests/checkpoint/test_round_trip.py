@@ -191,6 +191,15 @@ def test_indexing_reads_like_numpy(cut: Cut) -> None:
         lazy[0, 0, 0, 0]
 
 
+def test_elements_can_be_put_where_they_belong(cut: Cut) -> None:
+    w = random_bits("bfloat16", (6, 4))
+    checkpoint = write(MemoryStore(), [cut("w", w, Box((0, 0), (3, 4))), cut("w", w, Box((3, 0), (3, 4)))])
+    memory = np.zeros((4, 6), dtype=np.int16)
+    checkpoint.read_many([("w", "param", Box((1, 0), (4, 3)))], into=[memory.T[1:5, :3]])
+    assert np.array_equal(memory.T[1:5, :3], w.view(np.int16)[1:5, :3])
+    assert memory.any(axis=0).tolist() == [False, True, True, True, True, False]
+
+
 def test_what_is_not_stored_is_named(cut: Cut) -> None:
     checkpoint = write(MemoryStore(), [cut("w", np.zeros((2, 2), np.float32))])
     with pytest.raises(TensorMismatch, match=r"no w \(exp_avg\)"):

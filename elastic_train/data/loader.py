@@ -41,11 +41,13 @@ class Loader:
     ):
         if workers < 0:
             raise ConfigError(field="loader.workers", problem=f"must be 0 or more, got {workers}.")
-        self._job: Job = (numbered(dataset), seed, seeding)
+        draws_nothing = bool(getattr(dataset, "draws_nothing", False))
+        # A thread beside training must not touch the global generators, not even to put them back.
+        self._job: Job = (numbered(dataset), seed, seeding if workers or not draws_nothing else unseeded)
         self._ahead = max(ahead, workers)
         self._pending: dict[MicroBatch, Future[list[Any]]] = {}
         self._processes = _Processes(_payload(self._job, dumps), workers) if workers else None
-        threads = workers or int(getattr(dataset, "draws_nothing", False))
+        threads = workers or int(draws_nothing)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="loader") if threads else None
 
     def load(self, micro_batch: MicroBatch, upcoming: Sequence[MicroBatch] = ()) -> list[Any]:

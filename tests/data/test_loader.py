@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -231,3 +232,27 @@ def test_a_data_set_that_does_not_pickle_is_refused_before_anything_starts():
         Loader(Local(), seed=0, workers=1)
     with Loader(Local(), seed=0) as loader:
         assert loader.load(steps(4, 1)[0])
+
+
+class Quiet:
+    """Draws nothing, so it may be read ahead in a thread."""
+
+    draws_nothing = True
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, sample: int) -> int:
+        return sample
+
+
+def test_reading_ahead_in_a_thread_leaves_the_generators_alone() -> None:
+    @contextmanager
+    def touching(seed: int, epoch: int, sample: int) -> Iterator[None]:
+        raise AssertionError("seeded beside the training thread")
+        yield
+
+    order = SampleOrder(8, Batch(global_size=8, micro_size=2))
+    first, *rest = order.micro_batches(1)
+    with Loader(Quiet(), seed=0, seeding=touching) as loader:
+        assert loader.load(first, rest) == list(first.ids)

@@ -73,7 +73,8 @@ def settled(state: State, event: Settled, policy: Policy) -> Outcome:
         return Outcome(state=state, reason=f"{event.worker} was given up before it settled")
     if event.error is not None and event.error.kind == "user":
         return end_by_user_error(state, event.error, event.worker)
-    state = replace(state, facts=_holding(state.facts, event))
+    facts = _holding(state.facts, event)
+    state = state if facts is state.facts else replace(state, facts=facts)
     said = f"{event.worker} settled" + (f" ({event.error.detail})" if event.error else "")
     match state.phase:
         case Settling():

@@ -80,7 +80,7 @@ def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
     """Drop the attempt. The last checkpoint is tried again, after a moment."""
     facts = _without(state.facts, event.generation, event.step)
     said = f"the checkpoint of step {event.step} could not be written: {event.problem}"
-    state = replace(state, facts=facts)
+    state = state if facts is state.facts else replace(state, facts=facts)
     current = event.generation == facts.generation and event.step == facts.step
     match state.phase:
         case Pausing(purpose="stop") as phase if current:
@@ -135,9 +135,9 @@ def final_is_missing(state: State, policy: Policy) -> bool:
 def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Policy) -> Outcome:
     """A fact of storage, whoever wrote it. Retention moves after it."""
     stored = event.stored
+    if any(c.stored.slot == stored.slot for c in state.facts.commitments):
+        return Outcome(state=state, reason=f"slot {stored.slot} is known to be committed")
     facts = replace(_without(state.facts, stored.generation, stored.step), ever_stored=True)
-    if any(c.stored.slot == stored.slot for c in facts.commitments):
-        return Outcome(state=replace(state, facts=facts), reason=f"slot {stored.slot} is known")
     if not alive(facts.lineage, stored.generation, stored.step):
         return Outcome(
             state=replace(state, facts=facts),

@@ -72,33 +72,37 @@ class SimulatedGroup:
 
     def commit(self) -> None:
         """Every rank applies the step; what it held of older groups is freed."""
+        for worker in self.workers:
+            self._apply(worker)
         self.step += 1
-        for rank, worker in enumerate(self.workers):
-            worker.holdings = {
-                self.generation: Holding(
-                    generation=self.generation, rank=rank, step=self.step, applied=vote_of(self.step)
-                )
-            }
 
     def shatter(self, draw: random.Random) -> bool:
-        """The group breaks where it is. Around a vote some ranks passed it, then True, and some did not."""
+        """The group breaks where it is. Whether some rank passed a vote that was on.
+
+        A vote can only be passed if every rank entered it: then each rank either applied the step or kept its
+        reduced gradient. Otherwise nobody passed.
+        """
         self.broken = True
         if not (self.training and self.phase in ("vote", "optimizer")):
             return False
+        entered = self.phase == "optimizer" or draw.random() < 0.7
         passed = False
-        step = self.step + 1
-        for rank, worker in enumerate(self.workers):
-            held = worker.holdings[self.generation]
-            if self.phase == "optimizer" or draw.random() < 0.5:
+        for worker in self.workers:
+            if entered and (self.phase == "optimizer" or draw.random() < 0.5):
+                self._apply(worker)
                 passed = True
-                worker.holdings = {
-                    self.generation: Holding(
-                        generation=self.generation, rank=rank, step=step, applied=vote_of(step)
-                    )
-                }
-            elif draw.random() < 0.9:  # it may have died just before it entered the vote
-                worker.holdings[self.generation] = replace(held, reached=step)
+            elif entered or draw.random() < 0.5:
+                held = worker.holdings[self.generation]
+                worker.holdings[self.generation] = replace(held, reached=self.step + 1)
         return passed
+
+    def _apply(self, worker: SimulatedWorker) -> None:
+        """One rank applies the next step."""
+        step = self.step + 1
+        rank = worker.holdings[self.generation].rank
+        worker.holdings = {
+            self.generation: Holding(generation=self.generation, rank=rank, step=step, applied=vote_of(step))
+        }
 
 
 def roll_forward(worker: SimulatedWorker, origin: Live) -> None:

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import pytest
+
+from elastic_train.control.adoption import resume_commands
+from elastic_train.control.commands import Abort, Commit, End, Form, Go, Pause, Save, StartWorker, StopWorker
+from elastic_train.control.events import Adopted, StopRequested, TermBegan
+from elastic_train.control.states import Forming, Pausing, Running, Settling, Waiting
+from elastic_train.recovery.evidence import FromStorage, Live
+
+pytestmark = pytest.mark.ring0
+
+
+def take_over(play, *, at: float = 0.0, stored=None, alive: str = "", step: int | None = None, strangers=()):
+    """A new term whose clock starts at `at`; `alive` are the last letters of the workers that live."""
+    play.at = at
+    stored = stored or play.facts.stored
+    play(TermBegan, term=play.facts.term + 1, stored=stored, ever_stored=stored is not None)
+    generation = play.facts.generation
+    step = play.facts.step if step is None else step
+    running = tuple((w.name, w.node, generation, step) for w in play.facts.workers if w.name[-1] in alive)
+    return play(Adopted, running=(*running, *((name, "a", 0, 0) for name in strangers)))
+
+
+def test_a_living_group_trains_on_under_the_new_controller(play):
+    play.running(3, step=5)
+    take_over(play, alive="123", step=7)
+    assert isinstance(play.phase, Running)
+    assert play.commands == (Go(generation=1),)
+    assert play.facts.step == 7
+
+
+def test_deadlines_move_to_the_new_terms_clock(play):
+    play.begin(3)
+    play.wait(500.0)
+    take_over(play, at=3.0)
+    play.wait(90.0)
+    assert isinstance(play.phase, Waiting)
+    play.wait(20.0)
+    assert play.phase.outcome == "capacity"
+
+
+def test_a_notice_keeps_its_deadline_on_the_new_clock(play):
+    play.begin(2)
+    play.at = 100.0
+    play.nodes("ab", leaving="b", by=150.0)
+    take_over(play)
+    assert play.facts.nodes[1].drain_by == pytest.approx(50.0)
+
+
+def test_missing_members_are_lost(replicated):
+    play = replicated.running(4, step=5)
+    take_over(play, alive="123")
+    assert isinstance(play.phase, Settling)
+    assert play.ordered(Abort)[0].workers == ("w0001", "w0002", "w0003")
+    play.settle(step=5)
+    assert play.ordered(Form)[0].origin == Live(generation=1, step=5)
+
+
+def test_generations_of_two_terms_never_have_the_same_number(replicated):
+    play = replicated.running(4, step=5)
+    take_over(play, alive="123")
+    play.settle(step=5)
+    assert play.facts.generation == 1001
+
+
+def test_a_member_in_another_generation_breaks_the_group(play):
+    play.running(2, step=5)
+    play(TermBegan, term=2, stored=None, ever_stored=False)
+    play(Adopted, running=(("w0001", "a", 1, 5), ("w0002", "b", 9, 5)))
+    assert play.phase.causes[0].detail == "w0002 is in generation 9"
+
+
+def test_a_group_that_was_forming_starts_over_without_counting(play):
+    play.begin(3).ready()
+    take_over(play, alive="123")
+    assert play.ordered(Abort) == [Abort(generation=1, workers=("w0001", "w0002", "w0003"))]
+    assert len(play.ordered(Abort)) == 1
+    play.settle(step=0)
+    assert isinstance(play.phase, Forming)
+    assert play.facts.failures == 0
+
+
+def test_a_pause_is_asked_for_again(play):
+    play.running(3, step=5)
+    play.nodes("abcd")
+    play.ready()
+    play.wait(4.0)
+    take_over(play, alive="1234")
+    assert play.commands == (Pause(generation=1, save=False),)
+
+
+def test_a_stop_is_asked_for_again_with_its_checkpoint(play):
+    play.running(3, step=5)
+    play(StopRequested, reason="x")
+    take_over(play, alive="123")
+    assert play.commands == (Pause(generation=1, save=True),)
+
+
+def test_last_words_are_asked_for_again(play):
+    play.running(3, step=5)
+    play.lose("w0003")
+    play.settle("w0001")
+    take_over(play, alive="12")
+    assert play.ordered(Abort) == [Abort(generation=1, workers=("w0002",))]
+    assert play.phase.pending == ("w0002",)
+
+
+def test_commits_and_starts_on_their_way_are_ordered_again(play):
+    play.running(2, step=5)
+    play.parts(5)
+    play.nodes("abc")
+    commands = resume_commands(play.state, play.policy)
+    assert [type(c) for c in commands] == [StartWorker, Go, Commit]
+
+
+def test_a_last_checkpoint_that_is_missing_is_asked_for_again(play):
+    play.running(2, step=20)
+    take_over(play, alive="12")
+    assert play.commands == (Go(generation=1), Save(generation=1))
+
+
+def test_forming_and_ended_runs_repeat_their_command(play):
+    play.begin(2).ready()
+    assert isinstance(resume_commands(play.state, play.policy)[0], Form)
+    play(StopRequested, reason="x")
+    assert [type(c) for c in resume_commands(play.state, play.policy)] == [End]
+
+
+def test_a_worker_that_came_up_meanwhile_is_ready_and_one_that_did_not_is_lost(play):
+    play.begin(3)
+    take_over(play, alive="1")
+    assert [(w.name, w.status) for w in play.facts.workers] == [("w0001", "ready")]
+
+
+def test_strangers_are_stopped(play):
+    play.running(2, step=5)
+    take_over(play, alive="12", strangers=("w0077",))
+    assert play.ordered(StopWorker) == [StopWorker(worker="w0077", reason="this run does not know it")]
+
+
+def test_a_run_that_ended_starts_again_from_what_is_stored(play):
+    play.running(2, step=6)
+    play.parts(5)
+    play.saved(5)
+    play(StopRequested, reason="x")
+    play(StopRequested, reason="x")
+    play(TermBegan, term=2, stored=play.stored(5), ever_stored=True)
+    assert play.phase == Waiting(since=play.at)
+    assert "it had ended as stopped" in play.outcome.reason
+    play(Adopted, running=())
+    play.nodes("ab")
+    play.ready()
+    (form,) = play.ordered(Form)
+    assert (form.generation, form.origin.step) == (1001, 5)
+    assert form.plan.workers == ("w0003", "w0004")
+    assert play.facts.step == 5
+
+
+def test_a_run_whose_record_says_finished_ends(play):
+    play(TermBegan, term=1, stored=None, ever_stored=True, finished=True)
+    assert play.phase.outcome == "finished"
+
+
+def test_the_log_has_the_last_word_on_what_is_stored(play):
+    play.running(2, step=12)
+    for step, slot in ((5, 1), (10, 2)):
+        play.parts(step)
+        play.saved(step, slot)
+    take_over(play, alive="12", stored=play.stored(5, 1))
+    assert play.facts.stored == play.stored(5, 1)
+    assert [c.stored.slot for c in play.facts.commitments] == [1]
+    play.parts(12)
+    take_over(play, alive="12", stored=play.stored(12, 3))
+    assert [c.stored.slot for c in play.facts.commitments] == [1, 3]
+
+
+def test_a_newer_checkpoint_of_a_dead_lineage_is_not_taken(play):
+    play.running(3, step=7)
+    play.parts(5)
+    play.saved(5)
+    play.lose("w0001")
+    play.settle()
+    assert isinstance(play.ordered(Form)[0].origin, FromStorage)
+    take_over(play, stored=play.stored(7, 2, generation=1))
+    assert play.facts.stored.step == 5
+
+
+def test_a_controller_that_comes_back_while_waiting_goes_on_waiting(play):
+    play.running(2, step=5)
+    play.nodes("a")
+    play.settle()
+    assert isinstance(play.phase, Waiting)
+    take_over(play, alive="1")
+    assert isinstance(play.phase, Waiting)
+    assert not isinstance(play.phase, Pausing)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic_train.control.events import Cause, CheckpointCommitted, Event, Settled, StepCommitted, Tick
+from elastic_train.control.faults import storm
+from elastic_train.control.journal import EVENTS, decode, encode, fold
+from elastic_train.recovery.evidence import Holding, Stored, Vote
+from elastic_train.testing.simulator import Simulation, simulated_policy
+
+pytestmark = pytest.mark.ring0
+
+
+def through_json(event: Event) -> Event:
+    return decode(json.loads(json.dumps(encode(event), allow_nan=False)))
+
+
+@settings(max_examples=300)
+@given(event=st.one_of(*(st.from_type(kind) for kind in get_args(Event))))
+def test_every_event_survives_json_exactly(event: Any):
+    back = through_json(event)
+    assert type(back) is type(event)
+    assert repr(back) == repr(event)  # nan equals nothing, its text does
+
+
+def test_numbers_that_json_lacks_survive():
+    event = StepCommitted(
+        at=1.0,
+        generation=1,
+        step=2,
+        loss=math.nan,
+        tokens=math.inf,
+        grad_norm=-math.inf,
+        skipped=True,
+        seconds=0.1,
+        vote=(math.nan, 1e-300),
+    )
+    assert repr(through_json(event)) == repr(event)
+
+
+def test_nested_values_survive():
+    holding = Holding(generation=3, rank=1, step=4, reached=5, applied=Vote(step=4, values=(0.1, 1 / 3)))
+    cause = Cause(kind="engine", detail="x", traceback="a\nb")
+    event = Settled(at=0.1, generation=3, worker="w", holdings=(holding,), error=cause)
+    assert through_json(event) == event
+
+
+def test_a_newer_releases_fields_are_ignored_and_an_older_ones_are_filled_in():
+    assert decode({"type": "Tick", "at": 2, "colour": "blue"}) == Tick(at=2.0)
+    stored = {"slot": 1, "step": 2, "generation": 3, "term": 4, "path": "p", "size": 9}
+    assert decode({"type": "CheckpointCommitted", "at": 0.0, "stored": stored}) == CheckpointCommitted(
+        at=0.0, stored=Stored(slot=1, step=2, generation=3, term=4, path="p")
+    )
+
+
+def test_an_unknown_event_is_refused():
+    with pytest.raises(KeyError):
+        decode({"type": "Earthquake", "at": 0.0})
+
+
+def test_a_field_that_must_be_there_is_missed():
+    with pytest.raises(KeyError):
+        decode({"type": "FencedOff", "at": 0.0})
+
+
+def test_every_event_has_a_name():
+    assert set(EVENTS.values()) == set(get_args(Event))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_journal_folds_to_the_state_after_a_round_trip(seed):
+    policy = simulated_policy(replicas=1 + seed % 2)
+    schedule = storm(seed, steps=15, nodes=("a", "b", "c", "d"), ranks=4, faults=4)
+    simulation = Simulation(policy=policy, schedule=schedule)
+    simulation.run()
+    assert fold(map(through_json, simulation.journal), policy) == simulation.controller.state

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic_train.control.commands import StartWorker, StopWorker
+
+pytestmark = pytest.mark.ring0
+
+
+def started(play) -> list[str]:
+    return [c.node for c in play.ordered(StartWorker)]
+
+
+def test_a_lost_worker_is_replaced_where_there_is_room(replicated):
+    play = replicated.running(4, step=2)
+    play.lose("w0004")
+    assert play.ordered(StartWorker) == [StartWorker(worker="w0005", node="d")]
+
+
+def test_no_worker_is_started_on_a_node_that_leaves(replicated):
+    play = replicated.running(4, step=2)
+    play.nodes("abcd", leaving="d", by=play.at + 500.0)
+    play.lose("w0004")
+    assert started(play) == []
+
+
+def test_a_node_whose_workers_end_unused_is_quarantined_and_comes_back(play):
+    play.begin(3).ready("w0001", "w0002")
+    for name in ("w0003", "w0004"):
+        play.lose(name)
+        assert started(play) == ["c"]
+    play.lose("w0005")
+    assert started(play) == []
+    assert "node c is quarantined for 20 s" in play.outcome.reason
+    play.wait(19.0)
+    assert started(play) == []
+    play.wait(2.0)
+    assert started(play) == ["c"]
+
+
+def test_every_further_quarantine_is_twice_as_long_up_to_a_limit(play):
+    play.policy = replace(play.policy, quarantine_limit_s=50.0)
+    play.begin(3)
+    for seconds in (20, 40, 50):
+        for _ in range(3):
+            play.lose(play.facts.workers[-1].name)
+        assert f"quarantined for {seconds} s" in play.outcome.reason
+        play.wait(seconds + 1.0)
+
+
+def test_flaps_are_forgotten_after_the_window(play):
+    play.policy = replace(play.policy, flap_window_s=100.0)
+    play.begin(3)
+    play.lose("w0003")
+    play.lose("w0004")
+    play.at += 101.0
+    play.lose("w0005")
+    assert started(play) == ["c"]
+
+
+def test_a_worker_that_was_of_use_is_no_flap(replicated):
+    play = replicated.running(4)
+    for number in range(1, 6):
+        play.step(number)
+        play.lose(play.plan.workers[-1])
+        play.ready()
+        play.settle()
+        play.go()
+    assert play.facts.flaps == ()
+
+
+def test_the_record_of_a_node_is_clean_after_a_committed_step(play):
+    play.begin(3)
+    play.lose("w0003")
+    assert [f.node for f in play.facts.flaps] == ["c"]
+    play.ready()
+    play.go()
+    play.step(1)
+    assert play.facts.flaps == ()
+
+
+def test_a_worker_that_takes_too_long_to_start_is_given_up_and_a_flap_of_its_node(play):
+    play.begin(3).ready("w0001")
+    play.wait(19.0)
+    assert play.commands == ()
+    play.wait(2.0)
+    assert [c.worker for c in play.ordered(StopWorker)] == ["w0002", "w0003"]
+    assert started(play) == ["b", "c"]
+    assert {f.node for f in play.facts.flaps} == {"b", "c"}
+    assert "w0002 did not start on b within 20 s" in play.outcome.reason
+
+
+def test_after_the_last_step_nobody_is_started(replicated):
+    play = replicated.running(4, step=20)
+    play.nodes("abcde")
+    assert started(play) == []
+
+
+def test_losing_an_idle_worker_disturbs_nobody(play):
+    play.policy = replace(play.policy, standby=1)
+    play.running(5, step=2)
+    before = play.phase
+    play.lose("w0005")
+    assert play.phase is before

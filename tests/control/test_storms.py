@@ -1,0 +1,150 @@
+"""Storms of faults over the same transition that the real controller runs. A failure prints its seed."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from elastic_train.control.events import Tick
+from elastic_train.control.faults import (
+    AddNode,
+    DrainNode,
+    FaultSchedule,
+    KillController,
+    KillNode,
+    KillRank,
+    Moment,
+    StopRank,
+    storm,
+)
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Ended
+from elastic_train.testing.simulator import Simulation, simulated_policy
+
+pytestmark = pytest.mark.ring0
+
+NODES = ("a", "b", "c", "d")
+
+
+def weather(seed: int) -> Ended:
+    """One run through a random storm, ended as it has to."""
+    simulation = Simulation(
+        policy=simulated_policy(replicas=1 + seed % 2),
+        schedule=storm(seed, steps=15, nodes=NODES, ranks=4, faults=seed % 6),
+        refold=seed % 10 == 0,
+    )
+    ended = simulation.run()
+    if ended.outcome == "checkpoint":
+        assert simulation.cluster.storage.sound(10**9) is None, f"seed {seed}: a sound checkpoint was left"
+    else:
+        assert ended.outcome == "finished", f"seed {seed}: {ended}"
+    return ended
+
+
+def test_a_thousand_storms_keep_every_invariant():
+    for seed in range(1000):
+        weather(seed)
+
+
+@pytest.mark.matrix
+def test_ten_thousand_storms_keep_every_invariant():
+    """`SLICE=i/n` takes every n-th, `SEED=s` moves the seeds."""
+    which, of = (int(part) for part in os.environ.get("SLICE", "0/1").split("/"))
+    first = int(os.environ.get("SEED", "0"))
+    print(f"storms from seed {first}, slice {which} of {of}")
+    for number in range(which % of, 10_000, of):
+        weather(first + number)
+
+
+def play(*faults, policy: Policy | None = None, seed: int = 0, **values) -> Simulation:
+    simulation = Simulation(
+        policy=policy or simulated_policy(),
+        schedule=FaultSchedule(faults=faults, seed=seed),
+        records=[],
+        **values,
+    )
+    simulation.run()
+    return simulation
+
+
+def outcome(simulation: Simulation) -> str:
+    assert isinstance(simulation.controller.state.phase, Ended)
+    return simulation.controller.state.phase.outcome
+
+
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_a_steady_cluster_never_reconfigures(replicas):
+    simulation = play(policy=simulated_policy(replicas=replicas, max_steps=200))
+    facts = simulation.controller.state.facts
+    assert outcome(simulation) == "finished"
+    assert (facts.generation, facts.reconfigurations, facts.failures_ever) == (1, 0, 0)
+
+
+def test_quiet_ticks_are_not_journalled():
+    simulation = play(policy=simulated_policy(max_steps=200))
+    assert not any(isinstance(event, Tick) for event in simulation.journal)
+
+
+def test_the_same_seed_gives_the_same_history():
+    faults = storm(7, steps=15, nodes=NODES, ranks=4, faults=5).faults
+    assert play(*faults, seed=7).journal == play(*faults, seed=7).journal
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "vote", "optimizer", "save"])
+@pytest.mark.parametrize("seed", range(5))
+def test_with_a_replica_left_no_step_is_lost_wherever_a_rank_dies(phase, seed):
+    simulation = play(KillRank(when=Moment(step=6, phase=phase), rank=1), seed=seed)
+    assert outcome(simulation) == "finished"
+    assert [r.formed.source for r in simulation.records if r.formed] == ["fresh", "live", "live"][
+        : simulation.controller.state.facts.reconfigurations + 1
+    ]
+    assert all("no committed step is lost" in r.reason for r in simulation.records if r.formed)
+
+
+def test_a_rank_that_stands_still_costs_one_reconfiguration():
+    simulation = play(StopRank(when=Moment(step=6), rank=2))
+    assert outcome(simulation) == "finished"
+    assert simulation.controller.state.facts.failures_ever == 1
+
+
+def test_a_slow_rank_is_not_a_dead_rank():
+    simulation = play(StopRank(when=Moment(step=6), rank=2, seconds=5.0))
+    assert simulation.controller.state.facts.reconfigurations == 0
+
+
+def test_a_drained_node_leaves_without_a_failure():
+    simulation = play(DrainNode(when=Moment(step=5), node="b", notice_s=60.0))
+    facts = simulation.controller.state.facts
+    assert (facts.failures_ever, facts.reconfigurations) == (0, 1)
+
+
+def test_a_lost_node_is_replaced_by_one_that_comes_later():
+    simulation = play(
+        KillNode(when=Moment(step=4), node="c"),
+        AddNode(when=Moment(step=8), node="e"),
+        policy=simulated_policy(max_steps=40),
+    )
+    assert simulation.controller.state.facts.plans[-1][1].nodes == ("a", "b", "d", "e")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_controller_that_comes_back_leaves_the_group_training(seed):
+    simulation = play(KillController(when=Moment(step=5)), seed=seed)
+    facts = simulation.controller.state.facts
+    assert outcome(simulation) == "finished"
+    assert (facts.term, facts.reconfigurations) == (2, 0)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_stop_at_any_moment_ends_the_run_with_its_last_step_saved(seed):
+    simulation = play(seed=seed, stop_at=seed * 0.7)
+    facts = simulation.controller.state.facts
+    assert outcome(simulation) in ("stopped", "finished")
+    assert facts.step == (facts.stored.step if facts.stored else 0)
+
+
+def test_a_rank_that_dies_at_the_same_step_every_time_spends_the_budget():
+    faults = tuple(KillRank(when=Moment(step=6), rank=0) for _ in range(10))
+    simulation = play(*faults[:1], policy=simulated_policy(max_failures=0))
+    assert outcome(simulation) == "infrastructure"

@@ -30,7 +30,7 @@ def start(state: State, task: Task, spec: RunSpec) -> None:
     state["member"] = Member(
         task,
         spec,
-        on_step=state["reports"].append,
+        on_step=lambda report: state.get("on_step", state["reports"].append)(report),
         on_save=lambda step, pieces, document: state["saved"].append(
             (step, [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.data)) for p in pieces], document)
         ),
@@ -42,6 +42,7 @@ def end(state: State) -> None:
     if "member" in state:
         state.pop("member").close()
     state.pop("faults", None)
+    state.pop("on_step", None)
 
 
 def call(state: State, method: str, *args: Any) -> Any:

@@ -124,12 +124,13 @@ class Manifest:
     def __len__(self) -> int:
         return self.table.num_rows
 
+    def rows(self, indices: Sequence[int]) -> list[Row]:
+        """The rows at these places, as values: for the few that are about to be read."""
+        found: list[dict[str, Any]] = self.table.take(pa.array(indices, pa.int64())).to_pylist()
+        return [_row(value) for value in found]
+
     def row(self, index: int) -> Row:
-        value: dict[str, Any] = self.table.slice(index, 1).to_pylist()[0]
-        box = Box(tuple(value.pop("offsets")), tuple(value.pop("sizes")))
-        for name in ("shape", "byte_strides", "checksums"):
-            value[name] = None if value[name] is None else tuple(value[name])
-        return Row(box=box, **value)
+        return self.rows([index])[0]
 
     def strings(self, column: str) -> list[str]:
         """A string column."""
@@ -138,6 +139,13 @@ class Manifest:
     def distinct(self, column: str) -> list[str]:
         """The distinct values of a string column, sorted."""
         return sorted(self.table.column(column).unique().to_pylist())
+
+
+def _row(value: dict[str, Any]) -> Row:
+    box = Box(tuple(value.pop("offsets")), tuple(value.pop("sizes")))
+    for name in ("shape", "byte_strides", "checksums"):
+        value[name] = None if value[name] is None else tuple(value[name])
+    return Row(box=box, **value)
 
 
 def _fragments(table: pa.Table, url: str) -> Fragments:

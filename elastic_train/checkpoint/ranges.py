@@ -21,8 +21,10 @@ from elastic_train.geometry.box import Box
 
 GAP = 4096
 """Unneeded bytes between two ranges that are read along rather than asked for twice."""
-MOST = 32 << 20
-"""Bytes of one read: large enough to be fast, small enough to share among threads."""
+MOST = 8 << 20
+"""Bytes of one read: enough to be fast, few enough that the allocator hands out the same memory again; touching
+new memory costs more than reading into it.
+"""
 
 Request = tuple[str, str, Box]
 """Tensor, state and a box of it."""
@@ -69,7 +71,10 @@ class Index:
         for index, (tensor, state, box) in enumerate(requests):
             for row, part in self.parts(tensor, state, box):
                 wanted.setdefault(row, []).append((index, part))
-        segments = [s for row, parts in wanted.items() for s in _segments(self.manifest.row(row), parts)]
+        rows = self.manifest.rows(list(wanted))
+        segments = [
+            s for row, parts in zip(rows, wanted.values(), strict=True) for s in _segments(row, parts)
+        ]
         return _joined(sorted(segments, key=lambda s: (s.row.file, s.start)))
 
     def parts(self, tensor: str, state: str, box: Box) -> list[tuple[int, Box]]:
@@ -129,13 +134,17 @@ def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[Segment]:
     item = ELEMENTS[row.dtype].bytes
     if row.checksums is None:
         return [_span(row, index, part, item) for index, part in parts]
-    needed = np.zeros(len(row.checksums), dtype=np.bool_)
-    for _, part in parts:
-        needed |= touched(row.box.sizes, part, item)
-    edges = np.flatnonzero(np.diff(needed.astype(np.int8), prepend=0, append=0))
+    pages = len(row.checksums)
+    if pages == 1 or any(part.sizes == row.box.sizes for _, part in parts):
+        runs = [[0, pages]]
+    else:
+        needed = np.zeros(pages, dtype=np.int8)
+        for _, part in parts:
+            needed |= touched(row.box.sizes, part, item)
+        runs = np.flatnonzero(np.diff(needed, prepend=0, append=0)).reshape(-1, 2).tolist()
     size = row.box.numel * item
     found: list[Segment] = []
-    for first, stop in edges.reshape(-1, 2).tolist():
+    for first, stop in runs:
         for at in range(first * PAGE, min(stop * PAGE, size), MOST):
             length = min(at + MOST, stop * PAGE, size) - at
             found.append(

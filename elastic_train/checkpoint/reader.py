@@ -127,7 +127,7 @@ class Checkpoint(Mapping[str, States]):
     def read_many(self, requests: Sequence[Request], *, into: Sequence[Array] | None = None) -> list[Array]:
         """One array per request, of the box's sizes, all fetched together.
 
-        New arrays, or those of `into`: of the same sizes, with items of the same number of bytes, any strides.
+        New arrays, or those of `into`: of the same sizes, with items of as many bytes, any strides.
         ChecksumMismatch and FragmentMissing name file, tensor and elements; `into` is then partly filled.
         """
         wanted = [(self.aliases.get(t, t), s, b) for t, s, b in requests]

@@ -1,4 +1,4 @@
-"""The golden run of version 1 is read by every later release, and by a reader written from the specification."""
+"""The golden run of version 1 is read by every later release, and by a reader written by the book."""
 
 from __future__ import annotations
 

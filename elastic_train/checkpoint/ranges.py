@@ -22,8 +22,8 @@ from elastic_train.geometry.box import Box
 GAP = 4096
 """Unneeded bytes between two ranges that are read along rather than asked for twice."""
 MOST = 8 << 20
-"""Bytes of one read: enough to be fast, few enough that the allocator hands out the same memory again; touching
-new memory costs more than reading into it.
+"""Bytes of one read: enough to be fast, few enough that the allocator hands out the same
+memory again. Touching new memory costs more than reading into it.
 """
 
 Request = tuple[str, str, Box]

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from elastic_train.errors import ConfigError, TensorMismatch
+from elastic_train.recovery.evidence import Vote
 from elastic_train.train.fragments import DTYPE_NAMES, DTYPES, is_fragment
 from elastic_train.train.optimizer import hyperparameters
 from elastic_train.train.shards import Shards
@@ -29,6 +30,8 @@ def describe(shards: Shards) -> dict[str, Any]:
                 scalars.setdefault(fqn, {})[state] = _scalar(fqn, state, value)
     return {
         "step": shards.step,
+        "vote": list(shards.applied.values) if shards.applied else None,
+        "evaluated": shards.evaluated,
         "trainable": [fqn for fqn, p in shards.parameters.items() if p.requires_grad],
         "aliases": dict(shards.aliases),
         "optimizer": {
@@ -84,7 +87,9 @@ def restore(
         notes += shards.schedule.load(document["schedule"])
     elif (shards.schedule is None) != (document["schedule"] is None):
         notes.append("schedule: " + ("the code has none" if shards.schedule is None else "it starts anew"))
-    shards.step = document["step"]
+    shards.step, shards.evaluated = document["step"], document["evaluated"]
+    if document["vote"] is not None:
+        shards.applied = Vote(step=document["step"], values=tuple(document["vote"]))
     return notes
 
 

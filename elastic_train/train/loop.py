@@ -11,6 +11,7 @@ from elastic_train.config import RunSpec
 from elastic_train.data.loader import Loader
 from elastic_train.data.order import SampleOrder, fold_digests
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.evaluate import Evaluator
 from elastic_train.train.group import Group
 from elastic_train.train.shards import Shards
 from elastic_train.train.step import Mark, Stepper
@@ -87,9 +88,32 @@ class Loop:
                 border=border,
                 mark=mark,
             )
+        with border.at("building the evaluation", shards.step or 0):
+            evaluation = task.evaluation()
+        self._evaluator = evaluation and Evaluator(
+            task,
+            evaluation,
+            spec,
+            model=shards.model,
+            plan=shards.plan,
+            rank=shards.rank,
+            device=shards.device,
+            group=group,
+            border=border,
+        )
 
     def run(self) -> RunEnd:
         """Until the last step or a voted pause."""
+        try:
+            return self._run()
+        finally:
+            if self._evaluator is not None:
+                self._evaluator.close()
+
+    def _run(self) -> RunEnd:
+        vote = self._shards.applied
+        if vote is not None:  # an evaluation that the generation before did not get to the end of
+            self._evaluate(self._report(vote, Ballot.unpacked(vote.values)))
         while (step := self._at()) < self._spec.max_steps:
             outcome = self._step(step + 1)
             if self._save_due(step + 1, outcome) and self._on_save is not None:
@@ -112,7 +136,18 @@ class Loop:
         self._mark("optimizer", step, -1)
         with self._border.at("the optimizer", step):
             apply(self._shards, vote, self._spec)
+        self._evaluate(report)
         return outcome
+
+    def _evaluate(self, report: StepReport) -> None:
+        """Where it is due and was not done: measure, and report the step again with its metrics."""
+        evaluator, step = self._evaluator, report.step
+        if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
+            return
+        self._mark("evaluation", step, -1)
+        metrics = evaluator.run(step)
+        self._shards.evaluated = step
+        self._on_step(replace(report, metrics=tuple(sorted(metrics.items()))))
 
     def _report(self, vote: Vote, outcome: Ballot) -> StepReport:
         now = time.monotonic()

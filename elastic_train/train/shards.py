@@ -40,6 +40,7 @@ class Shards:
     step: int | None = None
     reached: int | None = None
     applied: Vote | None = None
+    evaluated: int = 0  # the last step after which an evaluation was completed
     pending_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
 

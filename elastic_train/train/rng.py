@@ -20,6 +20,7 @@ from torch import nn
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.dropout import keyed_dropout
+from elastic_train.train.names import canonical
 
 _MASK = (1 << 64) - 1
 
@@ -139,11 +140,7 @@ def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             for part, block in container.named_children():
                 if id(block) not in seen:
                     seen.add(id(block))
-                    words = [w for w in f"{name}.{part}".split(".") if w not in _WRAPPERS]
-                    yield ".".join(filter(None, words)), block
-
-
-_WRAPPERS = ("_checkpoint_wrapped_module", "_orig_mod")
+                    yield canonical(f"{name}.{part}" if name else part), block
 
 
 def _seed_torch(value: int, device: torch.device) -> None:

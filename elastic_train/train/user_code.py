@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import torch
 
@@ -67,7 +68,7 @@ class _Crossing:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    ) -> Literal[False]:
         if error is None or not isinstance(error, Exception | SystemExit):
             return False
         meant = self._border.translated(error, self._phase, self._step, self._users)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
+import torch.distributed as dist
 
-from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.gloo_pool import GlooPool, PoolError
 
 
 @pytest.fixture(scope="session")
@@ -16,13 +18,25 @@ def _shared_pool() -> Iterator[GlooPool]:
         yield pool
 
 
+def leave_group(state: dict[str, Any]) -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    state.clear()
+
+
 @pytest.fixture
-def pool(_shared_pool: GlooPool) -> GlooPool:
-    """Four living processes."""
+def pool(_shared_pool: GlooPool) -> Iterator[GlooPool]:
+    """Four living processes without a group, whatever the test before left behind."""
     for rank in range(_shared_pool.size):
         if not _shared_pool.alive(rank):
             _shared_pool.restart(rank)
-    return _shared_pool
+    yield _shared_pool
+    for rank in range(_shared_pool.size):
+        if _shared_pool.alive(rank):
+            try:
+                _shared_pool.run(leave_group, ranks=[rank], timeout=5)
+            except PoolError:
+                _shared_pool.kill(rank)
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,265 @@
+"""Evaluation gives one result under every plan and leaves training as it was."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from elastic_train.config import Batch, RunSpec
+from elastic_train.errors import ConfigError, GroupBroken
+from elastic_train.planner.plan import Mesh, Plan, even_shares
+from elastic_train.testing.gloo_pool import GlooPool, PerRank
+from elastic_train.testing.tiny import TinyData, TinyTask
+from elastic_train.train.evaluate import Evaluator
+from elastic_train.train.group import Group
+from elastic_train.train.rng import seed_all
+from elastic_train.train.task import Evaluation
+from elastic_train.train.user_code import Border
+
+pytestmark = pytest.mark.ring2
+
+SPEC = RunSpec(
+    name="tiny",
+    storage_path="/nowhere",
+    batch=Batch(global_size=12, micro_size=3, seed=11),
+    max_steps=10,
+    min_workers=1,
+    max_workers=4,
+    precision="fp64",
+)
+ALONE = Mesh()
+MESHES = [(1, 1), (3, 1), (1, 3), (2, 2), (1, 4)]
+
+
+class Task(TinyTask):
+    """Holds out `held_out` samples, measured by `metric`."""
+
+    def __init__(
+        self, held_out: int = 17, metric: Callable[[Any, Any], Any] | None = None, every: int = 4
+    ) -> None:
+        super().__init__(batch_norm=True)
+        self.held_out, self.metric, self.every = held_out, metric, every
+
+    def evaluation(self) -> Evaluation:
+        return Evaluation(dataset=TinyData(self.held_out), metric=self.metric, every=self.every)
+
+
+def several(output: Tensor, micro_batch: dict[str, Tensor]) -> dict[str, tuple[Any, Any]]:
+    right = output.argmax(-1) == micro_batch["targets"]
+    return {"right": (right.sum(), right.numel()), "rows": (len(output), 1), "random": (torch.rand(()), 1)}
+
+
+def irregular(output: Tensor, micro_batch: dict[str, Tensor]) -> dict[str, tuple[Any, Any]]:
+    """Another name where the batch is not whole."""
+    return {"whole" if len(output) == 3 else "part": (1, 1)}
+
+
+def build(task: TinyTask) -> nn.Module:
+    seed_all(5)
+    model = task.model().double()
+    with torch.no_grad():
+        for module in model.modules():
+            if hasattr(module, "reset_parameters"):
+                module.reset_parameters()
+        model.batch_norm.running_mean.normal_()
+    return model
+
+
+def evaluator(
+    task: Task,
+    model: nn.Module,
+    mesh: Mesh = ALONE,
+    rank: int = 0,
+    group: Group | None = None,
+) -> Evaluator:
+    names = tuple(map(str, range(mesh.size)))
+    return Evaluator(
+        task,
+        task.evaluation(),
+        SPEC,
+        model=model,
+        plan=Plan(mesh=mesh, workers=names, nodes=names, shares=even_shares(4, mesh.dp)),
+        rank=rank,
+        device=torch.device("cpu"),
+        group=group,
+        border=Border(
+            worker="w",
+            node="n",
+            rank=rank,
+            generation=1,
+            broken=lambda: group is not None and group.broken,
+        ),
+    )
+
+
+def join(
+    state: dict[str, Any], store: tuple[str, int], generation: int, rank: int, mesh: Mesh, task: Task
+) -> None:
+    host, port = store
+    group = Group(
+        generation=generation,
+        rank=rank,
+        world_size=mesh.size,
+        store_host=host,
+        store_port=port,
+        address="127.0.0.1",
+    )
+    group.form()
+    model = build(task)
+    if mesh.dp_shard > 1:
+        device_mesh = group.mesh(mesh)["dp_replicate", "dp_shard"]
+        for block in model.blocks:
+            fully_shard(block, mesh=device_mesh)
+        fully_shard(model, mesh=device_mesh, ignored_params={model.gate.value})
+    state["group"], state["evaluator"], state["model"] = (
+        group,
+        evaluator(task, model, mesh, rank, group),
+        model,
+    )
+
+
+def run(state: dict[str, Any], step: int) -> dict[str, float]:
+    return state["evaluator"].run(step)
+
+
+def outcome(state: dict[str, Any], step: int) -> str:
+    state["started"] = True
+    try:
+        return str(state["evaluator"].run(step))
+    except (ConfigError, GroupBroken) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def is_sharded(state: dict[str, Any]) -> bool:
+    return all(isinstance(p, DTensor) for p in state["model"].parameters() if p.ndim)
+
+
+def leave(state: dict[str, Any]) -> None:
+    state.pop("evaluator").close()
+    state.pop("group").destroy()
+    state.clear()
+
+
+def has_started(state: dict[str, Any]) -> bool:
+    return state.get("started", False)
+
+
+def break_group(state: dict[str, Any]) -> None:
+    state["group"].break_()
+
+
+def formed(pool: GlooPool, generation: int, mesh: Mesh, task: Task) -> range:
+    ranks = range(mesh.size)
+    store = (pool.store_host, pool.store_port)
+    pool.run(join, store, generation, PerRank(ranks), mesh, task, ranks=ranks)
+    return ranks
+
+
+def test_every_sample_counts_once_and_padding_not_at_all() -> None:
+    task = Task(held_out=17)
+    model = build(task)
+    data = TinyData(17)
+    total, count = 0.0, 0
+    model.eval()
+    for i in range(17):
+        sample = {name: value[None] for name, value in data[i].items()}
+        loss, counted = task.loss(model(sample["tokens"]), sample)
+        total, count = total + loss.item(), count + int(counted)
+    assert evaluator(task, model).run(4) == {"loss": pytest.approx(total / count, rel=1e-12)}
+
+
+@pytest.mark.parametrize("held_out", [17, 4])
+def test_every_plan_gives_the_same_result(
+    pool: GlooPool, new_generation: Iterator[int], held_out: int
+) -> None:
+    task = Task(held_out=held_out, metric=several)
+    alone = evaluator(task, build(task)).run(4)
+    assert alone["rows"] == held_out / -(-held_out // 3)
+    for replicate, shard in MESHES:
+        ranks = formed(pool, next(new_generation), Mesh(dp_replicate=replicate, dp_shard=shard), task)
+        assert pool.run(run, 4, ranks=ranks) == [alone] * len(ranks)
+        if shard > 1:
+            assert pool.run(is_sharded, ranks=ranks) == [True] * len(ranks)
+        pool.run(leave, ranks=ranks)
+
+
+def test_names_that_differ_between_micro_batches_are_refused_on_every_rank(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    task = Task(held_out=4, metric=irregular)
+    with pytest.raises(ConfigError, match=r"same names.*\['whole'\] and \['part'\]"):
+        evaluator(task, build(task)).run(4)
+    ranks = formed(pool, next(new_generation), Mesh(dp_replicate=2), task)
+    for text in pool.run(outcome, 4, ranks=ranks):
+        assert text.startswith("ConfigError: task.evaluation.metric")
+    pool.run(leave, ranks=ranks)
+
+
+def test_a_break_ends_an_evaluation_that_waits_for_an_absent_rank(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    ranks = formed(pool, next(new_generation), Mesh(dp_shard=3), Task())
+    waiting = pool.call_async(outcome, 4, ranks=[0, 1])
+    deadline = time.monotonic() + 20
+    while not all(pool.control(rank, has_started) for rank in (0, 1)):
+        assert time.monotonic() < deadline
+    for rank in ranks:
+        pool.control(rank, break_group)
+    assert [text.split(":")[0] for text in waiting.results(timeout=5)] == ["GroupBroken"] * 2
+    pool.run(leave, ranks=ranks)
+
+
+class Restless(nn.Module):
+    """Changes a buffer in every forward and draws random numbers."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        self.calls += torch.rand(())
+        return self.inner(tokens)
+
+
+def test_training_does_not_notice_an_evaluation() -> None:
+    task = Task(metric=several)
+    model = Restless(build(task))
+    model.train()
+    model.inner.frozen.eval()
+    modes = [module.training for module in model.modules()]
+    buffers = [buffer.clone() for buffer in model.buffers()]
+    tensors = list(model.buffers())
+
+    def draws() -> tuple[float, float, float]:
+        return random.random(), np.random.rand(), torch.rand(()).item()
+
+    seed_all(3)
+    expected = draws()
+    seed_all(3)
+    evaluator(task, model).run(4)
+    assert draws() == expected
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(a, b) for a, b in zip(model.buffers(), buffers, strict=True))
+    assert all(a is b for a, b in zip(model.buffers(), tensors, strict=True))
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_evaluations_are_due_by_step_and_at_the_end() -> None:
+    regular, final = (evaluator(Task(every=every), build(Task())) for every in (4, 0))
+    assert [step for step in range(1, 11) if regular.due(step)] == [4, 8, 10]
+    assert [step for step in range(1, 11) if final.due(step)] == [10]
+
+
+def test_an_empty_data_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no samples"):
+        evaluator(Task(held_out=0), build(Task()))

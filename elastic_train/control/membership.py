@@ -76,12 +76,14 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     over = isinstance(state.phase, Running) and facts.step >= policy.max_steps
     if over or isinstance(state.phase, Ended):
         return Outcome(state=state)
-    barred = draining(facts) | quarantined(facts, at)
+    leaving = draining(facts)
+    wanted = policy.target - sum(w.node not in leaving for w in facts.workers)
+    if wanted <= 0:
+        return Outcome(state=state)
+    barred = leaving | quarantined(facts, at)
     taken: dict[str, int] = {}
     for worker in facts.workers:
         taken[worker.node] = taken.get(worker.node, 0) + 1
-    leaving = draining(facts)
-    wanted = policy.target - sum(w.node not in leaving for w in facts.workers)
     born, started = facts.born, list[Worker]()
     for node in sorted((n for n in facts.nodes if n.name not in barred), key=lambda n: (-n.slots, n.name)):
         for _ in range(max(min(node.slots - taken.get(node.name, 0), wanted), 0)):

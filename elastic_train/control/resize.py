@@ -28,7 +28,7 @@ def consider(state: State, policy: Policy, at: float) -> Outcome:
     assert isinstance(phase, Running)
     if facts.step >= policy.max_steps:
         return Outcome(state=state)
-    if any(name in draining(facts) for name in phase.plan.nodes):
+    if not draining(facts).isdisjoint(phase.plan.nodes):
         return _leave(state, phase, policy, at)
     if phase.plan.world_size < policy.max_workers:
         return _grow(state, phase, policy, at)

@@ -46,7 +46,9 @@ def part_written(state: State, event: PartWritten, policy: Policy) -> Outcome:
     attempt = _find(facts, event.generation, event.step) or Attempt(
         generation=event.generation, step=event.step
     )
-    newer = any(a.step > event.step and not a.committing for a in facts.attempts)
+    newer = any(
+        (a.step, a.generation) > (event.step, event.generation) for a in facts.attempts if not a.committing
+    )
     stored = facts.stored is not None and facts.stored.step >= event.step
     if newer or stored or attempt.committing:
         return Outcome(state=state, reason=f"a part of {name} comes too late")
@@ -97,9 +99,7 @@ def retry_final(state: State, policy: Policy, at: float) -> Outcome:
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Running)
     failed = phase.final_failed
-    silent = at - phase.final_since > policy.timing.progress_s and not any(
-        a.committing for a in facts.attempts
-    )
+    silent = at - phase.final_since > policy.timing.progress_s and final_is_missing(state, policy)
     due = failed is not None and at - failed >= BACK_OFF_S * 2**facts.final_tries
     if facts.step < policy.max_steps or not (due or silent):
         return Outcome(state=state)
@@ -135,9 +135,11 @@ def final_is_missing(state: State, policy: Policy) -> bool:
 def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Policy) -> Outcome:
     """A fact of storage, whoever wrote it. Retention moves after it."""
     stored = event.stored
-    if any(c.stored.slot == stored.slot for c in state.facts.commitments):
+    facts = _without(state.facts, stored.generation, stored.step)
+    state = state if facts is state.facts else replace(state, facts=facts)
+    if any(c.stored.slot == stored.slot for c in facts.commitments):
         return Outcome(state=state, reason=f"slot {stored.slot} is known to be committed")
-    facts = replace(_without(state.facts, stored.generation, stored.step), ever_stored=True)
+    facts = replace(facts, ever_stored=True)
     if not alive(facts.lineage, stored.generation, stored.step):
         return Outcome(
             state=replace(state, facts=facts),

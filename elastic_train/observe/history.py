@@ -20,7 +20,7 @@ from elastic_train.observe.records import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconfiguration:
-    """From one group to the next. `seconds` ends with the next group's first committed step, None before it."""
+    """From one group to the next. `seconds` ends with its first committed step, None before that."""
 
     cause: str
     graceful: bool  # a pause at a step boundary: a growth or a drain
@@ -47,7 +47,7 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
                 done.append(current)
             current, ready = _begin(record, workers, step), False
         elif current is not None and not ready:
-            current = _name(current, event)
+            current = _name(current, record)
         if record.formed is not None:
             workers = len(record.formed.workers)
             if current is not None:
@@ -100,12 +100,16 @@ def _begin(record: Record, workers: int, step: int) -> Reconfiguration:
     return Reconfiguration(cause=words, graceful=graceful, at=record.seconds, step=step, before=workers)
 
 
-def _name(current: Reconfiguration, event: object) -> Reconfiguration:
+def _name(current: Reconfiguration, record: Record) -> Reconfiguration:
     """The first cause that is not a broken collective replaces one that is."""
-    cause = _cause(event)
-    if cause is None or cause.kind == "collective" or not current.cause.startswith("collective"):
+    if not current.cause.startswith("collective"):
         return current
-    return replace(current, cause=_words(event, cause))
+    if isinstance(record.event, NodesChanged) and "lost " in record.reason:
+        return replace(current, cause="loss of a node")
+    cause = _cause(record.event)
+    if cause is None or cause.kind == "collective":
+        return current
+    return replace(current, cause=_words(record.event, cause))
 
 
 def _cause(event: object) -> Cause | None:

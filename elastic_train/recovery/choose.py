@@ -127,7 +127,8 @@ def _votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
 
 def _choice(evidence: Evidence, origin: Origin, step: int, reason: str) -> Choice:
     lost = max(evidence.step - step, 0)
-    cost = "no committed step is lost" if lost == 0 else f"{lost} committed step{'s' * (lost > 1)} run again"
+    again = "1 committed step is" if lost == 1 else f"{lost} committed steps are"
+    cost = f"{again} run again" if lost else "no committed step is lost"
     return Choice(origin=origin, step=step, lost=lost, reason=f"{reason}; {cost}")
 
 

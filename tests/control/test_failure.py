@@ -165,7 +165,7 @@ def test_without_coverage_the_checkpoint_is_the_way_back(play):
     (form,) = play.ordered(Form)
     assert form.origin == FromStorage(stored=play.stored(5, generation=1))
     assert play.facts.step == 5
-    assert "2 committed steps run again" in play.outcome.reason
+    assert "2 committed steps are run again" in play.outcome.reason
 
 
 def test_before_the_first_checkpoint_a_run_may_start_afresh_and_says_so(play):
@@ -174,7 +174,7 @@ def test_before_the_first_checkpoint_a_run_may_start_afresh_and_says_so(play):
     play.settle()
     assert play.ordered(Form)[0].origin == Fresh()
     assert "from step 0" in play.outcome.reason
-    assert "2 committed steps run again" in play.outcome.reason
+    assert "2 committed steps are run again" in play.outcome.reason
 
 
 def test_newer_state_of_a_left_lineage_is_dead(play):

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_train.config import Checkpoints
 from elastic_train.control.commands import Commit, End, Form, Go, Prune, Save
-from elastic_train.control.events import CheckpointRejected, SaveFailed, Settled
+from elastic_train.control.events import CheckpointRejected, SaveFailed, Settled, TermBegan
 from elastic_train.control.states import Running, Settling, Waiting
 from elastic_train.recovery.evidence import Fresh, FromStorage
 
@@ -112,6 +112,28 @@ def test_a_commit_that_is_told_twice_is_known(play):
     play.saved(5)
     assert play.state == before
     assert play.commands == ()
+
+
+def test_a_commit_that_is_known_from_the_log_is_no_longer_on_its_way(play):
+    play.running(2, step=5)
+    play.parts(5)
+    play(TermBegan, term=2, stored=play.stored(5), ever_stored=True)
+    assert play.facts.attempts
+    play.saved(5)
+    assert play.facts.attempts == ()
+
+
+def test_of_two_attempts_at_a_step_the_younger_generations_counts(replicated):
+    play = replicated.running(4, step=20)
+    play.part(20, 0)
+    play.lose("w0004")
+    play.settle()
+    play.go()
+    play.part(20, 0)
+    assert "too late" in play.part(20, 1, generation=1).reason
+    play.part(20, 1)
+    play.part(20, 2)
+    assert play.ordered(Commit)[0].generation == 2
 
 
 def test_a_commit_of_a_dead_generation_does_not_enter_the_lineage(play):

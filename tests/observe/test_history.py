@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import pytest
+
+from elastic_train.control.faults import (
+    AddNode,
+    DrainNode,
+    KillController,
+    KillNode,
+    KillRank,
+    Moment,
+    StopRank,
+)
+from elastic_train.observe.history import history, table
+
+pytestmark = pytest.mark.ring0
+
+
+def test_an_undisturbed_run_has_no_history(recorded):
+    assert history(recorded()) == ()
+    assert table(()) == [("cause", "at step", "workers", "from", "seconds", "steps lost")]
+
+
+def test_losses_are_told_with_cause_and_cost(recorded):
+    """Two losses after steps 7 and 9 with a checkpoint at 5 cost 2 and 4 steps."""
+    told = history(recorded(KillRank(when=Moment(step=8), rank=1), KillRank(when=Moment(step=10), rank=0)))
+    losses = [r for r in told if not r.graceful]
+    assert [(r.step, r.lost, r.source) for r in losses] == [(7, 2, "storage"), (9, 4, "storage")]
+    assert all(r.cause.startswith(("death of w", "collective error")) for r in losses)
+    assert all(r.seconds is not None and 0 < r.seconds < 60 for r in losses)
+    assert losses[0].before == 4
+
+
+def test_the_cause_is_the_first_that_is_not_a_collectives(recorded):
+    told = history(recorded(KillRank(when=Moment(step=8), rank=1), seed=4))
+    assert told[0].cause == "death of w0002"
+
+
+def test_a_silent_rank_is_named(recorded):
+    told = history(recorded(StopRank(when=Moment(step=8), rank=1), replicas=2))
+    assert told[0].cause == "silence of w0002"
+    assert (told[0].source, told[0].lost) == ("live", 0)
+
+
+def test_growth_and_drain_are_graceful_and_lose_nothing(recorded):
+    told = history(
+        recorded(
+            KillNode(when=Moment(step=4), node="c"),
+            AddNode(when=Moment(step=8), node="e"),
+            DrainNode(when=Moment(step=25), node="a", notice_s=60.0),
+            replicas=2,
+            max_steps=40,
+        )
+    )
+    graceful = [r for r in told if r.graceful]
+    assert [(r.cause, r.before, r.after) for r in graceful] == [("growth", 3, 4), ("drain", 4, 3)]
+    assert all(r.lost == 0 and r.source == "live" for r in graceful)
+
+
+def test_a_new_controller_that_finds_its_group_alive_is_no_reconfiguration(recorded):
+    assert history(recorded(KillController(when=Moment(step=8)), replicas=2)) == ()
+
+
+def test_the_table_has_a_row_for_each(recorded):
+    records = recorded(KillRank(when=Moment(step=8), rank=1))
+    rows = table(history(records))
+    assert len(rows) == 1 + len(history(records))
+    assert rows[1][2].startswith("4 -> ")
+    unfinished = table(history(records[: next(r.seq for r in records if r.phase == "settling") + 1]))
+    assert unfinished[1][2:5] == ("4 -> ?", "?", "?")

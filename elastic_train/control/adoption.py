@@ -98,8 +98,8 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
             commands.append(Go(generation=facts.generation))
             if final_is_missing(state, policy):
                 commands.append(Save(generation=facts.generation))
-        case Pausing(purpose=purpose):
-            commands.append(Pause(generation=facts.generation, save=purpose == "stop"))
+        case Pausing(save=save):
+            commands.append(Pause(generation=facts.generation, save=save))
         case Settling(pending=pending):
             commands.append(Abort(generation=facts.generation, workers=pending))
         case Ended(outcome=outcome, detail=detail, cause=cause, worker=worker):

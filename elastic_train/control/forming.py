@@ -16,7 +16,7 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders
-from elastic_train.recovery.evidence import FromStorage, Live
+from elastic_train.recovery.evidence import Live
 from elastic_train.recovery.lineage import alive, extend
 
 GENERATIONS_PER_TERM = 1000
@@ -77,8 +77,6 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return end(state, "checkpoint", choice.reason)
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
-    if isinstance(choice.origin, FromStorage) and choice.step >= policy.max_steps:
-        return end(state, "finished", f"step {choice.step} of {policy.max_steps} is committed and saved")
     return _form(state, plan, choice, at, phase.paused)
 
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from elastic_train.control.cadence import interval_s
 from elastic_train.control.commands import Save
-from elastic_train.control.ending import end
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.membership import proven
 from elastic_train.control.policy import Policy
@@ -30,8 +29,6 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
         phase = replace(phase, proven=True)
     if event.step >= policy.max_steps:
         state = State(facts=facts, phase=replace(phase, final_since=event.at))
-        if facts.stored is not None and facts.stored.step >= policy.max_steps:
-            return end(state, "finished", f"all {policy.max_steps} steps are committed and saved")
         return Outcome(state=state, reason=f"{said}, the last; its checkpoint is awaited")
     if _save_is_due(facts, policy, event.at):
         return Outcome(

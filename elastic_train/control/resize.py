@@ -122,7 +122,7 @@ def _pause(
     state: State, plan: Plan, purpose: Purpose, reason: str, at: float, *, save: bool = False
 ) -> Outcome:
     return Outcome(
-        state=replace(state, phase=Pausing(plan=plan, since=at, purpose=purpose, reason=reason)),
+        state=replace(state, phase=Pausing(plan=plan, since=at, purpose=purpose, reason=reason, save=save)),
         commands=(Pause(generation=state.facts.generation, save=save),),
         reason=reason,
     )

@@ -146,6 +146,7 @@ class Pausing:
     since: float
     purpose: Purpose
     reason: str
+    save: bool = False  # with a checkpoint
     settled: tuple[str, ...] = ()
     unsaved: bool = False  # its checkpoint could not be written
 

@@ -17,7 +17,7 @@ def stop(state: State, event: StopRequested, policy: Policy) -> Outcome:
     if stopping or not isinstance(phase, Running | Pausing):
         return end(state, "stopped", f"stopped on request: {event.reason}")
     through = state.facts.step >= policy.max_steps
-    pausing = Pausing(plan=phase.plan, since=event.at, purpose="stop", reason=event.reason)
+    pausing = Pausing(plan=phase.plan, since=event.at, purpose="stop", reason=event.reason, save=True)
     if isinstance(phase, Pausing):
         pausing = replace(pausing, settled=phase.settled)
     return Outcome(

@@ -89,8 +89,8 @@ def line(progress: Progress, max_steps: int) -> str:
 
 def _count(number: float) -> str:
     """A number with at most three digits before a unit: 12.3k."""
-    for unit in ("", "k", "M", "G"):
-        if number < 1000 or unit == "G":
-            return f"{number:.3g}{unit}" if number < 1000 else f"{number:.0f}{unit}"
+    units = ["G", "M", "k", ""]
+    while number >= 1000 and len(units) > 1:
         number /= 1000
-    raise AssertionError
+        units.pop()
+    return f"{number:.3g}{units[-1]}" if number < 1000 else f"{number:.0f}{units[-1]}"

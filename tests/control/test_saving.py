@@ -298,3 +298,10 @@ def test_control_asks_for_checkpoints_where_the_cadence_is_automatic(play):
     play.at += 60.0
     play.step(8)
     assert play.commands == (Save(generation=1),)
+
+
+def test_words_after_the_last_step_are_no_sign_of_a_failure(play):
+    play.running(2, step=20)
+    play.settle()
+    assert isinstance(play.phase, Running)
+    assert play.commands == ()

@@ -11,13 +11,14 @@ from elastic_train.config import Batch, Checkpoints, Parallelism, Precision, Run
 from elastic_train.errors import ConfigError, ElasticTrainError
 
 if TYPE_CHECKING:
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train import CheckpointConfig, RunConfig, ScalingConfig
 
     from elastic_train.checkpoint.reader import Checkpoint
     from elastic_train.cluster.result import Result
     from elastic_train.train.task import Task
 
 DEFAULT_STORAGE = "./runs"
+MAX_FAILURES = 3
 
 
 class ElasticTrainer:
@@ -111,7 +112,9 @@ def _spec(
 
     scaling = scaling_config or ScalingConfig(num_workers=(1, 3))
     run = run_config or RunConfig()
-    failure: FailureConfig = run.failure_config or FailureConfig(max_failures=3)
+    # Ray Train's default budget of 0 would end every run at its first lost node: it counts as "not said".
+    failure = run.failure_config if run.failure_config != FailureConfig() else None
+    failure = failure or FailureConfig(max_failures=MAX_FAILURES)
     kept: CheckpointConfig = run.checkpoint_config or CheckpointConfig()
     workers = scaling.num_workers
     least, most = workers if isinstance(workers, tuple) else (workers, workers)

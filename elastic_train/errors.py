@@ -100,16 +100,10 @@ class LoaderLost(ElasticTrainError):
 
 @dataclass(kw_only=True, eq=False)
 class InfrastructureError(ElasticTrainError):
-    failures: int
-    budget: int
     cause: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.failures} infrastructure failures without a committed step between them (budget "
-            f"{self.budget}); the last: {self.cause}. Start the run again under the same name to go on from "
-            "the last checkpoint."
-        )
+        return f"{self.cause}. Start the run again under the same name to go on from its last checkpoint."
 
 
 @dataclass(kw_only=True, eq=False)

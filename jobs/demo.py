@@ -1,7 +1,8 @@
 """Lose a node, gain a node, end with the same losses: `make demo`.
 
-Trains the small language model twice on one local Ray cluster: undisturbed, and with a node killed (SIGKILL of
-everything on it) and another one joining. Prints what happened to the second run and compares the losses.
+Trains the small language model twice on one local Ray cluster: undisturbed, and with a node killed (SIGKILL
+of everything on it) and another one joining. Prints what happened to the second run and compares the losses. The
+samples come slowly, as from a slow disk, so that the newcomer arrives before the run is over.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import sys
 import tempfile
 import time
+from typing import Any
 
 import elastic_train as et
 from elastic_train.cluster.chaos import Chaos
@@ -17,9 +19,10 @@ from elastic_train.cluster.launch import fit, prepare_local_environment
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.result import Result
 from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
-from jobs.pretrain_lm import trainer
+from elastic_train.data.numbered import Numbered
+from jobs.pretrain_lm import Pretrain, trainer
 
-STEPS, KILL_AT, JOIN_AT, TOLERANCE = 40, 12, 24, 1e-5
+STEPS, KILL_AT, JOIN_AT, TOLERANCE, SECONDS_PER_SAMPLE = 40, 12, 24, 1e-5, 0.6
 SCHEDULE = FaultSchedule(
     faults=(
         KillNode(when=Moment(step=KILL_AT, phase="backward"), node="n1"),
@@ -29,10 +32,32 @@ SCHEDULE = FaultSchedule(
 )
 
 
+class Slow:
+    """A data set whose samples take a while."""
+
+    def __init__(self, inner: Numbered) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, sample: int) -> Any:
+        time.sleep(SECONDS_PER_SAMPLE)
+        return self._inner[sample]
+
+
+class SlowPretrain(Pretrain):
+    def dataset(self) -> Slow:
+        return Slow(super().dataset())
+
+
 def train(storage: str, name: str, chaos: Chaos | None) -> Result:
     job = trainer(max_steps=STEPS, workers="1:3", dropout=0.1, storage=storage, name=name)
-    spec = dataclasses.replace(job.spec, checkpoints=et.Checkpoints(every=10, keep=2))
-    return fit(job.task, spec, address=None, local_nodes=3, quiet=False, chaos=chaos)
+    task = SlowPretrain(**vars(job.task))
+    spec = dataclasses.replace(
+        job.spec, checkpoints=et.Checkpoints(every=10, keep=2), timing=et.Timing(join_window_s=1.0)
+    )
+    return fit(task, spec, address=None, local_nodes=3, quiet=False, chaos=chaos)
 
 
 def main() -> int:

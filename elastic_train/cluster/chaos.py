@@ -20,6 +20,7 @@ from elastic_train.cluster import ray_private
 from elastic_train.cluster.controller import Update
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.sabotage import claim
+from elastic_train.cluster.watch import short
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import (
     AddNode,
@@ -40,7 +41,7 @@ class Chaos:
         self.schedule = schedule
         self._cluster, self._say = cluster, say
         self._nodes = {f"n{i}": node.node_id for i, node in enumerate(cluster.nodes)}
-        self.labels = {node: label for label, node in self._nodes.items()}
+        self.labels = {short(node): label for label, node in self._nodes.items()}
         self._initial = frozenset(self._nodes)
         self._later = [(n, f) for n, f in enumerate(schedule.faults) if self._ours(f)]
         self.done: list[tuple[float, Fault]] = []

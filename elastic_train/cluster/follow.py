@@ -55,7 +55,7 @@ def follow(controller: Any, spec: RunSpec, *, quiet: bool, chaos: Chaos | None) 
                 update: Update = ray.get(controller.updates.remote(term, seen, ASK_S), timeout=ANSWER_S)
             except (RayError, GetTimeoutError) as error:
                 if time.monotonic() - heard > GONE_S:
-                    raise InfrastructureError(failures=1, budget=0, cause=f"controller: {error}") from error
+                    raise InfrastructureError(cause=f"the controller is gone: {error}") from error
                 threading.Event().wait(0.2)
                 continue
             heard, term, seen = time.monotonic(), update.term, update.next
@@ -134,7 +134,7 @@ def _raise_for(end: End, spec: RunSpec) -> None:
         case "checkpoint":
             raise NoCheckpoint(url=child_url(spec.storage_path, spec.name), problem=end.detail)
         case "infrastructure" | "fenced":
-            raise InfrastructureError(failures=0, budget=spec.max_failures, cause=end.detail)
+            raise InfrastructureError(cause=end.detail)
 
 
 def _result(spec: RunSpec, end: End, screen: Screen) -> Result:

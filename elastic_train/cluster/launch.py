@@ -106,7 +106,8 @@ def _start(spec: RunSpec, job: bytes, chaos: Chaos | None) -> Any:
             num_cpus=0,
             max_restarts=-1,
             max_task_retries=-1,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(ray_private.this_node(), soft=True),
+            # Beside the driver: a soft affinity lets Ray put it on a node that may be lost next.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray_private.this_node(), soft=False),
             runtime_env={"env_vars": process_environment()},
         )
         .remote(

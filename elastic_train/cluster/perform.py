@@ -12,13 +12,14 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastic_train.cluster import ray_private
 from elastic_train.cluster.committing import Committer
 from elastic_train.cluster.forming import Cast, form
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.names import NAMESPACE, worker_name
 from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.rendezvous import Rendezvous
-from elastic_train.cluster.watch import WorkerWatch, accepts
+from elastic_train.cluster.watch import WorkerWatch, accepts, node_info
 from elastic_train.cluster.worker import CONCURRENCY, Worker
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import (
@@ -137,6 +138,11 @@ class Performer:
 
     def _start_worker(self, command: StartWorker) -> None:
         spec, name = self._spec, command.worker
+        info = node_info(command.node)
+        if info is None:
+            detail = f"node {command.node} left before {name} was started"
+            self._watch.lost(name, Cause(kind="death", detail=detail, phase="starting"))
+            return
         handle = (
             remote(Worker, concurrency_groups=CONCURRENCY)
             .options(
@@ -146,7 +152,7 @@ class Performer:
                 num_cpus=spec.cpus_per_worker,
                 num_gpus=spec.gpus_per_worker,
                 max_restarts=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(command.node, soft=False),
+                scheduling_strategy=NodeAffinitySchedulingStrategy(info["NodeID"], soft=False),
                 runtime_env={"env_vars": self._environment},
             )
             .remote(
@@ -225,7 +231,7 @@ class Performer:
             self._watch.lost(worker, Cause(kind="death", detail=f"{worker} is not there any more"))
             return
         if not self._raylet_accepts(ready.node):
-            detail = f"{worker}: its node {ready.node[:8]} refuses connections"
+            detail = f"{worker}: its node {ready.node} refuses connections"
             self._watch.lost(worker, Cause(kind="death", detail=detail))
             return
         try:
@@ -237,12 +243,8 @@ class Performer:
             self._watch.lost(worker, Cause(kind="death", detail=f"{worker}: {type(error).__name__}"))
 
     def _raylet_accepts(self, node: str) -> bool:
-        info = next((n for n in ray.nodes() if n["NodeID"] == node), None)
-        return (
-            info is not None
-            and info["Alive"]
-            and accepts(info["NodeManagerAddress"], info["NodeManagerPort"])
-        )
+        info = node_info(node)
+        return info is not None and accepts(info["NodeManagerAddress"], info["NodeManagerPort"])
 
     def _ask(self, generation: int, *, pause: bool = False, save: bool = False) -> None:
         for worker in self._groups.get(generation, ()):

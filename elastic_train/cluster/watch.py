@@ -37,10 +37,10 @@ class NodeWatch:
         self._deadlines: dict[str, float] = {}
 
     def poll(self) -> None:
-        draining = ray_private.draining_nodes()
+        draining = {short(node): left for node, left in ray_private.draining_nodes().items()}
         nodes: list[Node] = []
         for info in ray.nodes():
-            node = info["NodeID"]
+            node = short(info["NodeID"])
             if not info["Alive"] or not accepts(info["NodeManagerAddress"], info["NodeManagerPort"]):
                 continue
             slots = self._slots(info["Resources"])
@@ -165,6 +165,16 @@ def accepts(address: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def short(node: str) -> str:
+    """A node's name in a run: the beginning of its Ray id, enough to tell nodes apart and to be read."""
+    return node[:8]
+
+
+def node_info(name: str) -> Mapping[str, Any] | None:
+    """What Ray knows of a living node."""
+    return next((n for n in ray.nodes() if n["Alive"] and short(n["NodeID"]) == name), None)
 
 
 def at(event: Event, now: float) -> Event:

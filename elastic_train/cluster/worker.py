@@ -7,6 +7,7 @@ thread wait for their turn on it. A worker never decides: it does what it is tol
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import traceback
@@ -99,7 +100,7 @@ class Worker:
 
     @ray.method(concurrency_group=LIFE)
     def life(self) -> None:
-        """Returns when the worker is told to stop, fails when its process dies: the controller waits on it."""
+        """Returns when the worker is told to stop, fails when its process dies: the controller waits."""
         self._over.wait()
 
     @ray.method(concurrency_group=CONTROL)
@@ -339,7 +340,7 @@ class Worker:
                 **where,
             )
         if isinstance(error, GroupIsBroken):
-            return Cause(kind="collective", detail=error.reason, phase=phase, step=step, **where)
+            return Cause(kind="collective", detail=_plain(error.reason), phase=phase, step=step, **where)
         if isinstance(error, RayError):  # a holder died while it was read from
             return Cause(kind="collective", detail=line, phase=phase, step=step, **where)
         if isinstance(error, MemoryError):
@@ -364,6 +365,11 @@ class Worker:
         """End this process: nobody is left to work for. Nothing durable depends on a clean exit."""
         os.write(2, f"worker {self._name} ends itself: {why}\n".encode())
         os._exit(1)
+
+
+def _plain(reason: str) -> str:
+    """A collective's error without the place in gloo's source and its advice."""
+    return re.sub(r"\[\S+\.cc:\d+\] ", "", reason).split(". This is typically")[0]
 
 
 def _text(error: BaseException) -> str:

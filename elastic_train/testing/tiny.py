@@ -1,7 +1,7 @@
 """A training problem small enough for every plan, with what makes plans differ if anything does.
 
-Tied weights, a frozen layer, a parameter without dims, dropout, a buffer that is computed, sizes that divide by
-nothing, two parameter groups and an empty one, and samples of different weight.
+Tied weights, a frozen layer, a parameter without dims, dropout, a buffer that is computed, sizes that divide
+by nothing, two parameter groups and an empty one, and samples of different weight.
 """
 
 from __future__ import annotations

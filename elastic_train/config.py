@@ -83,9 +83,11 @@ class Parallelism:
     dp_shard: int | None = None
     tp: int | None = None
     pp: int | None = None
+    cp: int | None = None  # None: 1, as nothing but a person's wish divides the sequence
+    ep: int | None = None  # None: 1
 
     def __post_init__(self) -> None:
-        for name in ("dp_replicate", "dp_shard", "tp", "pp"):
+        for name in self.__slots__:
             value = getattr(self, name)
             if value is not None:
                 _positive(f"parallelism.{name}", value)

@@ -26,6 +26,7 @@ class Memory:
     gathered: int
     activations: int
     held: int = 0  # old shards, kept until the new ones are complete
+    kept: int = 0  # the gradient of the last vote, kept for ranks that have yet to apply it
 
     @property
     def state(self) -> int:
@@ -39,8 +40,8 @@ class Memory:
 
     @property
     def resharding(self) -> int:
-        """The peak while the mesh changes: old and new state side by side, nothing of a step."""
-        return self.state + self.held
+        """The peak while the mesh changes: old and new state side by side, nothing else of a step."""
+        return self.state + self.held + self.kept
 
     def __str__(self) -> str:
         parts = ("weights", "optimizer", "master", "gradients", "gathered", "activations")

@@ -10,43 +10,117 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic_train.planner.assignment import assign
 from elastic_train.planner.plan import Mesh, Plan, Seat
+from elastic_train.planner.transition import Held, part_of, rank_of, shared
+
+Floats = NDArray[np.float64]
 
 
-def place(seats: Sequence[Seat], mesh: Mesh, previous: Plan | None = None) -> tuple[Seat, ...]:
-    """The seats by rank. `seats` come in order of preference, at least as many as there are ranks.
+def place(
+    seats: Sequence[Seat], mesh: Mesh, previous: Plan | None = None, common: Floats | None = None
+) -> tuple[Seat, ...]:
+    """The seats by rank. `seats` come in order of preference, with room for every rank.
 
-    A part is on distinct domains, else on distinct nodes, as far as the seats allow. Within that, workers of
-    `previous` keep the part that shares most with what they held, and their place among its copies.
+    Ranks that share a micro-batch (tp, cp) are on one node. A part is on distinct domains, else on distinct
+    nodes, as far as the seats allow. Within that, workers of `previous` keep most of the bytes that they held,
+    and their place among its copies. `common` are the bytes that its parts and the new ones share; by default
+    as if every byte were cut by dp_shard alone.
     """
-    parts, copies = mesh.size // mesh.dp_replicate, mesh.dp_replicate
-    chosen = _choose(seats, mesh.size, parts)
+    held: dict[str, tuple[int, int]] = {}
+    if previous is not None:
+        held = {w: part_of(previous.mesh, r) for r, w in enumerate(previous.workers)}
+        if common is None:
+            common = shared(Held(mesh=previous.mesh), Held(mesh=mesh), (0.0, 1.0, 0.0))
+    block = mesh.cp * mesh.tp
+    teams = _teams(seats, block, held)
+    outer = replace(mesh, cp=1, tp=1)
+    parts, copies = outer.size // outer.dp_replicate, outer.dp_replicate
+    chosen = _choose([team[0] for team in teams.values()], outer.size, parts)
     units = _units(chosen, parts)
-    held = {} if previous is None else {w: _part(previous.mesh, r) for r, w in enumerate(previous.workers)}
-    shards = 1 if previous is None else previous.mesh.dp_shard
-    groups = _assign(units, parts, copies, _wishes(chosen, mesh.dp_shard, held, shards))
+    worth = _worth(chosen, teams, held, common, block)
+    groups = _assign(units, parts, copies, _wishes(chosen, worth, copies))
     ranks: dict[int, Seat] = {}
     order = {seat.worker: i for i, seat in enumerate(seat for unit in units for seat in unit)}
+    before = {seat.worker: _block_of(held, seat.worker, block) for seat in chosen if seat.worker in held}
     for part, group in enumerate(groups):
         members = sorted(group, key=lambda s: order[s.worker])
-        for copy, seat in enumerate(_copies(members, copies, part, held)):
-            ranks[_rank(mesh, part, copy)] = seat
+        for copy, seat in enumerate(_copies(members, copies, part, before)):
+            first = rank_of(outer, part, copy) * block
+            for i, member in enumerate(_in_order(teams[seat.worker], held, common, part * block)):
+                ranks[first + i] = member
     return tuple(ranks[rank] for rank in range(mesh.size))
 
 
-def _rank(mesh: Mesh, part: int, copy: int) -> int:
-    inner = mesh.size // mesh.pp // mesh.dp_replicate
-    stage, place_ = divmod(part, inner)
-    return (stage * mesh.dp_replicate + copy) * inner + place_
+def _teams(
+    seats: Sequence[Seat], block: int, held: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[Seat, ...]]:
+    """Seats of a node in blocks, by the name of the first; who held neighbouring parts is together."""
+    if block == 1:
+        return {seat.worker: (seat,) for seat in seats}
+    nodes: dict[str, list[Seat]] = {}
+    for seat in seats:
+        nodes.setdefault(seat.node, []).append(seat)
+    teams: list[tuple[Seat, ...]] = []
+    for members in nodes.values():
+        ordered = sorted(members, key=lambda s: held.get(s.worker, (1 << 30, 0))[::-1])
+        teams += [tuple(ordered[i : i + block]) for i in range(0, len(ordered) - block + 1, block)]
+    order = {seat.worker: i for i, seat in enumerate(seats)}
+    return {t[0].worker: t for t in sorted(teams, key=lambda t: min(order[s.worker] for s in t))}
 
 
-def _part(mesh: Mesh, rank: int) -> tuple[int, int]:
-    """The inverse of `_rank`: (part, copy)."""
-    inner = mesh.size // mesh.pp // mesh.dp_replicate
-    row, place_ = divmod(rank, inner)
-    stage, copy = divmod(row, mesh.dp_replicate)
-    return stage * inner + place_, copy
+def _block_of(held: Mapping[str, tuple[int, int]], worker: str, block: int) -> tuple[int, int]:
+    part, copy = held[worker]
+    return part // block, copy
+
+
+def _worth(
+    chosen: Sequence[Seat],
+    teams: Mapping[str, tuple[Seat, ...]],
+    held: Mapping[str, tuple[int, int]],
+    common: Floats | None,
+    block: int,
+) -> dict[str, Floats]:
+    """By team, the bytes that its workers keep on each block of parts; none where that makes no difference."""
+    found: dict[str, Floats] = {}
+    for seat in chosen:
+        kept = [
+            common[held[s.worker][0]] for s in teams[seat.worker] if s.worker in held and common is not None
+        ]
+        if kept:
+            bytes_ = np.sum([row.reshape(-1, block).max(axis=1) for row in kept], axis=0)
+            if np.ptp(bytes_) > 0:
+                found[seat.worker] = bytes_
+    return found
+
+
+def _wishes(chosen: Sequence[Seat], worth: Mapping[str, Floats], copies: int) -> list[tuple[str, int]]:
+    """(worker, part) so that most bytes stay, all parts' copies counted as places."""
+    workers = [seat.worker for seat in chosen if seat.worker in worth]
+    if not workers:
+        return []
+    table = np.repeat(np.stack([worth[w] for w in workers]), copies, axis=1)
+    columns = assign(-table)
+    return [(w, int(at) // copies) for w, at, row in zip(workers, columns, table, strict=True) if row[at] > 0]
+
+
+def _in_order(
+    team: tuple[Seat, ...], held: Mapping[str, tuple[int, int]], common: Floats | None, first: int
+) -> tuple[Seat, ...]:
+    """A team by tp coordinate: who held a coordinate's bytes takes it."""
+    if len(team) == 1 or common is None:
+        return team
+    none = np.zeros(len(team))
+    rows = [common[held[s.worker][0], first : first + len(team)] if s.worker in held else none for s in team]
+    places = assign(-np.stack(rows))
+    return tuple(
+        seat for _, seat in sorted(zip(places.tolist(), team, strict=True), key=lambda pair: pair[0])
+    )
 
 
 def _domain(seat: Seat) -> tuple[str, str]:
@@ -90,21 +164,6 @@ def _units(seats: Sequence[Seat], most: int) -> list[list[Seat]]:
                 opened[-1] += piece
         units += opened
     return units
-
-
-def _wishes(
-    seats: Sequence[Seat], new: int, held: Mapping[str, tuple[int, int]], old: int
-) -> list[tuple[str, int]]:
-    """(worker, part) with the largest share of old bytes first; nothing where everyone held everything."""
-    wishes: list[tuple[int, int, int, str]] = []
-    for i, seat in enumerate(seats):
-        if seat.worker in held and old > 1:
-            at, _ = held[seat.worker]
-            # Shard `at` of `old` as an interval of a line of length old * new; new shards are `old` long.
-            for to in range(at * new // old, -(-(at + 1) * new // old)):
-                shared = min((at + 1) * new, (to + 1) * old) - max(at * new, to * old)
-                wishes.append((-shared, i, to, seat.worker))
-    return [(worker, to) for _, _, to, worker in sorted(wishes)]
 
 
 def _assign(

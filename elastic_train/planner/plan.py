@@ -1,9 +1,16 @@
-"""The plan: a mesh over ranks, micro-batch quotas, and the placement of ranks on workers."""
+"""The plan: a mesh over ranks, stages, micro-batch quotas, and the placement of ranks on workers."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
+
+Recompute = Literal["none", "selective", "full"]
+"""What backward computes again instead of keeping it: nothing, attention's inside, whole layers."""
+
+Schedule = Literal["1F1B", "Interleaved1F1B"]
+"""Order of forwards and backwards over the stages, by the names of torch.distributed.pipelining."""
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 """Mesh axes in rank order, the outermost first: rank = ((pp * R + dp_replicate) * S + dp_shard) ..."""
@@ -48,11 +55,15 @@ class Mesh:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A worker that may take a rank, its node and the node's failure domain."""
+    """A worker that may take a rank, its node and the node's failure domain.
+
+    `speed` is relative: a worker of speed 0.5 takes twice the time.
+    """
 
     worker: str
     node: str
     domain: str = ""
+    speed: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,16 +73,26 @@ class Plan:
     `workers[rank]` is the worker that takes a rank and `nodes[rank]` its node. `shares[i]` are the indices of
     the micro-batches (0 .. M - 1) that data-parallel index i computes, ascending; together they partition
     0 .. M - 1, and shares may be uneven.
+
+    With pp > 1, `stages` are half-open ranges of the model's blocks by stage, in the order of the model, and
+    tile them. Stage s is on pp index s % pp, `virtual` stages on each. What comes before the blocks is on the
+    first stage, what comes after on the last; a stage may consist of that alone.
     """
 
     mesh: Mesh
     workers: tuple[str, ...]
     nodes: tuple[str, ...]
     shares: tuple[tuple[int, ...], ...]
+    stages: tuple[tuple[int, int], ...] = ()
+    virtual: int = 1
+    schedule: Schedule = "1F1B"
+    recompute: Recompute = "none"
 
     def __post_init__(self) -> None:
         assert len(self.workers) == len(self.nodes) == self.mesh.size
         assert len(self.shares) == self.mesh.dp
+        assert len(self.stages) in (0, self.mesh.pp * self.virtual)
+        assert all(a[1] == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False))
 
     @property
     def world_size(self) -> int:
@@ -81,6 +102,10 @@ class Plan:
     def rounds(self) -> int:
         """Micro-batches that every rank runs per step; shorter shares are filled with zero-weight work."""
         return max(len(s) for s in self.shares)
+
+    def stages_of(self, pp: int) -> tuple[tuple[int, int], ...]:
+        """The ranges of blocks on a pp index."""
+        return self.stages[pp :: self.mesh.pp]
 
     def __str__(self) -> str:
         return f"{self.mesh} on {len(set(self.nodes))} nodes"

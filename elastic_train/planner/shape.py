@@ -1,4 +1,4 @@
-"""What the planner knows of a model: a row per tensor, and what training keeps of each."""
+"""What the planner knows of a model: rows per tensor and per layer, and what training keeps of each."""
 
 from __future__ import annotations
 
@@ -19,21 +19,63 @@ class TensorShape:
     trainable: bool = True
     sharded: bool = True  # False: whole on every rank, as buffers are
     unit: str = ""
+    layer: int = 0  # row of ModelShape.layers that it belongs to
+    tp_dim: int | None = None  # the dim that tensor parallelism cuts; None: every rank of tp holds it
+    expert: bool = False  # dim 0 numbers experts, which ep divides
 
     @property
     def numel(self) -> int:
         return math.prod(self.shape)
 
-    def shard_numel(self, ranks: int) -> int:
-        """Elements of the largest shard: dim 0 in chunks of ceil(n / ranks), the others whole."""
-        if not self.sharded or not self.shape:
-            return self.numel
-        return -(-self.shape[0] // ranks) * math.prod(self.shape[1:])
+    def shard_numel(self, ranks: int, *, tp: int = 1, ep: int = 1) -> int:
+        """Elements of the largest shard: dim 0 in chunks of ceil(n / ranks), after the cuts of tp and ep."""
+        sizes = list(self.shape)
+        if tp > 1 and self.tp_dim is not None:
+            sizes[self.tp_dim] = -(-sizes[self.tp_dim] // tp)
+        if ep > 1 and self.expert:
+            sizes[0] = -(-sizes[0] // ep)
+        if self.sharded and sizes:
+            sizes[0] = -(-sizes[0] // ranks)
+        return math.prod(sizes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """A row of the model that stages do not cut: a block, or what comes before or after the blocks.
+
+    Seconds and bytes are those of one micro-batch on one worker, whole: tp and cp divide them.
+    """
+
+    name: str
+    seconds: float  # forward and backward, nothing recomputed
+    activation_bytes: int = 0  # kept from forward to backward
+    attention_bytes: int = 0  # of these, what recompute "selective" does not keep
+    attention_s: float = 0.0  # what computing those again takes
+    block: bool = True  # recompute applies
+    reductions: int = 4  # sums over tp of one boundary tensor, in forward and backward
+    exchanges: int = 0  # all-to-alls over ep of one boundary tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Widths:
+    """What the axes have to divide. 0: the model has no such thing."""
+
+    hidden: int = 0
+    heads: int = 0
+    kv_heads: int = 0
+    feed_forward: int = 0
+    vocabulary: int = 0
+    sequence: int = 0
+    experts: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """The tensors of a model and the bytes that training keeps beside each trainable element."""
+    """The tensors of a model and the bytes that training keeps beside each trainable element.
+
+    Without `layers` only data-parallel plans are known, without `widths` there is no tensor parallelism. The
+    first layer is what comes before the blocks, the last what comes after.
+    """
 
     tensors: tuple[TensorShape, ...]
     slots: int = 2  # optimizer tensors per parameter: 2 for Adam's moments
@@ -43,6 +85,10 @@ class ModelShape:
     compute_bytes: int | None = None  # of an element in a gathered unit; None: as the parameter
     micro_size: int = 1  # samples per micro-batch
     activation_bytes_per_sample: int = 0  # at the peak of forward and backward; 0: unknown
+    layers: tuple[Layer, ...] = ()
+    widths: Widths | None = None
+    boundary_bytes: int = 0  # of the tensor between two blocks, for one micro-batch
+    tied: bool = False  # the last layer uses a tensor of the first, so both hold it
 
     @property
     def parameters(self) -> int:

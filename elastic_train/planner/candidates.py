@@ -1,0 +1,144 @@
+"""All meshes worth a look, as columns.
+
+Of the numbers of copies that give a pipeline equally many micro-batches, the fewest are fastest, because sums
+over copies grow with them, and the most leave no worker idle: the others are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic_train.config import Parallelism
+from elastic_train.planner.hardware import Fleet
+from elastic_train.planner.limits import Limits
+from elastic_train.planner.plan import Mesh, Recompute, Schedule
+
+Ints = NDArray[np.int64]
+RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
+VIRTUAL = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A way to run: a mesh, stages per pp index, recomputation."""
+
+    mesh: Mesh
+    virtual: int
+    recompute: Recompute
+
+    @property
+    def schedule(self) -> Schedule:
+        return "1F1B" if self.virtual == 1 else "Interleaved1F1B"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidates:
+    """Columns; `recompute` are indices of RECOMPUTES."""
+
+    pp: Ints
+    dp_replicate: Ints
+    dp_shard: Ints
+    cp: Ints
+    tp: Ints
+    ep: Ints
+    virtual: Ints
+    recompute: Ints
+    rounds: Ints
+
+    def __len__(self) -> int:
+        return len(self.pp)
+
+    def at(self, i: int) -> Candidate:
+        return Candidate(
+            mesh=Mesh(
+                pp=int(self.pp[i]),
+                dp_replicate=int(self.dp_replicate[i]),
+                dp_shard=int(self.dp_shard[i]),
+                cp=int(self.cp[i]),
+                tp=int(self.tp[i]),
+                ep=int(self.ep[i]),
+            ),
+            virtual=int(self.virtual[i]),
+            recompute=RECOMPUTES[int(self.recompute[i])],
+        )
+
+
+def candidates(
+    fleet: Fleet,
+    known: Limits,
+    constraints: Parallelism,
+    micro_batches: int,
+    *,
+    layers: int,
+    recomputes: tuple[int, ...],
+) -> Candidates:
+    """Every candidate within the limits and the constraints."""
+    cp, ep = constraints.cp or 1, constraints.ep or 1
+    blocks: list[Ints] = []
+    for tp in (constraints.tp,) if constraints.tp else known.tp:
+        room = fleet.room(tp * cp) // (tp * cp)
+        for pp in (constraints.pp,) if constraints.pp else known.pp:
+            grid = _data_axes(min(room // pp, micro_batches // pp), constraints, micro_batches)
+            if ep > 1:
+                grid = grid[(grid[:, 0] * grid[:, 1] * cp) % ep == 0]
+            for virtual in VIRTUAL:
+                rows = grid[_interleaves(grid, pp, virtual, micro_batches, layers)]
+                fixed = np.broadcast_to(np.array([pp, cp, tp, ep, virtual]), (len(rows), 5))
+                blocks.append(np.hstack([fixed, rows]))
+    table = np.vstack(blocks) if blocks else np.zeros((0, 7), np.int64)
+    kinds = len(recomputes)
+    table = np.repeat(table, kinds, axis=0)
+    pp, cp_, tp_, ep_, virtual_, replicate, shard = table.T
+    return Candidates(
+        pp=pp,
+        dp_replicate=replicate,
+        dp_shard=shard,
+        cp=cp_,
+        tp=tp_,
+        ep=ep_,
+        virtual=virtual_,
+        recompute=np.tile(np.array(recomputes, np.int64), len(table) // kinds),
+        rounds=-(-micro_batches // (replicate * shard)),
+    )
+
+
+def _data_axes(limit: int, constraints: Parallelism, micro_batches: int) -> Ints:
+    """(dp_replicate, dp_shard) with a product of at most `limit`."""
+    found: set[tuple[int, int]] = set()
+    shards = (constraints.dp_shard,) if constraints.dp_shard else range(1, limit + 1)
+    for shard in shards:
+        most = limit // shard
+        if constraints.dp_replicate:
+            if constraints.dp_replicate <= most:
+                found.add((constraints.dp_replicate, shard))
+            continue
+        for copies in _copies(most, shard, micro_batches):
+            found.add((copies, shard))
+    return np.array(sorted(found), np.int64).reshape(-1, 2)
+
+
+def _copies(most: int, shard: int, micro_batches: int) -> Iterator[int]:
+    """The fewest and the most copies for each number of micro-batches of a rank."""
+    copies = 1
+    while copies <= most:
+        rounds = -(-micro_batches // (copies * shard))
+        yield copies
+        last = most if rounds == 1 else min(most, (-(-micro_batches // (rounds - 1)) - 1) // shard)
+        if last > copies:
+            yield last
+        copies = max(last, copies) + 1
+
+
+def _interleaves(grid: Ints, pp: int, virtual: int, micro_batches: int, layers: int) -> NDArray[np.bool_]:
+    """Where the schedule may run: the interleaved one wants equal rounds of micro-batches."""
+    if virtual == 1:
+        return np.ones(len(grid), bool)
+    if pp == 1 or pp * virtual > layers:
+        return np.zeros(len(grid), bool)
+    dp = grid[:, 0] * grid[:, 1]
+    own = micro_batches // dp
+    return (micro_batches % dp == 0) & (own % np.maximum(1, own // pp) == 0)

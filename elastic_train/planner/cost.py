@@ -1,0 +1,124 @@
+"""Predicted time of a step: computing, waiting in the pipeline, and what goes over the links.
+
+Times over links are latency plus bytes over bandwidth; a ring of n takes n - 1 messages per direction (Thakur
+et al., 2005). The same formulas serve columns of meshes, which a search bounds from below, and one plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic_train.planner.hardware import Fleet, Hardware
+from elastic_train.planner.shape import ModelShape
+
+Column = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Work:
+    """What a rank of the slowest stage does, in columns of meshes (or of one)."""
+
+    pp: Column
+    dp_replicate: Column
+    dp_shard: Column
+    inner: Column  # cp * tp: ranks that share a micro-batch within a stage
+    virtual: Column
+    rounds: Column  # micro-batches that the slowest pipeline runs
+    slowest_s: Column  # of one micro-batch on the slowest pp index
+    all_s: Column  # of one micro-batch through all stages
+    gradient_bytes: Column  # of the largest stage, after tp, before dp_shard
+    gathered_bytes: Column  # likewise, in compute precision
+    units: Column  # gathered one after the other
+    elements: Column  # that the optimizer updates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds of a step by what they are for."""
+
+    compute: float  # the slowest stage over its micro-batches, tp's communication included
+    bubble: float  # waiting while the pipeline fills and drains
+    sends: float  # between stages
+    gathers: float  # of dp_shard, what backward does not hide
+    reduction: float  # of gradients, likewise
+    update: float  # the optimizer, and the vote
+
+    @property
+    def step_s(self) -> float:
+        return self.compute + self.bubble + self.sends + self.gathers + self.reduction + self.update
+
+    @property
+    def bubble_share(self) -> float:
+        return self.bubble / self.step_s if self.step_s else 0.0
+
+
+def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) -> dict[str, Column]:
+    """The fields of Cost, as columns."""
+    size = work.pp * work.dp_replicate * work.dp_shard * work.inner
+    crowd = _crowd(hardware, fleet, size)
+    inners = np.unique(work.inner)
+    per_node = np.array([fleet.together(int(inner)) for inner in inners], float)
+    together = per_node[np.searchsorted(inners, work.inner)]
+    on_one = (size <= max(fleet.sizes)) | (len(fleet.sizes) == 1)
+    part = work.inner * work.dp_shard
+    groups = np.clip(together / part, 1.0, None)  # shard groups that a node's link serves at a time
+    visible = 1.0 - hardware.overlap
+
+    shard, copies = work.dp_shard, work.dp_replicate
+    within = on_one | (part <= together)
+    one_gather = (shard - 1) * _seconds(
+        hardware, within, work.gathered_bytes / np.maximum(work.units, 1) / shard, groups * work.inner
+    )
+    gathers = 2 * work.rounds * work.units * one_gather
+    scatter = (shard - 1) * _seconds(hardware, within, work.gradient_bytes / shard, groups * work.inner)
+    sums = (
+        2
+        * (copies - 1)
+        * _seconds(
+            hardware,
+            on_one,
+            work.gradient_bytes / shard / copies,
+            np.minimum(together, work.inner * shard * work.pp),
+        )
+    )
+    first = sum(t.numel * t.item_bytes for t in shape.tensors if t.layer == 0) * shape.tied
+    ends = np.where(work.pp > 1, 2 * hardware.between.seconds(first), 0.0) if first else 0.0
+    neighbours = on_one | (part * work.pp <= together)
+    send = 2 * _seconds(hardware, neighbours, shape.boundary_bytes / work.inner, np.minimum(together, part))
+    slots = work.rounds * work.virtual + work.pp - 1
+    vote = 2 * np.ceil(np.log2(np.maximum(size, 1))) * hardware.between.latency_s
+    return {
+        "compute": crowd * work.rounds * work.slowest_s,
+        "bubble": crowd * (work.all_s - work.slowest_s) / work.virtual,
+        "sends": np.where(work.pp > 1, slots * send, 0.0) + ends,
+        "gathers": visible * gathers,
+        "reduction": visible * (scatter + sums),
+        "update": crowd * work.elements * hardware.update_s + vote,
+    }
+
+
+def costs(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) -> tuple[Cost, ...]:
+    """The columns as values."""
+    columns = columns_of(shape, hardware, fleet, work)
+    names = [f.name for f in fields(Cost)]
+    rows = zip(*(np.atleast_1d(columns[name]).tolist() for name in names), strict=True)
+    return tuple(Cost(**dict(zip(names, row, strict=True))) for row in rows)
+
+
+def _crowd(hardware: Hardware, fleet: Fleet, size: Column) -> Column:
+    """How much slower a worker is because its node has fewer cores than its workers keep busy."""
+    if hardware.cores is None:
+        return np.ones_like(size)
+    fullest = np.minimum(np.ceil(size / len(fleet.sizes)), max(fleet.sizes))
+    busy = (size if hardware.one_machine else fullest) * hardware.cores_per_worker
+    return np.maximum(1.0, busy / hardware.cores)
+
+
+def _seconds(hardware: Hardware, within: NDArray[np.bool_], nbytes: Column, sharing: Column) -> Column:
+    """One message of each of `sharing` ranks of a node: within it, or over the node's one link."""
+    inside = hardware.inside.latency_s + nbytes / hardware.inside.bytes_per_s
+    between = hardware.between.latency_s + nbytes * np.maximum(sharing, 1) / hardware.between.bytes_per_s
+    return np.where(within, inside, between)

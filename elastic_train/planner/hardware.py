@@ -1,0 +1,62 @@
+"""What the planner knows of the machines: links, memory, cores."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from elastic_train.planner.plan import Seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """Time of a message: `latency_s` and its bytes at `bytes_per_s` (Hockney's alpha and beta)."""
+
+    latency_s: float = 0.0
+    bytes_per_s: float = math.inf
+
+    def seconds(self, nbytes: float) -> float:
+        return self.latency_s + nbytes / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """The machines of a run; workers are alike up to `Seat.speed`.
+
+    Layer times are those of a worker with its cores to itself. Where a node has fewer than its workers keep
+    busy, all of them slow down. `one_machine`: the nodes are parts of one machine and share `cores`.
+    """
+
+    inside: Link = Link()  # between workers of a node
+    between: Link = Link()  # of a node to the others, shared by its workers
+    memory_bytes: int | None = None  # of a worker; None: unknown, everything fits
+    cores: float | None = None  # of a node; None: workers do not compete
+    cores_per_worker: float = 1.0
+    one_machine: bool = False
+    update_s: float = 0.0  # the optimizer's time for one element
+    overlap: float = 0.0  # share of the data-parallel communication that backward hides
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """How many seats each node has; equal fleets have equal predicted times."""
+
+    sizes: tuple[int, ...]  # descending
+
+    @classmethod
+    def of(cls, seats: Sequence[Seat]) -> Fleet:
+        return cls(sizes=tuple(sorted(Counter(s.node for s in seats).values(), reverse=True)))
+
+    @property
+    def workers(self) -> int:
+        return sum(self.sizes)
+
+    def room(self, block: int) -> int:
+        """Ranks that there is room for in blocks of `block` ranks on a node."""
+        return block * sum(size // block for size in self.sizes)
+
+    def together(self, block: int) -> int:
+        """Ranks that are on one node at least, of the nodes that hold a block."""
+        return min((size for size in self.sizes if size >= block), default=block)

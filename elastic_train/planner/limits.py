@@ -1,0 +1,119 @@
+"""What an axis may be: the hard limits of a model on given nodes, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from elastic_train.config import Parallelism
+from elastic_train.planner.hardware import Fleet
+from elastic_train.planner.plan import Infeasible
+from elastic_train.planner.shape import ModelShape
+
+INNER = ("tp", "cp", "ep")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Legal values of every axis by itself, ascending, and why the next ones are not legal."""
+
+    tp: tuple[int, ...] = (1,)
+    pp: tuple[int, ...] = (1,)
+    cp: tuple[int, ...] = (1,)
+    ep: tuple[int, ...] = (1,)
+    why: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> Limits:
+    """The legal values. A model without layers, or without widths, allows 1 where they are needed."""
+    if shape is None or not shape.layers:
+        unknown = "the model's layers are not known"
+        return Limits(why=dict.fromkeys(("tp", "pp", "cp", "ep"), unknown))
+    node = max(fleet.sizes, default=1)
+    most = min(len(shape.layers), micro_batches, fleet.workers)
+    found: dict[str, tuple[int, ...]] = {}
+    why = {"pp": f"{len(shape.layers)} layers, {micro_batches} micro-batches and {fleet.workers} workers"}
+    if shape.widths is None:
+        why |= dict.fromkeys(INNER, "the model has no rules for it")
+    else:
+        for axis, widths in _divisors(shape).items():
+            every = ((name, size, cut) for name, size, cut in widths if size)
+            named = {name: (size, cut) for name, size, cut in every}
+            top = min([node, *(size // cut for size, cut in named.values())])
+            found[axis] = tuple(
+                n for n in range(1, top + 1) if not any(size % (cut * n) for size, cut in named.values())
+            )
+            divided = ", ".join(f"{size} {name}" for name, (size, _) in named.items())
+            why[axis] = f"it divides {divided} and stays within a node of {node}" if named else ""
+        if not shape.widths.experts:
+            found["ep"], why["ep"] = (1,), "the model has no experts"
+        if not shape.widths.sequence:
+            found["cp"], why["cp"] = (1,), "the model's sequence length is not known"
+    return Limits(pp=tuple(range(1, max(1, most) + 1)), why=why, **found)
+
+
+def refused(constraints: Parallelism, known: Limits, fleet: Fleet, micro_batches: int) -> Infeasible | None:
+    """Why a person's constraints cannot be, with the nearest legal values; None where they can."""
+    for axis in ("tp", "pp", "cp", "ep"):
+        asked, legal = getattr(constraints, axis) or 1, getattr(known, axis)
+        if asked not in legal:
+            values = "legal are" if len(legal) > 1 else "the legal value is"
+            near = ", ".join(str(n) for n in _near(asked, legal))
+            return Infeasible(
+                reason=f"parallelism.{axis}={asked} is not possible: {known.why.get(axis, '')}; {values} {near}"
+            )
+    return _too_many(constraints, fleet, micro_batches)
+
+
+def _too_many(constraints: Parallelism, fleet: Fleet, micro_batches: int) -> Infeasible | None:
+    """Whether the fixed axes together need more ranks, or more micro-batches, than there are."""
+    tp, pp, cp = (getattr(constraints, axis) or 1 for axis in ("tp", "pp", "cp"))
+    replicate, shard = constraints.dp_replicate or 1, constraints.dp_shard or 1
+    fixed = {a: getattr(constraints, a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
+    named = " x ".join(f"{axis}={n}" for axis, n in fixed.items() if n is not None)
+    dp, block = replicate * shard, tp * cp
+    room = fleet.room(block)
+    if pp * dp * block > room:
+        legal = [f"{a} up to {room * n // (pp * dp * block)}" for a, n in fixed.items() if (n or 1) > 1]
+        legal = [text for text in legal if not text.endswith(" 0")] or [f"a product up to {room}"]
+        return Infeasible(
+            reason=f"parallelism {named} needs {pp * dp * block} ranks and {fleet.workers} workers have room "
+            f"for {room}" + (f" in blocks of {block} on a node" if block > 1 else "") + f"; legal is "
+            f"{' or '.join(legal)}"
+        )
+    if dp * pp > micro_batches:
+        parts = [(axis, n) for axis, n in fixed.items() if axis in ("pp", "dp_replicate", "dp_shard") and n]
+        legal = [f"{axis} up to {micro_batches * n // (dp * pp)}" for axis, n in parts]
+        return Infeasible(
+            reason=f"parallelism {named} needs {dp * pp} micro-batches, {pp} for each of {dp} data-parallel "
+            f"indices, and a step has {micro_batches}; legal is {' or '.join(legal)}"
+        )
+    ep = constraints.ep or 1
+    data = ("dp_replicate", "dp_shard")
+    if ep > 1 and all(getattr(constraints, axis) for axis in data) and dp * cp % ep:
+        return Infeasible(reason=f"parallelism.ep={ep} does not divide the {dp * cp} ranks of the data axes")
+    return None
+
+
+def _divisors(shape: ModelShape) -> Mapping[str, tuple[tuple[str, int, int], ...]]:
+    """By axis: what it divides, the size, and into how many equal pieces per rank at least."""
+    widths = shape.widths
+    assert widths is not None
+    return {
+        "tp": (
+            ("key and value heads", widths.kv_heads, 1),
+            ("heads", widths.heads, 1),
+            ("hidden elements", widths.hidden, 1),
+            ("feed-forward elements", widths.feed_forward, 1),
+            ("positions", widths.sequence, 1),
+        ),
+        "cp": (("positions in two pieces a rank", widths.sequence, 2),),
+        "ep": (("experts", widths.experts, 1),),
+    }
+
+
+def _near(asked: int, legal: tuple[int, ...]) -> Iterator[int]:
+    """The legal values around the one that was asked, at most seven."""
+    order = sorted(legal, key=lambda n: (abs(n - asked), n))[:7]
+    yield from sorted(order)

@@ -1,0 +1,47 @@
+"""How many micro-batches each data-parallel index computes, when workers are of uneven speed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from elastic_train.planner.plan import Mesh, Seat
+
+
+def quotas(micro_batches: int, speeds: Sequence[float], least: int = 1) -> tuple[int, ...]:
+    """Counts that sum to `micro_batches`, at least `least` each, with the earliest end of the last.
+
+    Starts from the largest remainder of the proportional shares, then moves one from who ends last while that
+    helps. `len(speeds) * least` must not exceed `micro_batches`.
+    """
+    assert len(speeds) * least <= micro_batches
+    total = sum(speeds)
+    exact = [micro_batches * speed / total for speed in speeds]
+    counts = [max(least, int(share)) for share in exact]
+    left = micro_batches - sum(counts)
+    for i in sorted(range(len(speeds)), key=lambda i: (int(exact[i]) - exact[i], i))[: max(0, left)]:
+        counts[i] += 1
+    while sum(counts) > micro_batches:  # `least` lifted some
+        above = [i for i, n in enumerate(counts) if n > least]
+        counts[max(above, key=lambda i: counts[i] / speeds[i])] -= 1
+    while True:
+        last = max(range(len(counts)), key=lambda i: (counts[i] / speeds[i], -i))
+        first = min(range(len(counts)), key=lambda i: ((counts[i] + 1) / speeds[i], i))
+        if counts[last] <= least or (counts[first] + 1) / speeds[first] >= counts[last] / speeds[last]:
+            return tuple(counts)
+        counts[last] -= 1
+        counts[first] += 1
+
+
+def speeds_of(mesh: Mesh, seats: Sequence[Seat]) -> tuple[float, ...]:
+    """By data-parallel index, the speed of its slowest rank: the others wait for it."""
+    slowest = [float("inf")] * mesh.dp
+    for rank, seat in enumerate(seats):
+        index = mesh.dp_index(rank)
+        slowest[index] = min(slowest[index], seat.speed)
+    return tuple(slowest)
+
+
+def shares_of(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Contiguous shares of the given lengths."""
+    starts = [sum(counts[:i]) for i in range(len(counts))]
+    return tuple(tuple(range(start, start + n)) for start, n in zip(starts, counts, strict=True))

@@ -1,0 +1,145 @@
+"""The model as columns by layer: what each layer costs a rank under given cuts.
+
+Activation bytes follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
+(MLSys 2023), section 4: tp divides them because the sequence is cut outside the tensor-parallel parts, and
+full recomputation keeps the input of each block only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic_train.planner.hardware import Link
+from elastic_train.planner.plan import Mesh, Recompute
+from elastic_train.planner.shape import ModelShape
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rows:
+    """Bytes of each layer on the worker that holds most of it, one entry per layer."""
+
+    weights: Floats
+    optimizer: Floats
+    master: Floats
+    gradients: Floats  # the shard's
+    whole_gradients: Floats  # of all shards
+    gathered: Floats  # a copy in compute precision, whole; 0 where computing needs none
+    trainable: Floats  # elements of the shard
+    block: NDArray[np.bool_]
+
+    @property
+    def state(self) -> Floats:
+        return self.weights + self.optimizer + self.master
+
+
+def rows(shape: ModelShape, mesh: Mesh) -> Rows:
+    """The columns under the mesh's tp, ep and dp_shard; its other axes don't change them."""
+    n, shard, table = len(shape.layers), mesh.dp_shard, _tensors(shape)
+    sizes = table.sizes.copy()
+    tp, ep = table.tp_dim >= 0, table.expert
+    sizes[tp, table.tp_dim[tp]] = -(-sizes[tp, table.tp_dim[tp]] // mesh.tp)
+    sizes[ep, 0] = -(-sizes[ep, 0] // mesh.ep)
+    sizes[table.cut, 0] = -(-sizes[table.cut, 0] // shard)
+    numel = sizes.prod(axis=1).astype(float)
+    whole = np.where(table.cut, numel * shard, numel)
+    item, gradient, compute = table.item, table.gradient, table.compute
+    copied = table.cut if shard > 1 else table.sharded & (compute != item)
+
+    def by_layer(values: Floats) -> Floats:
+        sums = np.bincount(table.layer, weights=values, minlength=n).astype(float)
+        if shape.tied:  # the last layer has its own copy of the first layer's tensor
+            sums[-1] += sums[0]
+        return sums
+
+    trainable = by_layer(np.where(table.trained, numel, 0.0))
+    return Rows(
+        weights=by_layer(numel * item),
+        optimizer=trainable * shape.slots * shape.slot_bytes,
+        master=trainable * shape.master_bytes,
+        gradients=by_layer(numel * gradient),
+        whole_gradients=by_layer(whole * gradient),
+        gathered=by_layer(np.where(copied, whole * compute, 0.0)),
+        trainable=trainable,
+        block=np.array([row.block for row in shape.layers]),
+    )
+
+
+def activations(shape: ModelShape, mesh: Mesh, recompute: Recompute) -> Floats:
+    """Bytes that each layer keeps of one micro-batch from its forward to its backward."""
+    kept = np.array([row.activation_bytes for row in shape.layers], float)
+    block = np.array([row.block for row in shape.layers])
+    if recompute == "selective":
+        kept -= np.where(block, [row.attention_bytes for row in shape.layers], 0)
+    elif recompute == "full":
+        kept = np.where(block, np.minimum(kept, shape.boundary_bytes), kept)
+    return kept / (mesh.tp * mesh.cp)
+
+
+def seconds(shape: ModelShape, mesh: Mesh, recompute: Recompute, inside: Link) -> tuple[Floats, Floats]:
+    """(computing, communicating within tp, cp and ep) of each layer for one micro-batch.
+
+    tp moves 8 (t - 1) / t of a boundary tensor per block (section 4.2.2 there): 4 sums of 2 (t - 1) / t. cp
+    passes keys and values once in forward and twice in backward.
+    """
+    each = np.array([row.seconds for row in shape.layers], float)
+    block = np.array([row.block for row in shape.layers])
+    if recompute == "selective":
+        each += np.where(block, [row.attention_s for row in shape.layers], 0.0)
+    elif recompute == "full":
+        each = np.where(block, each * 4 / 3, each)
+    sums = np.array([row.reductions for row in shape.layers], float)
+    exchanges = np.array([row.exchanges for row in shape.layers], float)
+    if recompute == "full":
+        sums, exchanges = (np.where(block, n * 3 / 2, n) for n in (sums, exchanges))
+    nbytes = shape.boundary_bytes / mesh.cp
+    moved = np.zeros(len(each))
+    if mesh.tp > 1:
+        moved += sums * 2 * (mesh.tp - 1) * inside.seconds(nbytes / mesh.tp)
+    if mesh.cp > 1:
+        moved += np.where(block, 6.0 * (mesh.cp - 1) * inside.seconds(nbytes / mesh.tp), 0.0)
+    if mesh.ep > 1:
+        moved += exchanges * (mesh.ep - 1) * inside.seconds(nbytes / mesh.tp / mesh.ep)
+    return each / (mesh.tp * mesh.cp), moved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Tensors:
+    """The tensors of a shape as columns; `sizes` padded with 1."""
+
+    sizes: NDArray[np.int64]
+    layer: NDArray[np.int64]
+    item: Floats
+    gradient: Floats
+    compute: Floats
+    trained: NDArray[np.bool_]
+    sharded: NDArray[np.bool_]
+    cut: NDArray[np.bool_]
+    expert: NDArray[np.bool_]
+    tp_dim: NDArray[np.int64]  # -1: none
+
+
+@lru_cache(maxsize=8)
+def _tensors(shape: ModelShape) -> _Tensors:
+    wide = max((len(t.shape) for t in shape.tensors), default=1) or 1
+    item = np.array([t.item_bytes for t in shape.tensors], float)
+    trained = np.array([t.trainable for t in shape.tensors])
+    gradient = item if shape.gradient_bytes is None else np.full(len(item), float(shape.gradient_bytes))
+    compute = item if shape.compute_bytes is None else np.full(len(item), float(shape.compute_bytes))
+    return _Tensors(
+        sizes=np.array([(*t.shape, *[1] * (wide - len(t.shape))) for t in shape.tensors], np.int64),
+        layer=np.array([t.layer for t in shape.tensors], np.int64),
+        item=item,
+        gradient=np.where(trained, gradient, 0.0),
+        compute=compute,
+        trained=trained,
+        sharded=np.array([t.sharded for t in shape.tensors]),
+        cut=np.array([t.sharded and bool(t.shape) for t in shape.tensors]),
+        expert=np.array([t.expert for t in shape.tensors]),
+        tp_dim=np.array([-1 if t.tp_dim is None else t.tp_dim for t in shape.tensors], np.int64),
+    )

@@ -1,0 +1,106 @@
+"""Bytes that a stage's worker needs: state, gradients, gathered units, activations in flight.
+
+A stage holds as many micro-batches as there are stages from it to the last, itself included, under 1F1B, and
+2 (p - i - 1) + (v - 1) p + 1 pieces of 1 / v each under the interleaved schedule (Narayanan et al., SC 2021,
+section 2.2). While micro-batches accumulate, gradients are not yet divided among dp_shard.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic_train.planner.memory import Memory
+from elastic_train.planner.plan import Mesh, Recompute
+from elastic_train.planner.rows import Floats, activations, rows
+from elastic_train.planner.shape import ModelShape
+from elastic_train.planner.stages import spans
+
+
+class StageMemory:
+    """Memory of any range of layers as a stage, by distance from the last stage.
+
+    `accumulates`: a rank runs more than one micro-batch a step. The mesh's pp counts only with `virtual` > 1.
+    """
+
+    def __init__(
+        self, shape: ModelShape, mesh: Mesh, recompute: Recompute, *, accumulates: bool, virtual: int = 1
+    ) -> None:
+        self._shape, self._mesh, self._recompute = shape, mesh, recompute
+        self._virtual = virtual
+        self._whole = mesh.dp_shard > 1 and accumulates  # gradients are kept whole while they accumulate
+        self._once = mesh.dp_shard > 1 and not accumulates  # a whole gradient at a time, divided at once
+        self.rows = table = rows(shape, mesh)
+        self._gradients = table.whole_gradients if self._whole else table.gradients
+        self._kept = activations(shape, mesh, recompute)
+        # What recomputation of one block makes for its backward.
+        self._again = activations(shape, mesh, "none") - self._kept
+        # A tensor that arrives and one that leaves.
+        self._buffers = 2.0 * shape.boundary_bytes / (mesh.tp * mesh.cp) if mesh.pp > 1 else 0.0
+        fixed = spans(table.state + self._gradients + np.where(table.block, 0.0, table.gathered))
+        blocks = np.minimum(spans(table.block.astype(float)), 2)
+        fixed += _largest(np.where(table.block, table.gathered, 0.0)) * blocks
+        if self._once:
+            fixed += _largest(table.whole_gradients)
+        self._fixed = fixed + _largest(self._again) + self._buffers
+        self._spans = spans(self._kept)
+
+    def fits(self, memory_bytes: int, distance: int) -> NDArray[np.bool_]:
+        """By [start, stop): whether the range fits as the stage at `distance` from the last."""
+        flying = self._virtual * self._in_flight(distance) * self._spans
+        return self._virtual * self._fixed + flying <= memory_bytes
+
+    def of(self, positions: tuple[int, ...]) -> Memory:
+        """Bytes on the worker that needs most under this cut into stages."""
+        pp = (len(positions) - 1) // self._virtual
+        by_rank = [self._rank(positions, rank, pp) for rank in range(pp)]
+        return max(by_rank, key=lambda memory: memory.training)
+
+    def smallest(self) -> float:
+        """Bytes of all stages together, at least: one micro-batch in flight, nothing gathered."""
+        return float((self.rows.state + self._gradients + self._kept).sum())
+
+    def state_by_rank(self, positions: tuple[int, ...]) -> tuple[int, ...]:
+        """Bytes that survive a step, by pp index."""
+        pp = (len(positions) - 1) // self._virtual
+        state = np.concatenate([[0.0], np.cumsum(self.rows.state)])
+        stages = np.diff(state[list(positions)])
+        return tuple(int(stages[rank::pp].sum()) for rank in range(pp))
+
+    def _rank(self, positions: tuple[int, ...], rank: int, pp: int) -> Memory:
+        table, stages = self.rows, len(positions) - 1
+        own = np.zeros(len(self._kept), bool)
+        flying = 0.0
+        for stage in range(rank, stages, pp):
+            part = slice(positions[stage], positions[stage + 1])
+            own[part] = True
+            flying += self._in_flight(stages - 1 - stage) * self._kept[part].sum()
+        blocks = np.sort(np.where(own & table.block, table.gathered, 0.0))
+        gathered = table.gathered[own & ~table.block].sum() + blocks[-2:].sum()
+        if self._once:
+            gathered += table.whole_gradients[own].max(initial=0.0)
+        return Memory(
+            weights=int(table.weights[own].sum()),
+            optimizer=int(table.optimizer[own].sum()),
+            master=int(table.master[own].sum()),
+            gradients=int(self._gradients[own].sum()),
+            gathered=int(gathered),
+            activations=int(flying + self._again[own].max(initial=0.0) + self._buffers),
+            kept=int(table.gradients[own].sum()),
+        )
+
+    def _in_flight(self, distance: int) -> float:
+        """Micro-batches that the stage holds at its peak."""
+        if self._virtual == 1:
+            return distance + 1
+        pp = self._mesh.pp
+        return (2 * (distance % pp) + (self._virtual - 1) * pp + 1) / self._virtual
+
+
+def _largest(values: Floats) -> Floats:
+    """The largest of [start, stop), as `spans` has the sums."""
+    n = len(values)
+    table = np.zeros((n + 1, n + 1))
+    for start in range(n):
+        table[start, start + 1 :] = np.maximum.accumulate(values[start:])
+    return table

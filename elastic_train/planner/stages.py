@@ -1,0 +1,64 @@
+"""Cut a sequence of layers into stages so that the slowest is as fast as it can be, within memory.
+
+With s_i the time of stage i and m micro-batches, a step takes sum(s_i) + (m - 1) * max(s_i) whatever the cut
+(Zheng et al., "Alpa", OSDI 2022, equation 2). The sum is given, so only the slowest stage counts.
+
+Under 1F1B the stage at distance j from the end holds j + 1 micro-batches (Narayanan et al., "Efficient
+Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021, section 2.2). Cuts are
+therefore searched from the end: one pass answers for every number of stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Allowed = Callable[[int], NDArray[np.bool_]]
+"""By distance from the last stage: whether [start, stop) may be a stage, as a matrix of (start, stop)."""
+
+
+def spans(values: Floats) -> Floats:
+    """Sums over [start, stop) as a matrix of size (n + 1, n + 1); infinite where there is no layer."""
+    n = len(values)
+    before = np.concatenate([[0.0], np.cumsum(values)])
+    sums = before[None, :] - before[:, None]
+    sums[np.tri(n + 1, dtype=bool)] = np.inf
+    return sums
+
+
+def slowest(seconds: Floats, most: int, allowed: Allowed | None = None) -> Floats:
+    """Time of the slowest stage of the best cut into 1 .. `most` stages; infinite where there is none."""
+    times = spans(seconds)
+    best = np.full(len(seconds) + 1, np.inf)
+    best[-1] = 0.0
+    answers = np.full(most, np.inf)
+    for stage in range(min(most, len(seconds))):
+        step = np.where(allowed(stage), times, np.inf) if allowed else times
+        best = np.maximum(step, best[None, :]).min(axis=1)
+        answers[stage] = best[0]
+    return answers
+
+
+def cut(seconds: Floats, stages: int, limit: float, allowed: Allowed | None = None) -> tuple[int, ...]:
+    """Where to cut: `stages` + 1 positions from 0 to n, no stage slower than `limit`.
+
+    Of these cuts the one with the least sum of squared times: what the slowest leaves free is spread evenly.
+    """
+    times = spans(seconds)
+    costs = np.where(times <= limit * (1 + 1e-12), times**2, np.inf)
+    best = np.full(len(seconds) + 1, np.inf)
+    best[-1] = 0.0
+    choices: list[NDArray[np.intp]] = []
+    for stage in range(stages):
+        step = np.where(allowed(stage), costs, np.inf) if allowed else costs
+        total = step + best[None, :]
+        choices.append(total.argmin(axis=1))
+        best = total.min(axis=1)
+    assert np.isfinite(best[0]), "the limit was answered by slowest()"
+    positions = [0]
+    for choice in reversed(choices):
+        positions.append(int(choice[positions[-1]]))
+    return tuple(positions)

@@ -32,7 +32,7 @@ def start(state: State, task: Task, spec: RunSpec) -> None:
         spec,
         on_step=lambda report: state.get("on_step", state["reports"].append)(report),
         on_save=lambda step, pieces, document: state["saved"].append(
-            (step, [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.data)) for p in pieces], document)
+            (step, [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in pieces], document)
         ),
         faults=lambda phase, step, micro: state.get("faults", _no_fault)(phase, step, micro),
     )

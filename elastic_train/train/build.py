@@ -94,8 +94,8 @@ def initialise(
 ) -> None:
     """Give every tensor its initial value: the same under every plan.
 
-    `shapes` are the whole shapes by fqn, `seeded(fqn)` seeds the random generators, `cut(whole, shard)` copies
-    this rank's part. A tied tensor gets the value that the module of its first name gives it.
+    `shapes` are the whole shapes by fqn, `seeded(fqn)` seeds the random generators, `cut(whole, shard)`
+    copies this rank's part. A tied tensor gets the value that the module of its first name gives it.
     """
     first = {
         (id(slot.module), slot.name): fqn

@@ -52,8 +52,8 @@ def restore(
 ) -> list[str]:
     """Complete the shards with a document's scalars; sentences about differences that a person should see.
 
-    `filled` are the optimizer's state tensors that were given memory and values. Hyperparameters come from the
-    code, but for those that the schedule drives.
+    `filled` are the optimizer's state tensors that were given memory and values. Hyperparameters come from
+    the code, but for those that the schedule drives.
     """
     _check_trainable(shards, document["trainable"])
     kept = document["optimizer"]
@@ -105,7 +105,7 @@ def _check_trainable(shards: Shards, trainable: list[str]) -> None:
 
 
 def _hyperparameters(shards: Shards, groups: list[dict[str, Any]]) -> list[str]:
-    """Restore what the schedule drives; the code's values stay for the rest, and are told where they differ."""
+    """Restore what the schedule drives; the code's values stay for the rest, differences are told."""
     driven = shards.schedule.driven if shards.schedule else frozenset[str]()
     before = {fqn: group["hyperparameters"] for group in groups for fqn in group["params"]}
     names = {id(p): fqn for fqn, p in shards.parameters.items()}
@@ -124,8 +124,8 @@ def _hyperparameters(shards: Shards, groups: list[dict[str, Any]]) -> list[str]:
                 group[name] = _typed(group[name], kept[name])
             elif kept[name] != now[name]:
                 notes.append(
-                    f"optimizer group {number} {name}: the run used {kept[name]!r}, the code says {now[name]!r}, "
-                    "which is used"
+                    f"optimizer group {number} {name}: the run used {kept[name]!r}, "
+                    f"the code says {now[name]!r}, which is used"
                 )
     return notes
 

@@ -18,17 +18,11 @@ from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from elastic_train.geometry.box import Box
-from elastic_train.geometry.fragments import Fragments
+from elastic_train.geometry.fragments import ITEM_BYTES, Fragments
 from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, boxes
 from elastic_train.train.shards import Shards
 
-DTYPE_NAMES = {
-    getattr(torch, name): name
-    for name in (
-        "float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32", "int16",
-        "int8", "uint8", "uint16", "uint32", "uint64", "bool", "complex64",
-    )
-}  # fmt: skip
+DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -74,7 +68,7 @@ def table(held: Iterable[Part]) -> Fragments:
 
 
 def is_fragment(state: str, value: object, parameter: torch.Tensor) -> bool:
-    """Whether an entry of the optimizer's state is a tensor to be stored as such; scalars are in the document."""
+    """Whether an entry of the optimizer's state is stored as a tensor; scalars are in the document."""
     if not isinstance(value, torch.Tensor) or state == "step":
         return False
     return value.ndim > 0 or parameter.ndim == 0
@@ -205,7 +199,7 @@ def _boxes(value: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:
         if value.numel():
             yield Box.whole(tuple(value.shape)), value.detach()
         return
-    local, mesh = value.detach().to_local(), value.device_mesh
+    local, mesh = value.to_local().detach(), value.device_mesh
     coordinate = mesh.get_coordinate()
     assert coordinate is not None, "a rank holds shards of its own mesh only"
     placements = [_placement(p) for p in value.placements]

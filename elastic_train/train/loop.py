@@ -23,9 +23,9 @@ from elastic_train.train.vote import Ballot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """A committed step, as every rank sees it. `loss` is the mean over `tokens`, the count that the task gave.
+    """A committed step, as every rank sees it. `loss` is the mean over `tokens`, the count of the task.
 
-    `seconds` reach from the previous vote to this one. `metrics` are those of an evaluation after the step.
+    `seconds` reach from the previous vote to this one. `metrics` are of an evaluation after the step.
     """
 
     generation: int

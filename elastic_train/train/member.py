@@ -1,7 +1,7 @@
 """One process of the group: it owns its shards, across generations.
 
-`progress`, `abort`, `request` and `read` may be called from any thread, everything else belongs to the training
-thread. What was held before a generation is kept aside until `go` says that the new shards are the state.
+`progress`, `abort`, `request` and `read` may be called from any thread, everything else belongs to the
+training thread. What was held before a generation is kept aside until `go` makes the new shards the state.
 """
 
 from __future__ import annotations
@@ -69,10 +69,11 @@ class Progress:
 
 
 class Member:
-    """`on_step` hears of each committed step at once, and again with metrics where there are any; it must not block.
+    """`on_step` hears of each committed step at once, and again with metrics if it was evaluated.
 
-    `on_save` gets this rank's share of a checkpoint, (step, pieces, document), at a step boundary; the pieces view
-    live memory and are copied or written before it returns. `faults` is called at (phase, step, micro-batch).
+    It must not block. `on_save` gets this rank's share of a checkpoint, (step, pieces, document), at a step
+    boundary; the pieces view live memory and are copied or written before it returns. `faults` is called at
+    (phase, step, micro-batch).
     """
 
     def __init__(
@@ -102,13 +103,13 @@ class Member:
             generation=0, rank=-1, step=0, phase="idle", micro_batch=-1, since=time.monotonic()
         )
 
-    # -- any thread --------------------------------------------------------------------------------------------
+    # -- any thread ----------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
         return self._progress
 
     def abort(self, generation: int) -> None:
-        """Break a generation's collectives, running or to come. Idempotent; other generations are untouched."""
+        """Break a generation's collectives, running or to come. Idempotent; others are untouched."""
         with self._lock:
             self._aborted.add(generation)
             group = self._group
@@ -116,7 +117,7 @@ class Member:
             group.break_()
 
     def request(self, pause: bool = False, save: bool = False) -> None:
-        """Ask for a pause or a checkpoint; it enters the next vote, so that all ranks do it at the same step."""
+        """Ask for a pause or a checkpoint; it enters the next vote, so all ranks do it at the same step."""
         self._requests.pause |= pause
         self._requests.save |= save
 
@@ -128,7 +129,7 @@ class Member:
         """Digest of boxes of a holding, to compare with what arrived elsewhere."""
         return self._serving(generation, step).digest_of(boxes)
 
-    # -- holdings ----------------------------------------------------------------------------------------------
+    # -- holdings ------------------------------------------------------------------------------------------
 
     def holdings(self) -> tuple[Holding, ...]:
         """Everything complete that this member could give."""
@@ -146,7 +147,7 @@ class Member:
         return self._described(self._holding(generation))
 
     def roll(self, generation: int, step: int, vote: Vote | None) -> None:
-        """Bring a holding to `step`: nothing if it is there, else apply the gradient that it keeps with the vote."""
+        """Bring a holding to `step`: if it is one behind, apply the gradient that it keeps with the vote."""
         held = self._holding(generation)
         if held.step == step:
             return
@@ -156,7 +157,7 @@ class Member:
             )
         apply(held, vote, self._spec)
 
-    # -- forming -----------------------------------------------------------------------------------------------
+    # -- forming -------------------------------------------------------------------------------------------
 
     def join(self, seat: Seat) -> None:
         """Take a seat: process group, mesh, and a model with shards that have memory and no values yet."""
@@ -239,7 +240,8 @@ class Member:
     def initialise(self) -> None:
         """Start fresh: every tensor gets its initial value under the run's seed."""
         shards = self._forming
-        assert self._border is not None and shards.blueprint is not None
+        assert self._border is not None
+        assert shards.blueprint is not None
         with self._border.at("initialising", 0):
             initialise(
                 shards.blueprint,
@@ -275,12 +277,13 @@ class Member:
             self._index = None
         self._next, self._filled = None, {}
 
-    # -- training ----------------------------------------------------------------------------------------------
+    # -- training ------------------------------------------------------------------------------------------
 
     def run(self) -> RunEnd:
-        """Steps until the last one or a voted pause. Raises GroupBroken or UserCodeError; settled after either."""
+        """Steps until the last one or a voted pause, once per generation; settled after it in any case."""
         (shards,) = self._held.values()
-        assert self._group is not None and self._border is not None
+        assert self._group is not None
+        assert self._border is not None
         order, loader, _ = self._dataset()
         loop = Loop(
             task=self._task,
@@ -295,12 +298,10 @@ class Member:
             on_save=self._saved if self._on_save is not None else None,
             requests=self._requests,
         )
-        end = None
         try:
-            end = loop.run()
-            return end
+            return loop.run()
         finally:
-            shards.settle(broken=end is None)
+            shards.settle()
             with self._lock:
                 self._index = None
             self._mark_at(shards.generation, shards.rank, "settled", shards.step or 0, -1, fault=False)
@@ -313,7 +314,7 @@ class Member:
         if self._data is not None:
             self._data[1].close()
 
-    # -- private -----------------------------------------------------------------------------------------------
+    # -- private -------------------------------------------------------------------------------------------
 
     @property
     def _forming(self) -> Shards:
@@ -374,7 +375,8 @@ class Member:
         return self._data
 
     def _saved(self, shards: Shards) -> None:
-        assert self._on_save is not None and shards.step is not None
+        assert self._on_save is not None
+        assert shards.step is not None
         self._on_save(shards.step, share(tuple(parts(shards))), self._described(shards))
 
     def _mark_at(

@@ -27,7 +27,7 @@ def canonical_all(names: Iterable[str]) -> dict[str, str]:
         if short in taken and taken[short] != name:
             raise ConfigError(
                 field="model",
-                problem=f"{taken[short]!r} and {name!r} are both {short!r} once the wrappers' parts are taken away.",
+                problem=f"{taken[short]!r} and {name!r} are both {short!r} without the wrappers' parts.",
                 remedy="Rename one of the two modules.",
             )
         taken[short] = name

@@ -21,7 +21,7 @@ Groups = tuple[tuple[str, ...], ...]
 
 
 def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, Groups]:
-    """Call the task's `optimizer` on whole parameters; the optimizer, and which fqns each of its groups has."""
+    """Call the task's `optimizer` on whole parameters; the optimizer, and the fqns of each of its groups."""
     optimizer = task.optimizer(list(parameters.items()))
     name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -47,7 +47,7 @@ def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.
 def move(
     optimizer: torch.optim.Optimizer, groups: Groups, parameters: Mapping[str, nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The optimizer with `parameters` (the shards) in its groups, and no state but what it makes at the start."""
+    """The optimizer with `parameters`, the shards, in its groups; its state is what it makes at the start."""
     if optimizer.state:  # made eagerly, as Adagrad does, for the whole: make it again for the shards
         return rebuilt(optimizer, [[parameters[fqn] for fqn in group] for group in groups])
     for group, fqns in zip(optimizer.param_groups, groups, strict=True):

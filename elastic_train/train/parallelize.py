@@ -27,10 +27,10 @@ def divide(blueprint: Blueprint, rules: Rules, plan_mesh: Mesh, mesh: DeviceMesh
         return
     parameters = tensors(blueprint.parameters)
     # FSDP2 cuts along dim 0 and refuses tensors without one: they stay whole and are reduced like replicas.
-    whole = {p for p in parameters.values() if p.ndim == 0}
+    whole = {p for p in parameters.values() if p.ndim == 0 and isinstance(p, nn.Parameter)}
     data = mesh["dp_replicate", "dp_shard"] if plan_mesh.dp_replicate > 1 else mesh["dp_shard"]
     for unit in (*_units(blueprint, rules), blueprint.model):
-        fully_shard(unit, mesh=data, ignored_params=whole or None)
+        fully_shard(unit, mesh=data, ignored_params=whole)
     for module in blueprint.model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)

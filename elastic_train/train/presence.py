@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.build import Blueprint
@@ -39,7 +40,7 @@ class Presence:
         """For each parameter, whether this rank's own backward reached it."""
         found: list[bool] = []
         for fqn, parameter in parameters.items():
-            sharded = isinstance(parameter, torch.distributed.tensor.DTensor)
+            sharded = isinstance(parameter, DTensor)
             if not sharded and parameter.grad is not None:
                 refuse_sparse(fqn, parameter.grad)
             found.append(fqn in self._seen if sharded else parameter.grad is not None)
@@ -53,10 +54,11 @@ class Presence:
             for held in group.fsdp_params:
                 kept = held.unsharded_accumulated_grad
                 fresh = held._unsharded_param.grad if hasattr(held, "_unsharded_param") else None
-                if kept is not None or fresh is not None:
+                found = kept if fresh is None else fresh
+                if found is not None:
                     place = held._module_info
                     fqn = self._slots[id(place.module), place.param_name]
-                    refuse_sparse(fqn, fresh if fresh is not None else kept)
+                    refuse_sparse(fqn, found)
                     self._seen.add(fqn)
             reduce(*unused)
 

@@ -22,10 +22,10 @@ def check_sharded_update(
     mesh: DeviceMesh,
     device: torch.device,
 ) -> None:
-    """Update tiny float64 tensors whole and sharded along the last axis of `mesh`; a difference is a ConfigError.
+    """Update tiny float64 tensors whole and sharded along the last axis of `mesh`, and compare.
 
     Each group is tried with one tensor for each number of dims among its parameters, uneven over the ranks.
-    All ranks of the mesh must call it: an optimizer may communicate.
+    All ranks of the mesh must call it: an optimizer may communicate. A difference is a ConfigError.
     """
     ranks = mesh.size(mesh.ndim - 1)
     shapes = [
@@ -46,7 +46,7 @@ def check_sharded_update(
     name = type(optimizer).__name__
     try:
         _train(optimizer, cut, [[[_shard(t, mesh) for t in group] for group in draw] for draw in draws[1:]])
-        found = [p.detach().full_tensor() for group in cut for p in group]
+        found = [_whole(p) for group in cut for p in group]
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         if is_collective_error(error):
             raise
@@ -82,6 +82,11 @@ def _shard(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
         shape=tensor.shape,
         stride=tensor.stride(),
     )
+
+
+def _whole(tensor: torch.Tensor) -> torch.Tensor:
+    assert isinstance(tensor, DTensor)
+    return tensor.full_tensor().detach()
 
 
 def _train(

@@ -29,7 +29,7 @@ def settle_absent(parameters: Mapping[str, nn.Parameter], present: list[bool]) -
 
 
 def sum_over_ranks(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Sum the gradients of whole (not sharded) parameters over all ranks, in flat buckets of a fixed order."""
+    """Sum gradients of whole (not sharded) parameters over all ranks, in flat buckets of a fixed order."""
     whole = [p.grad for p in parameters.values() if p.grad is not None and not isinstance(p, DTensor)]
     for bucket in _buckets(whole):
         if len(bucket) == 1 and bucket[0].is_contiguous():
@@ -38,15 +38,16 @@ def sum_over_ranks(parameters: Mapping[str, nn.Parameter]) -> None:
         flat = torch.cat([g.reshape(-1) for g in bucket])
         dist.all_reduce(flat)
         parts = flat.split([g.numel() for g in bucket])
-        torch._foreach_copy_(bucket, [part.view(g.shape) for part, g in zip(parts, bucket, strict=True)])
+        for gradient, part in zip(bucket, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
 
 
 def squares(parameters: Mapping[str, nn.Parameter], counted: Mapping[str, bool]) -> tuple[float, bool]:
-    """Sum of squares of the counted local gradients, in float64, and whether all local gradients are finite."""
+    """Sum of squares of the counted local gradients, in float64, and whether all are finite."""
     local = {fqn: local_gradient(p) for fqn, p in parameters.items() if p.grad is not None}
     if not local:
         return 0.0, True
-    norms = torch.stack(torch._foreach_norm(list(local.values()), 2, dtype=torch.float64))
+    norms = torch.stack([torch.linalg.vector_norm(g, dtype=torch.float64) for g in local.values()])
     mine = torch.tensor([counted[fqn] for fqn in local], dtype=torch.float64, device=norms.device)
     finite = bool(norms.isfinite().all())
     return (float((norms.square() * mine).sum()) if finite else 0.0), finite

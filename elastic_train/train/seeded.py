@@ -1,4 +1,4 @@
-"""Contexts with seeded generators for what is not part of a step: a module's init, the loading of a sample."""
+"""Seeded generators for what is not part of a step: a module's init, the loading of a sample."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Shards:
     generation: int
     rank: int
     plan: Plan
-    blueprint: Blueprint | None  # None once its group broke: the modules may hold gathered tensors
+    blueprint: Blueprint | None  # None once it ran: modules may hold gathered tensors
     aliases: Mapping[str, str]
     mesh: DeviceMesh | None
     shapes: Mapping[str, tuple[int, ...]]
@@ -67,9 +67,8 @@ class Shards:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def settle(self, *, broken: bool) -> None:
-        """No step runs any more: forget a gradient that is not whole, and the modules if they cannot go on."""
+    def settle(self) -> None:
+        """No step of this generation runs any more: forget the modules and a gradient that is not whole."""
         if self.step is None or self.reached != self.step + 1:
             self.drop_gradients()
-        if broken:
-            self.blueprint = None
+        self.blueprint = None

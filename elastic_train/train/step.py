@@ -1,4 +1,4 @@
-"""One optimizer step up to its vote: micro-batches, gradients, their sum, and the numbers all ranks agree on."""
+"""One optimizer step up to its vote: micro-batches, gradients, their sum, what all ranks agree on."""
 
 from __future__ import annotations
 
@@ -142,8 +142,8 @@ class Stepper:
     ) -> tuple[torch.Tensor, float]:
         """Forward and backward; the summed loss, detached, and its count.
 
-        A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where that of
-        the counted run is.
+        A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where
+        that of the counted run is.
         """
         micro, spec, shards = job.micro_batch, self._spec, self._shards
         self._mark("forward", step, micro.index)
@@ -161,6 +161,7 @@ class Stepper:
                     rows(batch, size=len(micro.ids), real=micro.real),
                 )
             number = self._checked(loss, count)
+            self._group.check()
             self._mark("backward", step, micro.index)
             with self._border.at("backward", step):
                 start = 0.0 if job.filler else 1.0 / spec.batch.global_size
@@ -176,6 +177,6 @@ class Stepper:
             )
             raise ConfigError(
                 field="task.loss",
-                problem=f"its first value must be one summed loss that depends on the parameters, not {what}.",
+                problem=f"its first value must be a summed loss that depends on the parameters, not {what}.",
             )
         return float(count)

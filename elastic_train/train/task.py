@@ -57,7 +57,10 @@ class Task:
         if reset is None:
             raise ConfigError(
                 field="task.init",
-                problem=f"module {fqn or 'the root'!r} ({type(module).__name__}) owns tensors and has no reset_parameters().",
+                problem=(
+                    f"module {fqn or 'the root'!r} ({type(module).__name__}) owns tensors and has no "
+                    "reset_parameters()."
+                ),
                 remedy="Give the module reset_parameters(), or define init(module, fqn) in the task.",
             )
         reset()

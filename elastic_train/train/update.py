@@ -1,10 +1,8 @@
-"""Apply a voted step: the one code path of a normal step and of a roll forward, so that both agree to the bit."""
+"""Apply a voted step: the one code path of a normal step and of a roll forward, equal to the bit."""
 
 from __future__ import annotations
 
 import math
-
-import torch
 
 from elastic_train.config import RunSpec
 from elastic_train.recovery.evidence import Vote
@@ -55,6 +53,6 @@ def gradient_factor(ballot: Ballot, spec: RunSpec) -> float:
 def _scale(shards: Shards, factor: float) -> None:
     if factor == 1.0:
         return
-    gradients = [local_gradient(p) for p in shards.parameters.values() if p.grad is not None]
-    if gradients:
-        torch._foreach_mul_(gradients, factor)
+    for parameter in shards.parameters.values():
+        if parameter.grad is not None:
+            local_gradient(parameter).mul_(factor)

@@ -32,5 +32,5 @@ class Ballot:
 
     @property
     def skipped(self) -> bool:
-        """Whether this step changes nothing but the counters: its gradient is not finite, or there is none."""
+        """Whether the step changes nothing but the counters: its gradient is not finite, or is none."""
         return self.nonfinite > 0 or self.count <= 0

@@ -145,7 +145,9 @@ def test_a_tensor_that_its_initialisation_leaves_out_is_named() -> None:
 
 def test_wrappers_leave_no_trace_in_names() -> None:
     plain = {fqn for fqn, _ in nn.ModuleDict({"a": nn.Sequential(nn.Linear(2, 2))}).named_parameters()}
-    wrapped = nn.ModuleDict({"a": nn.Sequential(checkpoint_wrapper(torch.compile(nn.Linear(2, 2), backend="eager")))})
+    wrapped = nn.ModuleDict(
+        {"a": nn.Sequential(checkpoint_wrapper(torch.compile(nn.Linear(2, 2), backend="eager")))}
+    )
     assert set(parameters_of(wrapped).slots) == plain
     around = checkpoint_wrapper(nn.Sequential(nn.Linear(2, 2)))
     assert set(parameters_of(around).slots) == {"0.weight", "0.bias"}

@@ -13,7 +13,7 @@ import torch
 from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import GroupBroken
 from elastic_train.testing.gang import From, Gang
-from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.testing.tiny import TinyData, TinyTask
 
 pytestmark = pytest.mark.ring2
@@ -238,24 +238,25 @@ def test_a_generation_aborted_before_it_is_joined_is_not_formed(
     gang.pause_at(2)
     at = gang.held()
     pool.run(abort, at.generation + 1, ranks=[0, 1])
-    outcomes = pool.run(try_join, gang.pool.store_host, gang.pool.store_port, at.generation + 1, ranks=[0, 1])
+    store = (gang.pool.store_host, gang.pool.store_port)
+    outcomes = pool.run(try_join, store, at.generation + 1, PerRank([0, 1]), ranks=[0, 1])
     assert all(error.startswith("GroupBroken") for error in outcomes)
     next(new_generation)
     gang.form(gang.plan(2, 1), None, at)
     assert [r.step for r in gang.run()] == [3, 4, 5, 6]
 
 
-def try_join(state: dict, host: str, port: int, generation: int) -> str:
+def try_join(state: dict, store: tuple[str, int], generation: int, rank: int) -> str:
     from elastic_train.planner.plan import Mesh, Plan
     from elastic_train.train.member import Seat
 
     plan = Plan(mesh=Mesh(dp_shard=2), workers=("a", "b"), nodes=("a", "b"), shares=((0, 1), (2, 3, 4)))
     seat = Seat(
         generation=generation,
-        rank=state["index"],
+        rank=rank,
         plan=plan,
-        store_host=host,
-        store_port=port,
+        store_host=store[0],
+        store_port=store[1],
         address="127.0.0.1",
     )
     try:

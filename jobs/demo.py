@@ -1,8 +1,8 @@
 """Lose a node, gain a node, end with the same losses: `make demo`.
 
 Trains the small language model twice on one local Ray cluster: undisturbed, and with a node killed (SIGKILL
-of everything on it) and another one joining. Prints what happened to the second run and compares the losses. The
-samples come slowly, as from a slow disk, so that the newcomer arrives before the run is over.
+of everything on it) and another one joining. Prints what happened to the second run and compares the losses.
+The samples come slowly, as from a slow disk, so that the newcomer arrives before the run is over.
 """
 
 from __future__ import annotations

@@ -217,7 +217,13 @@ class Performer:
             with suppress(RayError, GetTimeoutError):
                 return answer(self._rendezvous.address.remote(), 5.0)
         self._rendezvous = (
-            remote(Rendezvous).options(num_cpus=0, runtime_env={"env_vars": self._environment}).remote()
+            remote(Rendezvous)
+            .options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(ray_private.this_node(), soft=False),
+                runtime_env={"env_vars": self._environment},
+            )
+            .remote()
         )
         return answer(self._rendezvous.address.remote(), self._spec.timing.form_s)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from elastic_train.api import ElasticTrainer, main, open_checkpoint
+    from elastic_train.api import ElasticTrainer, open_checkpoint
+    from elastic_train.cli.job import main
     from elastic_train.config import Batch, Checkpoints, Parallelism, Timing
     from elastic_train.train.task import Evaluation, Task
 
@@ -28,7 +29,7 @@ __all__ = [
 
 _HOMES = {
     "ElasticTrainer": "api",
-    "main": "api",
+    "main": "cli.job",
     "open_checkpoint": "api",
     "Batch": "config",
     "Checkpoints": "config",

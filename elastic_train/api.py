@@ -1,14 +1,14 @@
-"""What a person calls: a trainer over Ray Train's own config objects, and the way to run a job file."""
+"""What a person calls: a trainer over Ray Train's own config objects, and a way to open checkpoints."""
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from elastic_train.config import Batch, Checkpoints, Parallelism, Precision, RunSpec, Timing
-from elastic_train.errors import ConfigError, ElasticTrainError
+from elastic_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from ray.train import CheckpointConfig, RunConfig, ScalingConfig
@@ -72,13 +72,6 @@ class ElasticTrainer:
         from elastic_train.cluster.launch import fit
 
         return fit(self.task, self.spec, address=address, local_nodes=local_nodes, quiet=quiet)
-
-
-def main(trainer: Callable[..., ElasticTrainer]) -> None:
-    """Run a job file from the command line: the options of `trainer` become flags."""
-    from elastic_train.cli.job import run_job
-
-    run_job(trainer, sys.argv[1:])
 
 
 def open_checkpoint(url: str) -> Checkpoint:
@@ -150,6 +143,3 @@ def default_name() -> str:
     from pathlib import Path
 
     return Path(sys.argv[0]).stem or "run"
-
-
-__all__ = ["ElasticTrainError", "ElasticTrainer", "main", "open_checkpoint"]

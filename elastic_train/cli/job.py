@@ -25,6 +25,11 @@ Address = Annotated[
 LocalNodes = Annotated[int, typer.Option(min=1, help="Nodes of the local cluster, one CPU each.")]
 
 
+def main(trainer: Callable[..., ElasticTrainer]) -> None:
+    """Run a job file from the command line: the options of `trainer` become flags."""
+    run_job(trainer, sys.argv[1:])
+
+
 def run_job(trainer: Callable[..., ElasticTrainer], arguments: Sequence[str], name: str = "") -> None:
     """Parse the arguments against the options of `trainer` and run what it returns."""
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

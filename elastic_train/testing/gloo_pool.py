@@ -6,6 +6,7 @@ torch code. Importing torch costs seconds, so a pool is started once and used by
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import signal
@@ -17,8 +18,11 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any
 
-from elastic_train.testing.gloo_worker import Call, Died, Named, Outcome, Raised, Returned, serve
+from elastic_train.testing.gloo_worker import READY, Call, Died, Named, Outcome, Raised, Returned, serve
 from elastic_train.train.rendezvous import serve_store
+
+START_S = 150.0
+"""How long a process may take to start on a busy machine; it isn't counted into the timeout of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +63,8 @@ class _Worker:
 class Pending:
     """A call under way in several processes."""
 
-    def __init__(self, workers: dict[int, _Worker]) -> None:
+    def __init__(self, number: int, workers: dict[int, _Worker]) -> None:
+        self._number = number
         self._workers = workers
         self._outcomes: dict[int, Outcome] = {}
 
@@ -74,7 +79,9 @@ class Pending:
             by_pipe = {self._workers[index].work: index for index in missing}
             for pipe in wait(list(by_pipe), timeout=left):
                 index = by_pipe[pipe]  # type: ignore[index]
-                self._outcomes[index] = _receive(self._workers[index].work, self._workers[index].process)
+                number, outcome = _receive(self._workers[index].work, self._workers[index].process)
+                if number in (None, self._number):  # else the late answer to a call that was given up
+                    self._outcomes[index] = outcome
         return {index: self._outcomes[index] for index in wanted}
 
     def results(self, timeout: float = 60.0, ranks: Iterable[int] | None = None) -> list[Any]:
@@ -96,8 +103,11 @@ class GlooPool:
     def __init__(self, size: int) -> None:
         self.store_host = "127.0.0.1"
         self._server, self.store_port = serve_store(self.store_host)
+        self._numbers = itertools.count()
         self._context = multiprocessing.get_context("spawn")
         self._workers = [self._spawn(index) for index in range(size)]
+        for index in range(size):
+            self._await(index)
 
     @property
     def size(self) -> int:
@@ -116,19 +126,24 @@ class GlooPool:
     def call_async(self, fn: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> Pending:
         """Start a call; `Pending.outcomes` and `Pending.results` wait for it."""
         chosen = list(range(self.size) if ranks is None else ranks)
+        number = next(self._numbers)
         for position, index in enumerate(chosen):
             own = tuple(a.values[position] if isinstance(a, PerRank) else a for a in args)
-            self._workers[index].work.send(Call(fn=Named.of(fn), args=own))
-        return Pending({index: self._workers[index] for index in chosen})
+            self._workers[index].work.send(Call(number=number, fn=Named.of(fn), args=own))
+        return Pending(number, {index: self._workers[index] for index in chosen})
 
     def control(self, rank: int, fn: Callable[..., Any], *args: Any, timeout: float = 10.0) -> Any:
         """Call on the process's second thread, also while its main thread is busy."""
-        worker = self._workers[rank]
-        worker.control.send(Call(fn=Named.of(fn), args=args))
-        outcome = _receive(worker.control, worker.process) if worker.control.poll(timeout) else None
-        if not isinstance(outcome, Returned):
-            raise PoolError(outcomes={rank: outcome})
-        return outcome.value
+        worker, number = self._workers[rank], next(self._numbers)
+        worker.control.send(Call(number=number, fn=Named.of(fn), args=args))
+        deadline = time.monotonic() + timeout
+        while worker.control.poll(max(0.0, deadline - time.monotonic())):
+            answered, outcome = _receive(worker.control, worker.process)
+            if isinstance(outcome, Returned) and answered == number:
+                return outcome.value
+            if answered in (None, number):
+                raise PoolError(outcomes={rank: outcome})
+        raise PoolError(outcomes={rank: None})
 
     def kill(self, rank: int) -> None:
         """SIGKILL, and wait until the process is gone."""
@@ -148,6 +163,7 @@ class GlooPool:
         """A new process in the place of an old one, with an empty state."""
         self._end(self._workers[rank])
         self._workers[rank] = self._spawn(rank)
+        self._await(rank)
 
     def alive(self, rank: int) -> bool:
         return self._workers[rank].process.is_alive()
@@ -175,6 +191,11 @@ class GlooPool:
         far_control.close()
         return _Worker(process, work, control)
 
+    def _await(self, index: int) -> None:
+        worker = self._workers[index]
+        if not worker.work.poll(START_S) or _receive(worker.work, worker.process)[0] != READY:
+            raise PoolError(outcomes={index: None})
+
     def _end(self, worker: _Worker) -> None:
         worker.process.kill()
         worker.process.join()
@@ -187,9 +208,10 @@ class GlooPool:
         return pid
 
 
-def _receive(pipe: Connection, process: SpawnProcess) -> Outcome:
+def _receive(pipe: Connection, process: SpawnProcess) -> tuple[int | None, Outcome]:
+    """The next answer and the number of its call; None for that of a process that died."""
     try:
         return pipe.recv()
     except (EOFError, OSError):
         process.join()
-        return Died(exitcode=process.exitcode)
+        return None, Died(exitcode=process.exitcode)

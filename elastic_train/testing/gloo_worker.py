@@ -16,6 +16,11 @@ from typing import Any
 
 import torch
 
+READY = -1
+"""Number of the first answer, which no call asked for."""
+
+_importing = threading.Lock()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
@@ -31,7 +36,8 @@ class Named:
         return cls(module=fn.__module__, file=fn.__code__.co_filename, qualname=fn.__qualname__)
 
     def load(self) -> Callable[..., Any]:
-        found: Any = sys.modules.get(self.module) or self._import()
+        with _importing:
+            found: Any = sys.modules.get(self.module) or self._import()
         for part in self.qualname.split("."):
             found = getattr(found, part)
         return found
@@ -51,8 +57,9 @@ class Named:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One call of a function with the process's state in front of its arguments."""
+    """One call of a function, with the process's state in front of its arguments."""
 
+    number: int
     fn: Named
     args: tuple[Any, ...]
 
@@ -80,6 +87,7 @@ def serve(index: int, work: Connection, control: Connection) -> None:
     """Answer calls until the pool closes its end; then end at once, whatever other threads still do."""
     torch.set_num_threads(1)
     state: dict[str, Any] = {"index": index}
+    work.send((READY, Returned(value=None)))
     threading.Thread(target=_answer, args=(control, state), daemon=True).start()
     _answer(work, state)
     os._exit(0)
@@ -91,7 +99,7 @@ def _answer(calls: Connection, state: dict[str, Any]) -> None:
             call: Call = calls.recv()
         except (EOFError, OSError):
             return
-        calls.send(_perform(call, state))
+        calls.send((call.number, _perform(call, state)))
 
 
 def _perform(call: Call, state: dict[str, Any]) -> Outcome:

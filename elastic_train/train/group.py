@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -23,11 +25,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.train.rendezvous import InterruptibleStore, check_in, forget_client, store_client
-from elastic_train.train.sockets import Endpoint, listening, shut_connections
+from elastic_train.train.sockets import Endpoint, endpoints, listening, shut_connections
 from elastic_train.train.stale import forget_meshes
 
 GLOO = "elastic_gloo"
 """Name of the backend as torch knows it: gloo, bound to the address of the seat."""
+
+STORE_PATIENCE_S = 0.5
+"""How long after a break a member may still be meeting the others before its store is given up as hung."""
 
 _COLLECTIVE_MARKS = (
     "gloo",
@@ -81,7 +86,8 @@ class Group:
         self._form_timeout = timedelta(seconds=form_timeout_s)
         self._collective_timeout = timedelta(seconds=collective_timeout_s)
         self._broken = threading.Event()
-        self._connecting = False
+        self._busy = 0
+        self._store_remote: frozenset[Endpoint] = frozenset()
         self._over = False
         self._lock = threading.Lock()  # a break looks at sockets only while they are this generation's
         self._gloo_device: object | None = None
@@ -105,18 +111,16 @@ class Group:
         forget_meshes()
         hook = sys.excepthook
         try:
-            self._rendezvous()
-            dist.init_process_group(
-                backend=GLOO if self._device.type == "cpu" else f"cpu:{GLOO},cuda:nccl",
-                store=self._store,
-                rank=self.rank,
-                world_size=self.world_size,
-                timeout=self._collective_timeout,
-                device_id=self._device if self._device.type == "cuda" else None,
-            )
-            self.check()
-        except (RuntimeError, TimeoutError, GroupBroken) as error:
-            raise self._failed("forming the group", error) from error
+            with self._doing("forming the group"):
+                self._rendezvous()
+                dist.init_process_group(
+                    backend=GLOO if self._device.type == "cpu" else f"cpu:{GLOO},cuda:nccl",
+                    store=self._store,
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    timeout=self._collective_timeout,
+                    device_id=self._device if self._device.type == "cuda" else None,
+                )
         finally:
             sys.excepthook = hook  # torch wraps it once per group
 
@@ -127,28 +131,18 @@ class Group:
             for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
             if name.startswith("dp_") or getattr(mesh, name) > 1
         ]
-        try:
-            made = init_device_mesh(
+        with self._doing("forming the mesh"):
+            return init_device_mesh(
                 self._device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=tuple(names)
             )
-            self.check()
-        except (RuntimeError, TimeoutError, GroupBroken) as error:
-            raise self._failed("forming the mesh", error) from error
-        return made
 
     def break_(self) -> None:
         """End every collective of this generation in this process, running or to come. Idempotent."""
         self._broken.set()
         if self._device.type == "cuda":
             _abort_nccl()
-        deadline = time.monotonic() + self._form_timeout.total_seconds()
-        while True:
-            with self._lock:
-                if self._over or self._local is None:
-                    return
-                shut_connections(local=self._local, remote=self._remote)
-                if not self._connecting or time.monotonic() > deadline:
-                    return
+        started = time.monotonic()
+        while self._shut(time.monotonic() - started):
             # A group under construction may open one more connection after each look.
             time.sleep(0.005)
 
@@ -172,35 +166,52 @@ class Group:
         gloo._devices = [self._gloo_device]
         gloo._threads = 2
         gloo._timeout = self._form_timeout
-        self._connecting = True
-        try:
-            self.check()
+        with self._doing("connecting"):
             made = ProcessGroupGloo(options.store, options.group_rank, options.group_size, gloo)
-        finally:
-            self._connecting = False
-        self.check()
         made.set_timeout(self._collective_timeout)
         made.options.group_name = options.group_id
         made.options.global_ranks_in_group = options.global_ranks_in_group
         made._set_sequence_number_for_group()
         return made
 
+    def _shut(self, elapsed_s: float) -> bool:
+        """Shut what is connected; whether there may be more to come."""
+        with self._lock:
+            if self._over:
+                return False
+            if self._local is not None:
+                shut_connections(local=self._local, remote=self._remote)
+            if self._busy and elapsed_s > STORE_PATIENCE_S:
+                forget_client(*self._store_at)
+                shut_connections(remote=self._store_remote)
+            return self._busy > 0 and elapsed_s < self._form_timeout.total_seconds()
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        """Something that connects or meets in the store; GroupBroken if it fails or is broken off."""
+        self._busy += 1
+        try:
+            self.check()
+            yield
+            self.check()
+        except (RuntimeError, TimeoutError, OSError, GroupBroken) as error:
+            if isinstance(error, dist.DistNetworkError):
+                forget_client(*self._store_at)
+            reason = f"aborted while {what}" if self.broken else f"{what} failed: {error}"
+            raise GroupBroken(generation=self.generation, reason=reason) from error
+        finally:
+            self._busy -= 1
+
     def _rendezvous(self) -> None:
+        self._store_remote = endpoints(*self._store_at)
         self._gloo_device, local = _listen(self._address)
-        client = store_client(*self._store_at, self._form_timeout.total_seconds())
+        client = store_client(*self._store_at, self.check, self._form_timeout.total_seconds())
         prefixed = PrefixStore(f"generation/{self.generation}", client)
         store = InterruptibleStore(prefixed, self.check, self._form_timeout.total_seconds())
         remote = check_in(store, rank=self.rank, world_size=self.world_size, listener=local)
         with self._lock:
             self._local, self._remote, self._store = local, remote, store
         self.check()
-
-    def _failed(self, doing: str, error: BaseException) -> GroupBroken:
-        if isinstance(error, dist.DistNetworkError):
-            forget_client(*self._store_at)
-        if self.broken:
-            return GroupBroken(generation=self.generation, reason=f"aborted while {doing}")
-        return GroupBroken(generation=self.generation, reason=f"{doing} failed: {error}")
 
 
 _current: Group | None = None

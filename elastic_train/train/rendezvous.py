@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from datetime import timedelta
 
 from torch._C._distributed_c10d import Store, TCPStore
@@ -17,7 +18,6 @@ from torch._C._distributed_c10d import Store, TCPStore
 from elastic_train.train.sockets import Endpoint
 
 _clients: dict[tuple[str, int], TCPStore] = {}
-_clients_lock = threading.Lock()
 
 
 def serve_store(host: str) -> tuple[TCPStore, int]:
@@ -26,22 +26,33 @@ def serve_store(host: str) -> tuple[TCPStore, int]:
     return server, server.port
 
 
-def store_client(host: str, port: int, timeout_s: float) -> TCPStore:
-    """This process's client of the store at (host, port), connected on first use."""
-    with _clients_lock:
-        client = _clients.get((host, port))
-        if client is None:
-            client = TCPStore(
-                host, port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False
-            )
-            _clients[host, port] = client
+def store_client(host: str, port: int, check_alive: Callable[[], None], timeout_s: float) -> TCPStore:
+    """This process's client of the store at (host, port), connected on first use.
+
+    Connecting can't be interrupted and may hang, so it runs in a thread that is left behind if `check_alive`
+    raises.
+    """
+    client = _clients.get((host, port))
+    if client is not None:
         return client
+    connecting: Future[TCPStore] = Future()
+
+    def connect() -> None:
+        try:
+            connecting.set_result(TCPStore(host, port, None, False, timedelta(seconds=timeout_s), False))
+        except RuntimeError as error:
+            connecting.set_exception(error)
+
+    threading.Thread(target=connect, name="connect to the store", daemon=True).start()
+    while not wait([connecting], timeout=0.02).done:
+        check_alive()
+    client = _clients[host, port] = connecting.result()
+    return client
 
 
 def forget_client(host: str, port: int) -> None:
     """Drop a client whose connection failed; the next generation connects anew."""
-    with _clients_lock:
-        _clients.pop((host, port), None)
+    _clients.pop((host, port), None)
 
 
 class InterruptibleStore(Store):

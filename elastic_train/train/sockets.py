@@ -29,7 +29,7 @@ def listening() -> dict[Endpoint, int]:
     return found
 
 
-def shut_connections(*, local: Endpoint, remote: frozenset[Endpoint]) -> int:
+def shut_connections(*, local: Endpoint | None = None, remote: frozenset[Endpoint]) -> int:
     """Shut down every connection accepted at `local` or made to one of `remote`; how many there were."""
     shut = 0
     for fd in _descriptors():
@@ -43,6 +43,12 @@ def shut_connections(*, local: Endpoint, remote: frozenset[Endpoint]) -> int:
             except OSError:  # not connected (any more)
                 continue
     return shut
+
+
+def endpoints(host: str, port: int) -> frozenset[Endpoint]:
+    """The numeric end points of a named one."""
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return frozenset(_endpoint((str(at[0]), int(at[1]))) for *_, at in found)
 
 
 def _descriptors() -> list[int]:
@@ -77,4 +83,4 @@ def _is_listening(sock: socket.socket) -> bool:
 
 
 def _endpoint(name: tuple[str, int] | tuple[str, int, int, int]) -> Endpoint:
-    return name[0], name[1]
+    return name[0].removeprefix("::ffff:"), name[1]  # IPv4 through an IPv6 socket is IPv4

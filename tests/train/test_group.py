@@ -21,7 +21,7 @@ from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gloo_pool import GlooPool, PerRank, Returned
 from elastic_train.train.group import Group, is_collective_error
-from elastic_train.train.rendezvous import store_client
+from elastic_train.train.rendezvous import serve_store, store_client
 
 pytestmark = pytest.mark.ring2
 
@@ -61,7 +61,7 @@ def check_in_only(state: State, store: tuple[str, int], generation: int, rank: i
     """Announce a listening socket and never connect: a member that was stopped while forming."""
     listener = socket.create_server(("127.0.0.1", 0))
     state["listener"] = listener
-    client = store_client(*store, timeout_s=10)
+    client = store_client(*store, check_alive=lambda: None, timeout_s=10)
     announced = PrefixStore(f"generation/{generation}", client)
     announced.set(f"member/{rank}", json.dumps(listener.getsockname()))
 
@@ -151,8 +151,13 @@ def break_group(state: State) -> None:
     state["group"].break_()
 
 
+def serve(state: State) -> int:
+    state["server"], port = serve_store("127.0.0.1")
+    return port
+
+
 def is_connecting(state: State) -> bool:
-    return "group" in state and state["group"]._connecting
+    return "group" in state and state["group"]._local is not None
 
 
 def bound_address(state: State) -> str:
@@ -224,6 +229,21 @@ def test_a_member_that_hangs_while_connecting_does_not_hang_the_others_beyond_a_
     for rank in others:
         pool.control(rank, break_group)
     assert forming.results(timeout=2) == ["aborted while forming the group"] * 2
+
+
+def test_a_member_whose_store_hangs_gives_it_up_after_a_break(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    (port,) = pool.run(serve, ranks=[3])
+    pool.stop(3)
+    forming = pool.call_async(try_to_form, ("127.0.0.1", port), next(new_generation), 0, 2, ranks=[0])
+    wait_until(lambda: pool.control(0, is_forming))
+    pool.control(0, break_group)
+    assert forming.results(timeout=3) == ["aborted while forming the group"]
+    pool.kill(3)
+    start(pool, next(new_generation), [0, 1])
+    assert pool.run(total, 1.0, ranks=[0, 1]) == [2.0] * 2
+    pool.run(destroy, ranks=[0, 1])
 
 
 def test_a_break_reaches_the_sub_groups_of_a_mesh(pool: GlooPool, new_generation: Iterator[int]) -> None:

@@ -32,18 +32,25 @@ class Files:
     def __init__(self, store: Store, directory: str, *, options: Options | None = None) -> None:
         self._store, self._directory, self._options = store, directory, options
         self._foreign: dict[str, Store] = {}
-        self.url = f"{store.url}/{directory}"
+        self.url = f"{store.url}/{directory}" if directory else store.url.rstrip("/")
         self.bytes_read = 0
         self._count = threading.Lock()
 
     def at(self, file: str) -> tuple[Store, str]:
         """The store that holds a file, and its path there."""
         if "://" not in file and not file.startswith("/"):
-            return self._store, posixpath.normpath(f"{self._directory}/{file}")
+            return self._store, posixpath.normpath(posixpath.join(self._directory, file))
         parent, _, name = file.rpartition("/")
         if parent not in self._foreign:
             self._foreign[parent] = open_store(parent or "/", options=self._options)
         return self._foreign[parent], name
+
+    def absolute(self, file: str) -> str:
+        """The file as a manifest elsewhere names it."""
+        if "://" in file or file.startswith("/"):
+            return file
+        store, path = self.at(file)
+        return f"{store.url}/{path}" if "://" in store.url else posixpath.abspath(f"{store.url}/{path}")
 
     def read(self, row: Row, start: int, length: int) -> bytes:
         """Bytes of the file that a row names; FragmentMissing if they aren't there."""

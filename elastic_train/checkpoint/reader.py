@@ -11,6 +11,7 @@ from elastic_train.checkpoint.commit import MANIFEST, STATE
 from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files, fetch
+from elastic_train.checkpoint.importers.detect import import_checkpoint
 from elastic_train.checkpoint.lazy import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import Index, Request
@@ -30,7 +31,7 @@ from elastic_train.storage.store import Store
 
 
 def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
-    """The newest checkpoint of a run, or the one in a checkpoint's directory.
+    """The newest checkpoint of a run, the one in a checkpoint's directory, or another system's.
 
     A directory inside a run must be in the run's log; one that was copied out of it stands for itself.
     """
@@ -46,9 +47,20 @@ def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
         raise NoCheckpoint(url=url, problem=f"it was never committed, or was removed. Open {top} instead.")
     run = RunDirectory(open_store(url, options=options))
     newest = run.newest()
-    if newest is None:
+    if newest is not None:
+        return Checkpoint.of(run, newest, options=options)
+    foreign = import_checkpoint(url, options=options)
+    if foreign is None:
         raise NoCheckpoint(url=url, problem="nothing was committed here. Check the path, or wait for a save.")
-    return Checkpoint.of(run, newest, options=options)
+    return Checkpoint(foreign.files, foreign.manifest, foreign.state)
+
+
+def open_foreign(url: str, *, options: Options | None = None) -> Checkpoint:
+    """Another system's checkpoint, indexed where it lies: a file, its directory, or one with a `latest`."""
+    foreign = import_checkpoint(url, options=options)
+    if foreign is None:
+        raise NoCheckpoint(url=url, problem="no known system wrote a checkpoint here. Check the path.")
+    return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 
 class Checkpoint(Mapping[str, States]):

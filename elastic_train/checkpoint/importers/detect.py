@@ -1,0 +1,66 @@
+"""Which system wrote what is at a URL, found by the names of its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
+from elastic_train.checkpoint.importers.full_pt import open_full
+from elastic_train.checkpoint.importers.imported import Imported
+from elastic_train.checkpoint.importers.ucp import open_universal
+from elastic_train.errors import ChecksumMismatch, NoCheckpoint
+from elastic_train.storage.fsspec_store import Options, open_store
+from elastic_train.storage.store import Store
+
+Opener = Callable[[Store, str, Options | None], Imported]
+
+_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_TAG = re.compile(r"[^/\0]+")
+
+
+def import_checkpoint(url: str, *, options: Options | None = None) -> Imported | None:
+    """Index the checkpoint of another system that is at a URL, None where there is none.
+
+    The URL is a file, a checkpoint's directory, or a directory with a file `latest` that names one.
+    """
+    parent, _, name = url.rstrip("/").rpartition("/")
+    if name.endswith(_SUFFIXES):
+        store = open_store(parent or ("/" if url.startswith("/") else "."), options=options)
+        if store.exists(name):
+            return open_full(store, name, options)
+    store = open_store(url, options=options)
+    for pointer in ("latest", "latest_universal"):
+        tag = _tag(store, pointer) if store.exists(pointer) else None
+        if tag is not None:
+            opener = _opener(store, f"{tag}/")
+            if opener is None:
+                problem = (
+                    f"{pointer} names {tag!r}, where no checkpoint is. Open one of its other directories."
+                )
+                raise NoCheckpoint(url=url, problem=problem)
+            return opener(store, tag, options)
+    opener = _opener(store, "")
+    return opener(store, "", options) if opener else None
+
+
+def _opener(store: Store, at: str) -> Opener | None:
+    """What reads the directory: none is listed to find out, only names that must be there are tried."""
+    if store.exists(f"{at}zero/optimizer_state.pt"):
+        return open_universal
+    marks = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
+    rest = ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+    if any(store.exists(at + mark) for mark in (*marks, *rest)):
+        return open_deepspeed
+    return None
+
+
+def _tag(store: Store, pointer: str) -> str:
+    data = store.read(pointer)
+    tag = data.decode(errors="replace").strip()
+    if len(data) > 4096 or not _TAG.fullmatch(tag) or tag in (".", ".."):
+        raise ChecksumMismatch(
+            url=f"{store.url}/{pointer}",
+            problem="it names no directory beside it. Open the directory itself.",
+        )
+    return tag

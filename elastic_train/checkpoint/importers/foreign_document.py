@@ -1,0 +1,133 @@
+"""The document of a foreign checkpoint: the scalars that a run needs to go on, and what can't be had from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_train.checkpoint.document import Json
+from elastic_train.checkpoint.importers.pickle_free import Opaque, TensorRef
+from elastic_train.checkpoint.importers.torch_file import TorchFile
+
+_DEPTH = 32
+NO_DATA_CURSOR = "the position in the data: a run goes on with the sample order of its own seed at this step"
+NO_RANDOM_STATE = "random states: a run draws from its own seed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """A parameter group of an optimizer."""
+
+    params: tuple[str, ...]
+    hyperparameters: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptimizerState:
+    """What the optimizer holds beside the rows of its tensors."""
+
+    groups: tuple[Group, ...] = ()
+    scalars: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)  # fqn -> state -> value and dtype
+    states: tuple[tuple[str, str], ...] = ()
+    kind: str | None = None  # its class, where that is known
+
+
+def document(
+    *,
+    step: int | None,
+    aliases: Mapping[str, str],
+    optimizer: OptimizerState,
+    system: str,
+    facts: Mapping[str, Json],
+    not_restored: Iterable[str],
+) -> dict[str, Json]:
+    """The fields that a run's own checkpoints have, and `foreign`: its system, facts, and what isn't restored."""
+    return {
+        "step": step,
+        "vote": None,
+        "evaluated": 0,
+        "trainable": sorted(fqn for group in optimizer.groups for fqn in group.params),
+        "aliases": dict(aliases),
+        "optimizer": {
+            "class": optimizer.kind or _kind(optimizer),
+            "groups": [
+                {"params": list(g.params), "hyperparameters": dict(g.hyperparameters)}
+                for g in optimizer.groups
+            ],
+            "scalars": {fqn: dict(values) for fqn, values in sorted(optimizer.scalars.items())},
+            "states": [list(name) for name in sorted(optimizer.states)],
+        },
+        "schedule": None,
+        "foreign": {
+            "system": system,
+            **facts,
+            "not_restored": [*not_restored, NO_DATA_CURSOR, NO_RANDOM_STATE],
+        },
+    }
+
+
+def hyperparameters(file: TorchFile, group: Mapping[str, Any]) -> dict[str, Json]:
+    """A group's settings; what is no number, text or flag is left out."""
+    found: dict[str, Json] = {}
+    for name, value in group.items():
+        if name not in ("params", "param_names"):
+            single = (
+                file.scalar(value) if isinstance(value, TensorRef) and value.shape in ((), (1,)) else value
+            )
+            kept, lost = plain(single)
+            if not lost:
+                found[str(name)] = list(kept) if isinstance(kept, tuple) else kept
+    return found
+
+
+def scalar(file: TorchFile, value: Any) -> dict[str, Json]:
+    """One number of an optimizer's state, with the dtype it has as a tensor."""
+    if isinstance(value, TensorRef):
+        return {"value": file.scalar(value), "dtype": value.dtype}
+    return {"value": value}
+
+
+def plain(value: Any, place: str = "") -> tuple[Json, list[str]]:
+    """What of a value is numbers, text and containers of them; the places of what isn't, which become None."""
+    lost: list[str] = []
+    return _plain(value, place, lost, 0), lost
+
+
+def _plain(value: Any, place: str, lost: list[str], depth: int) -> Json:
+    match value:
+        case None | bool() | int() | float() | str() | bytes():
+            return value
+        case list() | tuple() if depth < _DEPTH:
+            items = [_plain(v, f"{place}[{i}]", lost, depth + 1) for i, v in enumerate(value)]
+            return tuple(items) if isinstance(value, tuple) else items
+        case Mapping() if depth < _DEPTH:
+            found: dict[Any, Json] = {}
+            for key, item in value.items():
+                if isinstance(key, str | int | float | bool):
+                    found[key] = _plain(item, f"{place}.{key}" if place else str(key), lost, depth + 1)
+                else:
+                    lost.append(f"{place}: an entry of key {key!r:.80}")
+            return found
+        case TensorRef():
+            lost.append(f"{place}: a tensor of {value.dtype} {list(value.shape)}")
+        case Opaque():
+            lost.append(f"{place}: a {value.kind}")
+        case _:
+            lost.append(f"{place}: a {type(value).__name__}")
+    return None
+
+
+def _kind(optimizer: OptimizerState) -> str:
+    """Adam and AdamW are told by their states and the flag that tells one from the other."""
+    adam = {state for _, state in optimizer.states} >= {"exp_avg", "exp_avg_sq"}
+    if not adam:
+        return "unknown"
+    flags = {group.hyperparameters.get("decoupled_weight_decay", True) for group in optimizer.groups}
+    return "Adam" if flags == {False} else "AdamW"
+
+
+def in_groups(groups: Sequence[Sequence[str]], settings: Sequence[Mapping[str, Json]]) -> tuple[Group, ...]:
+    return tuple(
+        Group(params=tuple(params), hyperparameters=own) for params, own in zip(groups, settings, strict=True)
+    )

@@ -1,0 +1,130 @@
+"""Rows of a manifest for tensors in other systems' files: whole tensors, and ranges of flat buffers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from elastic_train.checkpoint.dtypes import element
+from elastic_train.checkpoint.importers.pickle_free import TensorRef
+from elastic_train.checkpoint.importers.torch_file import TorchFile, byte_strides, is_contiguous
+from elastic_train.checkpoint.importers.zip_index import damaged
+from elastic_train.checkpoint.manifest import Row
+from elastic_train.geometry.box import Box
+from elastic_train.geometry.layout import flat_range_boxes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patch:
+    """A block of a rank's slice of a tensor, and where in the tensor it lies."""
+
+    local: Box
+    offsets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What one rank holds of a tensor: an array of `local` shape, patch by patch a part of `shape`.
+
+    What no patch covers is padding.
+    """
+
+    local: tuple[int, ...]
+    shape: tuple[int, ...]
+    patches: tuple[Patch, ...]
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> Slice:
+        patch = Patch(local=Box.whole(shape), offsets=(0,) * len(shape))
+        return cls(local=shape, shape=shape, patches=(patch,))
+
+    @property
+    def numel(self) -> int:
+        """Elements of the local array, padding included."""
+        return math.prod(self.local)
+
+
+def whole_row(
+    file: TorchFile,
+    name: str,
+    tensor: str,
+    state: str,
+    ref: TensorRef,
+    *,
+    shape: tuple[int, ...] | None = None,
+) -> Row:
+    """A tensor that is stored whole in `file`, which is `name` to the manifest; `shape` where it is stored flat."""
+    if shape is not None and shape != ref.shape:
+        if math.prod(shape) != math.prod(ref.shape) or not is_contiguous(ref):
+            raise damaged(file.url, f"{tensor} ({state}) has shape {ref.shape} and should have {shape}")
+        strides = None
+    else:
+        shape, strides = ref.shape, byte_strides(ref)
+    return Row(
+        tensor=tensor,
+        state=state,
+        dtype=ref.dtype,
+        shape=shape,
+        box=Box.whole(shape),
+        file=name,
+        byte_offset=file.place(ref),
+        byte_strides=strides,
+    )
+
+
+def flat_rows(
+    file: TorchFile,
+    name: str,
+    tensor: str,
+    state: str,
+    buffer: TensorRef,
+    *,
+    at: int,
+    first: int,
+    count: int,
+    of: Slice,
+) -> Iterator[Row]:
+    """Elements `at .. at + count` of a flat buffer, which are elements `first ..` of a rank's slice."""
+    if len(buffer.shape) != 1 or not is_contiguous(buffer) or at < 0 or at + count > buffer.shape[0]:
+        raise damaged(file.url, f"{tensor} ({state}) isn't all in the buffer that should hold it")
+    if first < 0 or first + count > of.numel:
+        raise damaged(file.url, f"{tensor} ({state}) has more elements than its shape")
+    item = element(buffer.dtype, url=file.url).bytes
+    byte = file.place(buffer) + at * item
+    for block in flat_range_boxes(of.local, first, first + count):
+        for patch in of.patches:
+            both = block.intersect(patch.local)
+            if both is None:
+                continue
+            yield Row(
+                tensor=tensor,
+                state=state,
+                dtype=buffer.dtype,
+                shape=of.shape,
+                box=_moved(both.within(patch.local), patch.offsets),
+                file=name,
+                byte_offset=byte + _offset(both.within(block).offsets, block.sizes) * item,
+                byte_strides=_strides(both.sizes, block.sizes, item),
+            )
+        byte += block.numel * item
+
+
+def _moved(box: Box, by: Sequence[int]) -> Box:
+    return Box(tuple(a + b for a, b in zip(box.offsets, by, strict=True)), box.sizes)
+
+
+def _offset(at: Sequence[int], sizes: Sequence[int]) -> int:
+    """The row-major number of an element."""
+    number = 0
+    for position, size in zip(at, sizes, strict=True):
+        number = number * size + position
+    return number
+
+
+def _strides(sizes: Sequence[int], outer: Sequence[int], item: int) -> tuple[int, ...] | None:
+    """Byte strides of a block inside a larger one, None where its elements follow one another."""
+    strides = [math.prod(outer[d + 1 :]) * item for d in range(len(outer))]
+    dense = [math.prod(sizes[d + 1 :]) * item for d in range(len(sizes))]
+    same = all(n == 1 or a == b for n, a, b in zip(sizes, strides, dense, strict=True))
+    return None if same else tuple(strides)

@@ -1,0 +1,136 @@
+"""A file that `torch.save` wrote, opened by its index: its structure, and where the bytes of each tensor are."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastic_train.checkpoint.dtypes import ELEMENTS, element
+from elastic_train.checkpoint.importers.pickle_free import TensorRef, unpickle
+from elastic_train.checkpoint.importers.zip_index import damaged, read_index
+from elastic_train.errors import ChecksumMismatch, FormatUnsupported
+from elastic_train.storage.store import Store
+
+THREADS = 8
+_RECORDS = ("data.pkl", "byteorder", "version", ".format_version")
+_VERSIONS = range(1, 11)
+"""File versions that torch reads; it writes 3."""
+_DEEPSPEED = re.compile(r"(bf16_|fp16_)?(zero_pp_rank_\d+_)?mp_rank_\d+_(model|optim)_states|layer_\d+-.*")
+_ATOMS = frozenset({"fp32", "exp_avg", "exp_avg_sq", "step"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TorchFile:
+    """`tree` is what was saved, with a `TensorRef` for each tensor."""
+
+    store: Store
+    path: str  # in the store
+    tree: Any
+    starts: Mapping[str, int]  # storage -> its first byte in the file
+    sizes: Mapping[str, int]
+
+    @property
+    def url(self) -> str:
+        return f"{self.store.url}/{self.path}"
+
+    def place(self, ref: TensorRef) -> int:
+        """The byte of a tensor's first element; ChecksumMismatch where the tensor isn't all in the file."""
+        if not all(ref.shape):
+            return 0
+        item = element(ref.dtype, url=self.url).bytes
+        last = ref.offset + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
+        if ref.storage.key not in self.starts or (last + 1) * item > self.sizes[ref.storage.key]:
+            raise damaged(self.url, f"a tensor of shape {ref.shape} reaches over the end of its storage")
+        return self.starts[ref.storage.key] + ref.offset * item
+
+    def scalar(self, ref: TensorRef) -> Any:
+        """The value of a tensor with one element, read now."""
+        assert all(n == 1 for n in ref.shape)
+        kind = element(ref.dtype, url=self.url)
+        return np.frombuffer(self.store.read(self.path, self.place(ref), kind.bytes), dtype=kind.numpy)[
+            0
+        ].item()
+
+
+def open_file(store: Store, path: str) -> TorchFile:
+    """Index one file. Nothing in it is run, and no tensor is read."""
+    index = read_index(store, path)
+    url = f"{store.url}/{path}"
+    if "data.pkl" not in index.entries:
+        problem = (
+            "it is a TorchScript archive"
+            if "code" in {n.partition("/")[0] for n in index.entries}
+            else "no index"
+        )
+        raise FormatUnsupported(url=url, problem=f"{problem}: it is no file that torch.save writes.")
+    _check_name(index.root, path, url)
+    records = index.read(_RECORDS)
+    crc = index.entries["data.pkl"].crc
+    if crc and zlib.crc32(records["data.pkl"]) != crc:
+        raise ChecksumMismatch(url=url, problem="its index isn't the one written. Copy the file again.")
+    _check_versions(records, url)
+    storages = [n for n, e in index.entries.items() if n.startswith("data/") and e.size]
+    return TorchFile(
+        store=store,
+        path=path,
+        tree=unpickle(records["data.pkl"], url=url),
+        starts={name.removeprefix("data/"): start for name, start in index.starts(storages).items()},
+        sizes={name.removeprefix("data/"): index.entries[name].size for name in storages},
+    )
+
+
+def open_files(store: Store, paths: Iterable[str]) -> dict[str, TorchFile]:
+    """Several files side by side, by path."""
+    paths = list(paths)
+    if len(paths) < 2:
+        return {path: open_file(store, path) for path in paths}
+    with ThreadPoolExecutor(THREADS) as pool:
+        return dict(zip(paths, pool.map(lambda path: open_file(store, path), paths), strict=True))
+
+
+def is_contiguous(ref: TensorRef) -> bool:
+    """Whether the elements follow one another in row-major order."""
+    step = 1
+    for size, stride in zip(reversed(ref.shape), reversed(ref.strides), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True
+
+
+def byte_strides(ref: TensorRef) -> tuple[int, ...] | None:
+    """As a manifest row has them."""
+    if is_contiguous(ref) or not all(ref.shape):
+        return None
+    return tuple(s * ELEMENTS[ref.dtype].bytes for s in ref.strides)
+
+
+def _check_name(root: str, path: str, url: str) -> None:
+    """torch.save keeps the name a file was written under: files that changed places are found by it."""
+    name = path.rpartition("/")[2].removesuffix(".pt")
+    known = {name, root} <= _ATOMS or (_DEEPSPEED.fullmatch(root) and _DEEPSPEED.fullmatch(name))
+    if known and name != root:
+        raise ChecksumMismatch(
+            url=url,
+            problem=f"it was written as {root}.pt. Give the files of the checkpoint their own names again.",
+        )
+
+
+def _check_versions(records: Mapping[str, bytes], url: str) -> None:
+    order = records.get("byteorder", b"little").strip()
+    if order != b"little":
+        raise FormatUnsupported(url=url, problem=f"its numbers are {order.decode(errors='replace')}-endian.")
+    for name, known in (("version", _VERSIONS), (".format_version", range(1, 2))):
+        said = records.get(name, b"1").strip()
+        if not said.isdigit() or int(said) not in known:
+            raise FormatUnsupported(
+                url=url,
+                problem=f"its {name.removeprefix('.')} is {said.decode(errors='replace')}, this release reads up to "
+                f"{known[-1]}. Upgrade elastic_train.",
+            )

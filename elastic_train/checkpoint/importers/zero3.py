@@ -1,0 +1,120 @@
+"""ZeRO-3: every parameter is cut among the ranks by itself, and padded by itself.
+
+Rank r holds elements r * ceil(numel / ranks) and on of each parameter, in the order of the model files'
+`param_shapes`, one list per sub-group; sub-groups are pieces of a parameter group, not groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from elastic_train.checkpoint.importers.deepspeed_files import Tag
+from elastic_train.checkpoint.importers.deepspeed_model import shapes_by_group
+from elastic_train.checkpoint.importers.foreign_document import OptimizerState, hyperparameters
+from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows
+from elastic_train.checkpoint.importers.tensor_parallel import Shape
+from elastic_train.checkpoint.importers.torch_file import TorchFile
+from elastic_train.checkpoint.importers.zero12 import optimizer_state
+from elastic_train.checkpoint.importers.zero_state import (
+    Buffer,
+    Scalars,
+    buffers,
+    check_partitions,
+    common_numbers,
+    optimizer_of,
+)
+from elastic_train.checkpoint.manifest import Row
+from elastic_train.errors import FormatUnsupported, TensorMismatch
+
+
+def read_zero3(tag: Tag) -> tuple[list[Row], OptimizerState]:
+    """Rows and scalars of everything that the optimizer files hold."""
+    dp, mp = tag.ranks
+    if mp != 1:
+        raise FormatUnsupported(
+            url=tag.url, problem=f"{mp} model-parallel ranks wrote it under ZeRO-3, which can't be read yet."
+        )
+    shapes = agreed_shapes(tag)
+    held = [_buffers(tag, rank) for rank in range(dp)]
+    numbers = common_numbers(held, url=tag.url)
+    if len(numbers) != len(shapes):
+        raise TensorMismatch(
+            url=tag.url,
+            problem=f"its models have {len(shapes)} sub-groups and its optimizers {len(numbers)}.",
+        )
+    rows: list[Row] = []
+    for number, group in enumerate(shapes):
+        for rank in range(dp):
+            rows.extend(_sub_group_rows(tag, group, held[rank][number], rank, dp))
+    file = tag.optimizers[0, 0]
+    settings = optimizer_of(file)["optimizer_state_dict"]["param_groups"]
+    return rows, state_of_sub_groups(file, settings, [list(g) for g in shapes], numbers, rows)
+
+
+def agreed_shapes(tag: Tag) -> list[dict[str, Shape]]:
+    """The shapes by sub-group, which every rank's model file repeats."""
+    shapes = shapes_by_group(tag.model())
+    for file in tag.models.values():
+        if shapes_by_group(file) != shapes:
+            raise TensorMismatch(
+                url=file.url,
+                problem="its parameters aren't those of rank 0: the files are of two checkpoints.",
+            )
+    return shapes
+
+
+def state_of_sub_groups(
+    file: TorchFile,
+    settings: Sequence[dict[str, Any]],
+    shapes: Sequence[Sequence[str]],
+    numbers: Sequence[Scalars],
+    rows: Sequence[Row],
+) -> OptimizerState:
+    """`params` of a parameter group numbers its sub-groups; all of them have its hyperparameters."""
+    members: list[list[int]] = [list(group["params"]) for group in settings]
+    if sorted(n for own in members for n in own) != list(range(len(shapes))):
+        raise TensorMismatch(
+            url=file.url,
+            problem=f"its parameter groups have sub-groups {members} and there are {len(shapes)}.",
+        )
+    for own in members:
+        if any(numbers[n] != numbers[own[0]] for n in own):
+            raise FormatUnsupported(
+                url=file.url, problem="sub-groups of one group have made different numbers of steps."
+            )
+    return optimizer_state(
+        [[fqn for n in own for fqn in shapes[n]] for own in members],
+        [hyperparameters(file, group) for group in settings],
+        [numbers[own[0]] if own else {} for own in members],
+        rows,
+        url=file.url,
+    )
+
+
+def _buffers(tag: Tag, rank: int) -> list[Buffer]:
+    file = tag.optimizers[rank, 0]
+    zero = optimizer_of(file)
+    check_partitions(file, zero.get("partition_count"), tag.ranks[0])
+    return buffers(file, zero["fp32_flat_groups"], zero["optimizer_state_dict"]["state"])
+
+
+def _sub_group_rows(tag: Tag, shapes: dict[str, Shape], buffer: Buffer, rank: int, dp: int) -> Iterator[Row]:
+    at = 0
+    for fqn, shape in shapes.items():
+        numel = math.prod(shape)
+        share = -(-numel // dp)
+        count = max(0, min(share, numel - rank * share))
+        for state, flat in buffer.parts.items():
+            if count:
+                yield from flat_rows(
+                    buffer.file, tag.name(buffer.file), fqn, state, flat, at=at, first=rank * share, count=count,
+                    of=Slice.whole(shape),
+                )  # fmt: skip
+        at += share
+    if at != buffer.numel:
+        raise TensorMismatch(
+            url=buffer.file.url,
+            problem=f"a buffer has {buffer.numel} elements and its parameters take {at}: it isn't of this checkpoint.",
+        )

@@ -27,7 +27,10 @@ from elastic_train.control.states import (
     Waiting,
 )
 from elastic_train.recovery.evidence import Stored
-from elastic_train.recovery.lineage import alive
+from elastic_train.recovery.lineage import alive, back_to
+
+Standing = dict[str, tuple[int, int]]
+"""By living worker: the generation that it runs, 0 for none, and its step."""
 
 
 def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
@@ -43,7 +46,8 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
         ),
         ever_stored=state.facts.ever_stored or event.ever_stored,
     )
-    facts = _stored(facts, event.stored)
+    over = before.term == 0 or isinstance(state.phase, Ended)
+    facts = _stored(facts, event.stored, trusted=over)
     state = replace(state, facts=facts)
     if event.finished or (event.stored is not None and event.stored.step >= policy.max_steps):
         step = event.stored.step if event.stored is not None else facts.step
@@ -62,21 +66,30 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
 
 def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     """Reconcile what the journal says with who is alive."""
-    alive_now = {name: (generation, step) for name, _, generation, step in event.running}
+    standing = {name: (generation, step) for name, _, generation, step in event.running}
     strangers = tuple(name for name, *_ in event.running if find(state.facts, name) is None)
-    facts = state.facts
+    stops = tuple(StopWorker(worker=name, reason="this run does not know it") for name in strangers)
+    if len(standing) == len(strangers):
+        return Outcome(
+            state=_alone(state, event.at),
+            commands=stops,
+            reason="nobody is left: the run starts from storage",
+        )
+    facts, logged = replace(state.facts, logged=None), state.facts.logged
+    if logged is not None and not _holds(facts, standing):
+        facts = _stored(facts, logged, trusted=True)
     for worker in facts.workers:
-        if worker.name in alive_now and worker.status == "starting":
+        if worker.name in standing and worker.status == "starting":
             facts = ready(facts, worker.name, event.at)
     outcome = Outcome(
         state=replace(state, facts=facts),
-        commands=tuple(StopWorker(worker=name, reason="this run does not know it") for name in strangers),
-        reason=f"{len(alive_now) - len(strangers)} workers live on",
+        commands=stops,
+        reason=f"{len(standing) - len(strangers)} workers live on",
     )
-    outcome = outcome.then(lambda s: _reconcile(s, alive_now, policy, event.at))
+    outcome = outcome.then(lambda s: _reconcile(s, standing, policy, event.at))
     gone = Cause(kind="death", detail="it was gone when the controller came back")
     for worker in facts.workers:
-        if worker.name not in alive_now:
+        if worker.name not in standing:
             outcome = outcome.then(lambda s, name=worker.name: worker_lost(s, name, gone, policy, event.at))
     return outcome.then(
         lambda s: Outcome(state=s, commands=_new(resume_commands(s, policy), outcome.commands))
@@ -109,7 +122,7 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
     return (*commands, *(commit_command(facts, a) for a in facts.attempts if a.committing))
 
 
-def _reconcile(state: State, alive_now: dict[str, tuple[int, int]], policy: Policy, at: float) -> Outcome:
+def _reconcile(state: State, standing: Standing, policy: Policy, at: float) -> Outcome:
     """A group goes on if every member is alive in its generation; one that was forming starts over."""
     facts, phase = state.facts, state.phase
     match phase:
@@ -117,24 +130,53 @@ def _reconcile(state: State, alive_now: dict[str, tuple[int, int]], policy: Poli
             cause = Cause(kind="preemption", detail="the controller was replaced while the group formed")
             return break_group(state, cause, policy, at)
         case Running(plan=plan):
-            strayed = [w for w in plan.workers if w in alive_now and alive_now[w][0] != facts.generation]
+            strayed = [w for w in plan.workers if w in standing and standing[w][0] != facts.generation]
             if strayed:
                 cause = Cause(
-                    kind="collective", detail=f"{strayed[0]} is in generation {alive_now[strayed[0]][0]}"
+                    kind="collective", detail=f"{strayed[0]} is in generation {standing[strayed[0]][0]}"
                 )
-                return break_group(state, cause, policy, at)
-            steps = [alive_now[w][1] for w in plan.workers if w in alive_now]
+                broken = break_group(state, cause, policy, at)
+                stray = {standing[w][0] for w in strayed} - {0}
+                aborts = tuple(
+                    Abort(generation=g, workers=tuple(w for w in strayed if standing[w][0] == g))
+                    for g in sorted(stray)
+                )
+                return replace(broken, commands=(*aborts, *broken.commands))
+            steps = [standing[w][1] for w in plan.workers if w in standing]
             return Outcome(state=replace(state, facts=replace(facts, step=max((facts.step, *steps)))))
         case _:
             return Outcome(state=state)
 
 
-def _stored(facts: Facts, stored: Stored | None) -> Facts:
-    """Take the commit log's word for the newest checkpoint, unless this run's lineage left it behind."""
+def _alone(state: State, at: float) -> State:
+    """Every process of the run is gone, and what it held: that is a new start, not a failure."""
+    facts = _afresh(state.facts)
+    if facts.logged is not None:
+        facts = replace(_stored(facts, facts.logged, trusted=True), logged=None)
+    return replace(state, facts=facts, phase=Waiting(since=at))
+
+
+def _holds(facts: Facts, standing: Standing) -> bool:
+    """Whether somebody who is alive may hold state of a group."""
+    return any(generation for generation, _ in standing.values()) or any(
+        held for worker, held in facts.holdings if worker in standing
+    )
+
+
+def _stored(facts: Facts, stored: Stored | None, *, trusted: bool) -> Facts:
+    """Take the commit log's word for the newest checkpoint.
+
+    One that the lineage left behind waits, while members may be alive that went on without it. Where nobody
+    is, the run goes back to it: a checkpoint of a branch is better than an older one.
+    """
     if stored is None:
         return replace(facts, stored=None, commitments=())
     if facts.lineage and not alive(facts.lineage, stored.generation, stored.step):
-        return facts
+        if not trusted:
+            return replace(facts, logged=stored)
+        lineage = back_to(facts.lineage, stored.generation, stored.step)
+        left = tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step))
+        facts = replace(facts, lineage=lineage, commitments=left, step=stored.step)
     known = tuple(c for c in facts.commitments if c.stored.step <= stored.step)
     if all(c.stored.slot != stored.slot for c in known):
         known = (*known, Commitment(stored=stored))
@@ -149,7 +191,7 @@ def _stored(facts: Facts, stored: Stored | None) -> Facts:
 
 
 def _afresh(facts: Facts) -> Facts:
-    """What a person's new start forgets: old processes, what they held, and the budgets."""
+    """What a new start forgets: old processes, what they held and wrote, and the budgets."""
     return replace(
         facts,
         workers=(),

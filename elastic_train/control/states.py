@@ -80,6 +80,9 @@ class Facts:
     # checkpoints
     stored: Stored | None = None
     ever_stored: bool = False
+    logged: Stored | None = (
+        None  # the newest of the log, left behind by the lineage, until workers are adopted
+    )
     commitments: tuple[Commitment, ...] = ()  # oldest first
     attempts: tuple[
         Attempt, ...

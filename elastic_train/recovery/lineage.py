@@ -30,6 +30,12 @@ def extend(lineage: Lineage, origin: Origin, generation: int) -> Lineage:
     return (*kept, (generation, step))
 
 
+def back_to(lineage: Lineage, generation: int, step: int) -> Lineage:
+    """The lineage when `generation` stood at `step`; where that is unknown, one that begins there."""
+    kept = _through(lineage, generation)
+    return kept if alive(kept, generation, step) else ((generation, 0),)
+
+
 def _through(lineage: Lineage, generation: int) -> Lineage:
     """The lineage up to and with `generation`; empty where it isn't part of it."""
     for place, (number, _) in enumerate(lineage):

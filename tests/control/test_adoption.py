@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
+
 import pytest
 
 from elastic_train.control.adoption import resume_commands
 from elastic_train.control.commands import Abort, Commit, End, Form, Go, Pause, Save, StartWorker, StopWorker
-from elastic_train.control.events import Adopted, StopRequested, TermBegan
+from elastic_train.control.events import Adopted, Node, NodesChanged, StopRequested, TermBegan, WorkerReady
+from elastic_train.control.faults import storm
+from elastic_train.control.journal import fold
 from elastic_train.control.states import Forming, Pausing, Running, Settling, Waiting
-from elastic_train.recovery.evidence import FromStorage, Live
+from elastic_train.control.transition import transition
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live
+from elastic_train.testing.simulator import Simulation, simulated_policy
 
 pytestmark = pytest.mark.ring0
 
@@ -33,7 +40,7 @@ def test_a_living_group_trains_on_under_the_new_controller(play):
 def test_deadlines_move_to_the_new_terms_clock(play):
     play.begin(3)
     play.wait(500.0)
-    take_over(play, at=3.0)
+    take_over(play, at=3.0, alive="4")
     play.wait(90.0)
     assert isinstance(play.phase, Waiting)
     play.wait(20.0)
@@ -69,6 +76,7 @@ def test_a_member_in_another_generation_breaks_the_group(play):
     play(TermBegan, term=2, stored=None, ever_stored=False)
     play(Adopted, running=(("w0001", "a", 1, 5), ("w0002", "b", 9, 5)))
     assert play.phase.causes[0].detail == "w0002 is in generation 9"
+    assert play.ordered(Abort)[0] == Abort(generation=9, workers=("w0002",))
 
 
 def test_a_group_that_was_forming_starts_over_without_counting(play):
@@ -127,6 +135,36 @@ def test_forming_and_ended_runs_repeat_their_command(play):
     assert [type(c) for c in resume_commands(play.state, play.policy)] == [End]
 
 
+def test_when_every_process_is_gone_the_run_starts_again_and_counts_no_failure(play):
+    play.policy = replace(play.policy, max_failures=0)
+    play.running(3, step=7)
+    play.parts(5)
+    play.saved(5)
+    play.part(7, 0)
+    take_over(play)
+    assert isinstance(play.phase, Waiting)
+    assert (play.facts.failures, play.facts.workers, play.facts.attempts) == (0, (), ())
+    play.nodes("xy")
+    play.ready()
+    assert play.ordered(Form)[0].origin.step == 5
+    assert "2 committed steps are run again" in play.outcome.reason
+
+
+def test_an_idle_worker_that_outlived_its_group_takes_part_in_the_next(play):
+    play.policy = replace(play.policy, standby=1)
+    late = went_back(play)
+    play.nodes("bcd")
+    play.ready()
+    play.at = 0.0
+    play(TermBegan, term=2, stored=late, ever_stored=True)
+    idle = next(w for w in play.facts.workers if w.node == "d")
+    play(Adopted, running=((idle.name, "d", 0, 0),))
+    play.nodes("def")
+    play.ready()
+    assert isinstance(play.phase, Forming)
+    assert play.phase.origin == FromStorage(stored=late)
+
+
 def test_a_worker_that_came_up_meanwhile_is_ready_and_one_that_did_not_is_lost(play):
     play.begin(3)
     take_over(play, alive="1")
@@ -175,15 +213,74 @@ def test_the_log_has_the_last_word_on_what_is_stored(play):
     assert [c.stored.slot for c in play.facts.commitments] == [1, 3]
 
 
-def test_a_newer_checkpoint_of_a_dead_lineage_is_not_taken(play):
+def went_back(play):
+    """Generation 2 went back to step 5 and on to 6; a checkpoint of generation 1 at step 7 shows up late."""
     play.running(3, step=7)
     play.parts(5)
     play.saved(5)
     play.lose("w0001")
     play.settle()
     assert isinstance(play.ordered(Form)[0].origin, FromStorage)
-    take_over(play, stored=play.stored(7, 2, generation=1))
-    assert play.facts.stored.step == 5
+    play.go()
+    play.step(6)
+    return play.stored(7, 2, generation=1)
+
+
+def test_a_newer_checkpoint_of_a_dead_lineage_is_not_taken_while_the_group_lives(play):
+    late = went_back(play)
+    take_over(play, alive="23", stored=late)
+    assert isinstance(play.phase, Running)
+    assert (play.facts.stored.step, play.facts.logged) == (5, None)
+
+
+def test_where_nobody_lives_the_newest_checkpoint_is_taken_whatever_its_branch(play):
+    late = went_back(play)
+    take_over(play, stored=late)
+    play.nodes("de")
+    play.ready()
+    (form,) = play.ordered(Form)
+    assert form.origin == FromStorage(stored=late)
+    assert form.lineage == ((1, 0), (1001, 7))
+
+
+def test_a_run_that_ended_goes_on_from_the_newest_checkpoint_whatever_its_branch(play):
+    late = went_back(play)
+    play.broken("w0002", "user")
+    take_over(play, stored=late)
+    play.nodes("de")
+    play.ready()
+    assert play.ordered(Form)[0].origin == FromStorage(stored=late)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_journal_that_was_written_under_another_configuration_still_leads_to_the_checkpoint(seed):
+    """The fold may take other turns than the run did; where to go on is the log's word."""
+    schedule = storm(seed, steps=15, nodes=("a", "b", "c", "d"), ranks=4, faults=4)
+    run = Simulation(policy=simulated_policy(replicas=2), schedule=schedule)
+    with suppress(AssertionError):
+        run.limit_s = 15.0 + seed  # cut short somewhere
+        run.run()
+    policy = replace(
+        simulated_policy(replicas=1, max_failures=seed % 2),
+        min_workers=1 + seed % 3,
+        max_workers=3,
+        standby=0,
+    )
+    newest = run.cluster.storage.newest()
+    state = fold(run.journal, policy)
+    nodes = tuple(Node(name=n, slots=1) for n in "xyz")
+    for event in (
+        TermBegan(at=0.0, term=99, stored=newest, ever_stored=newest is not None),
+        Adopted(at=0.0, running=()),
+        NodesChanged(at=0.0, nodes=nodes),
+    ):
+        state = transition(state, event, policy).state
+    for worker in state.facts.workers:
+        ready = WorkerReady(at=1.0, worker=worker.name, node=worker.node, pid=1)
+        state = transition(state, ready, policy).state
+    if newest is None or newest.step < policy.max_steps:
+        assert isinstance(state.phase, Forming), state.phase
+        assert state.phase.origin == (FromStorage(stored=newest) if newest is not None else Fresh())
 
 
 def test_a_controller_that_comes_back_while_waiting_goes_on_waiting(play):

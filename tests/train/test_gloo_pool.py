@@ -70,7 +70,7 @@ def test_processes_that_end_or_are_killed_are_reported_and_can_be_replaced(pool:
     assert waiting.outcomes() == {2: Died(exitcode=-9)}
     assert [pool.alive(rank) for rank in range(4)] == [False, False, False, True]
     pool.restart(2)
-    assert pool.run(add, 0, 0, ranks=[2, 3]) == [(2, 0), (3, 0)]
+    assert pool.run(add, 1, 0, ranks=[2, 3]) == [(2, 1), (3, 1)]
 
 
 def test_outcomes_are_values(pool: GlooPool) -> None:

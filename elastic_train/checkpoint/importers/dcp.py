@@ -1,0 +1,131 @@
+"""Checkpoints of torch.distributed.checkpoint (`.metadata` and `.distcp` files), indexed where they lie.
+
+Each block of a tensor is a file of `torch.save` inside a `.distcp` file. Blocks whose first bytes are equal
+up to the data have their data at the same place, so that only one of each kind is parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from elastic_train.checkpoint.dtypes import element
+from elastic_train.checkpoint.importers.dcp_metadata import Block, Grid, decode
+from elastic_train.checkpoint.importers.dcp_names import document_of, named
+from elastic_train.checkpoint.importers.foreign_document import plain
+from elastic_train.checkpoint.importers.imported import Imported, imported
+from elastic_train.checkpoint.importers.pickle_free import TensorRef
+from elastic_train.checkpoint.importers.torch_file import byte_strides, open_file
+from elastic_train.checkpoint.importers.windows import Window, windows
+from elastic_train.checkpoint.manifest import Row
+from elastic_train.checkpoint.piece import span
+from elastic_train.errors import ChecksumMismatch, FormatUnsupported
+from elastic_train.storage.fsspec_store import Options
+from elastic_train.storage.store import Store
+
+METADATA = ".metadata"
+
+
+def open_dcp(store: Store, at: str, options: Options | None = None) -> Imported:
+    """Index the directory `at` of the store."""
+    path = f"{at}/{METADATA}" if at else METADATA
+    metadata = decode(store.read(path), at=at, url=f"{store.url}/{path}")
+    names = named(metadata, url=f"{store.url}/{at}")
+    items = {
+        f"{key} {n}": b.item for key, grid in metadata.tensors.items() for n, b in enumerate(grid.blocks)
+    }
+    opened = windows(store, items | dict(metadata.objects))
+    places = _Places()
+    rows: list[Row] = []
+    scalars: dict[str, tuple[str, Any]] = {}
+    for key, grid in metadata.tensors.items():
+        found = [places.find(opened[f"{key} {n}"], key, grid, block) for n, block in enumerate(grid.blocks)]
+        name = names.tensors[key]
+        if not grid.shape and name.optimizer:
+            scalars[key] = (grid.dtype, _scalar(opened[f"{key} 0"], grid.dtype, found[0].start))
+        else:
+            rows += _rows(key, grid, found, names.tensors[key].tensor, names.tensors[key].state, at)
+    values, unread = _values({key: opened[key] for key in metadata.objects})
+    document = document_of(names, scalars, values, unread)
+    return imported(store, at, rows, document, aliases={}, options=options)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where in an item the data of a block is, and how its elements follow one another."""
+
+    start: int
+    strides: tuple[int, ...] | None
+
+
+class _Places:
+    """Finds the data in items and remembers the kinds of items that it has seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[int, tuple[int, ...], str], list[tuple[bytes, _Place]]] = {}
+
+    def find(self, window: Window, key: str, grid: Grid, block: Block) -> _Place:
+        kind = (window.item.length, block.box.sizes, grid.dtype)
+        for head, place in self._seen.get(kind, ()):
+            if window.head.startswith(head):
+                return place
+        place = _parse(window, key, grid, block)
+        if place.start <= len(window.head):
+            self._seen.setdefault(kind, []).append((window.head[: place.start], place))
+        return place
+
+
+def _parse(window: Window, key: str, grid: Grid, block: Block) -> _Place:
+    file = open_file(window.as_store(), window.item.file)
+    ref = file.tree
+    url = f"{window.url}/{window.item.file}"
+    if not isinstance(ref, TensorRef):
+        raise FormatUnsupported(
+            url=url, problem=f"{key} is stored as a {type(ref).__name__}, not as a tensor."
+        )
+    if (ref.dtype, ref.shape) != (grid.dtype, block.box.sizes):
+        raise ChecksumMismatch(
+            url=url,
+            problem=f"{key} {span(block.box)} is {ref.dtype} {ref.shape} there, and {grid.dtype} in the "
+            "metadata. The files are of two checkpoints: copy it again.",
+        )
+    element(ref.dtype, url=url)
+    return _Place(start=file.place(ref), strides=byte_strides(ref))
+
+
+def _rows(key: str, grid: Grid, places: list[_Place], tensor: str, state: str, at: str) -> Iterator[Row]:
+    for block, place in zip(grid.blocks, places, strict=True):
+        yield Row(
+            tensor=tensor,
+            state=state,
+            dtype=grid.dtype,
+            shape=grid.shape,
+            box=block.box,
+            file=block.item.file.removeprefix(f"{at}/") if at else block.item.file,
+            byte_offset=block.item.start + place.start,
+            byte_strides=place.strides,
+        )
+
+
+def _scalar(window: Window, dtype: str, start: int) -> Any:
+    kind = element(dtype, url=window.url)
+    return np.frombuffer(window.read(window.item.file, start, kind.bytes), kind.numpy)[0].item()
+
+
+def _values(objects: Mapping[str, Window]) -> tuple[dict[str, Any], list[str]]:
+    """What was stored as a Python object, as far as it is numbers and text, and what of it can't be had."""
+    values: dict[str, Any] = {}
+    unread: list[str] = []
+    for key, window in objects.items():
+        try:
+            value, lost = plain(open_file(window.as_store(), window.item.file).tree, key)
+        except FormatUnsupported as error:
+            unread.append(f"{key}: {error.problem}")
+            continue
+        unread += lost
+        if not lost:
+            values[key] = value
+    return values, unread

@@ -1,0 +1,119 @@
+"""The `.metadata` file of torch.distributed.checkpoint: what is stored and where. Its pickle isn't run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from elastic_train.checkpoint.importers.pickle_free import Opaque, unpickle
+from elastic_train.checkpoint.importers.windows import Item
+from elastic_train.errors import ChecksumMismatch, FormatUnsupported, FragmentMissing, StorageError
+from elastic_train.geometry.box import Box
+from elastic_train.storage.store import check_path
+
+_PACKAGE = "torch.distributed.checkpoint."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """One stored block of a tensor."""
+
+    box: Box
+    item: Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """A tensor: its dtype and shape as the metadata has them, and its blocks."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    blocks: tuple[Block, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metadata:
+    """By flat key. `paths` are the keys' parts as they were nested, where the file says so."""
+
+    tensors: Mapping[str, Grid]
+    objects: Mapping[str, Item]
+    paths: Mapping[str, tuple[str | int, ...]]
+
+
+def decode(data: bytes, *, at: str, url: str) -> Metadata:
+    """The metadata; files are `at` a directory of the store. FormatUnsupported if they can't be read in place."""
+    root = unpickle(data, url=url)
+    if not _is(root, "metadata.Metadata"):
+        raise FormatUnsupported(url=url, problem="it is no metadata of torch.distributed.checkpoint.")
+    if root.get("mcore_data"):
+        raise FormatUnsupported(
+            url=url,
+            problem=f"{sorted(root.get('mcore_data'))[0]} is stored in a folded shape that only Megatron-LM "
+            "knows. Save it there with the fully reshardable optimizer format.",
+        )
+    try:
+        places = {_place(k): _item(v, at, url) for k, v in root.get("storage_data").items()}
+        tensors: dict[str, Grid] = {}
+        objects: dict[str, Item] = {}
+        for key, kind in root.get("state_dict_metadata").items():
+            if _is(kind, "metadata.TensorStorageMetadata"):
+                tensors[key] = _grid(key, kind, places, url)
+            elif (key, None) in places:
+                objects[key] = places[key, None]
+            else:
+                raise FragmentMissing(url=url, problem=f"it says nowhere where {key} is.")
+        paths = {k: tuple(p) for k, p in (root.get("planner_data") or {}).items()}
+    except (AttributeError, TypeError, LookupError, ValueError) as error:
+        raise ChecksumMismatch(url=url, problem=f"it isn't as torch writes it ({error}).") from error
+    return Metadata(tensors=tensors, objects=objects, paths=paths)
+
+
+def _is(value: object, kind: str) -> bool:
+    return isinstance(value, Opaque) and value.kind == _PACKAGE + kind
+
+
+def _place(index: Opaque) -> tuple[str, tuple[int, ...] | None]:
+    offset = index.get("offset")
+    return index.get("fqn"), None if offset is None else tuple(offset)
+
+
+def _item(info: Opaque, at: str, url: str) -> Item:
+    path, transforms = info.get("relative_path"), info.get("transform_descriptors")
+    if transforms:
+        raise FormatUnsupported(
+            url=url,
+            problem=f"{path} is stored through {', '.join(transforms)}, so nothing can be read in place.",
+        )
+    try:
+        check_path(path)
+    except StorageError as error:
+        raise ChecksumMismatch(url=url, problem=f"it names the file {path!r}, which isn't inside.") from error
+    return Item(
+        file=f"{at}/{path}" if at else path, start=int(info.get("offset")), length=int(info.get("length"))
+    )
+
+
+def _grid(
+    key: str, kind: Opaque, places: Mapping[tuple[str, tuple[int, ...] | None], Item], url: str
+) -> Grid:
+    state = kind.get("properties").state
+    dtype = state[0] if isinstance(state, tuple) else state["dtype"]
+    return Grid(
+        dtype=dtype,
+        shape=tuple(kind.get("size")),
+        blocks=tuple(_blocks(key, kind.get("chunks"), places, url)),
+    )
+
+
+def _blocks(
+    key: str, chunks: list[Opaque], places: Mapping[tuple[str, tuple[int, ...] | None], Item], url: str
+) -> Iterator[Block]:
+    seen: set[Box] = set()
+    for chunk in chunks:
+        box = Box(tuple(chunk.get("offsets")), tuple(chunk.get("sizes")))
+        if box in seen or not box.numel:
+            continue
+        seen.add(box)
+        if (key, box.offsets) not in places:
+            raise FragmentMissing(url=url, problem=f"it says nowhere where {key} {box} is.")
+        yield Block(box=box, item=places[key, box.offsets])

@@ -50,21 +50,25 @@ def parse(text: str, *, origin: str = "specification") -> Spec:
 
 def _rule(table: Table) -> Rule:
     select = table.patterns("select")
+    to = table.patterns("to") or select
+    union = _union(table)
     operations = table.take("operations", list, [])
-    rule = Rule(
+    only = table.strings("only") or None
+    states = table.pairs("states")
+    optional = table.take("optional", bool, False)
+    table.finish()
+    return Rule(
         select=select,
-        to=table.patterns("to") or select,
-        union=_union(table),
+        to=to,
+        union=union,
         operations=tuple(
             _operation(Table(o, f"{table.place}, operation {i}")) for i, o in enumerate(operations, start=1)
         ),
-        only=table.strings("only") or None,
-        states=table.pairs("states"),
-        optional=table.take("optional", bool, False),
+        only=only,
+        states=states,
+        optional=optional,
         label=table.place,
     )
-    table.finish()
-    return rule
 
 
 def _union(table: Table) -> Union:

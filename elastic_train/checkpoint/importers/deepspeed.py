@@ -58,7 +58,7 @@ def open_deepspeed(store: Store, directory: str, options: Options | None = None)
 
 
 def parallel_of(tag: Tag) -> TensorParallel:
-    """How model-parallel ranks divide into pipeline stages and tensor-parallel ranks: mp = stage * degree + rank."""
+    """How model-parallel ranks divide among stages and tensor parallelism: mp = stage * degree + rank."""
     tree = tag.model().tree
     _, mp = tag.ranks
     dims = tree.get("checkpoint_parallel_dimensions") or {}
@@ -89,7 +89,8 @@ def _kind(tag: Tag, rank: tuple[int, int]) -> str:
         return "partitioned"
     raise FormatUnsupported(
         url=file.url,
-        problem="it doesn't record where each parameter is (param_slice_mappings), as DeepSpeed before 0.7 didn't. Load "
+        problem="it doesn't record where each parameter is (param_slice_mappings), as DeepSpeed before 0.7 "
+        "didn't. Load "
         "it with DeepSpeed and save it again.",
     )
 

@@ -133,6 +133,7 @@ def _check_counts(tag: Tag) -> None:
         if said is not None and said != found:
             raise FragmentMissing(
                 url=tag.url,
-                problem=f"it was written by {said} {what} and has files of {found}. Copy the missing files from where "
+                problem=f"it was written by {said} {what} and has files of {found}. Copy the missing files "
+                "from where "
                 "it was, or remove those that don't belong.",
             )

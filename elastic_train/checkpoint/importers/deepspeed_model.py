@@ -1,4 +1,4 @@
-"""What DeepSpeed's model files hold beside the optimizer's parameters: buffers, frozen parameters, ties, counters."""
+"""What DeepSpeed's model files hold beside the optimizer's parameters: buffers, frozen ones, ties."""
 
 from __future__ import annotations
 
@@ -18,39 +18,25 @@ from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMism
 
 _COUNTERS = ("global_steps", "global_samples", "skipped_steps")
 _ENGINE = frozenset(
-    [
-        "module",
-        "buffer_names",
-        "optimizer",
-        "param_shapes",
-        "frozen_param_shapes",
-        "frozen_param_fragments",
-        "shared_params",
-        "lr_scheduler",
-        "data_sampler",
+    (
+        *_COUNTERS, "module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes",
+        "num_experts", "frozen_param_fragments", "shared_params", "lr_scheduler", "data_sampler",
         "random_ltd",
-        "sparse_tensor_module_names",
-        "dp_world_size",
-        "mp_world_size",
-        "checkpoint_parallel_dimensions",
-        "num_experts",
-        "ds_config",
-        "ds_version",
-        "universal_checkpoint_info",
-        "ds_autoep_layers",
-        "autoep_layers",
-    ]
-) | frozenset(_COUNTERS)
+        "sparse_tensor_module_names", "dp_world_size", "mp_world_size", "checkpoint_parallel_dimensions",
+        "ds_config", "ds_version", "universal_checkpoint_info", "ds_autoep_layers", "autoep_layers",
+    )
+)  # fmt: skip
 """What the engine writes; every other entry is the client's own state."""
 
 
 def shapes_by_group(file: TorchFile) -> list[dict[str, Shape]]:
-    """fqn -> shape of the optimizer's parameters, group by group (ZeRO-3: sub-group), in the order of their buffers."""
+    """fqn -> shape of the optimizer's parameters by group (ZeRO-3: sub-group), in the buffers' order."""
     groups = file.tree.get("param_shapes")
     if not isinstance(groups, list):
         raise FormatUnsupported(
             url=file.url,
-            problem="it was saved without ZeRO, and then its optimizer state has no names. Save it under ZeRO stage 1.",
+            problem="it was saved without ZeRO, and then its optimizer state has no names. Save it under "
+            "ZeRO stage 1.",
         )
     return [{str(fqn): tuple(shape) for fqn, shape in group.items()} for group in groups]
 
@@ -62,9 +48,9 @@ def tensors(file: TorchFile) -> dict[str, TensorRef]:
 
 
 def aliases_of(tag: Tag, owned: Sequence[str]) -> dict[str, str]:
-    """Tied names -> the names that hold the fragments: those that are recorded, and those that share all their bytes.
+    """Tied names -> the names that hold the fragments: as recorded, and where all bytes are shared.
 
-    Two tensors are one only if their storage, offset, shape and strides agree; views of one buffer are not tied.
+    Two tensors are one only if storage, offset, shape and strides agree; views of one buffer are not tied.
     """
     found: dict[str, str] = {}
     for file in tag.models.values():
@@ -136,7 +122,7 @@ def _whole(tag: Tag, name: str, parallel: TensorParallel) -> Iterator[Row]:
 
 
 def _partitioned(tag: Tag, name: str, shape: Shape) -> Iterator[Row]:
-    """A frozen parameter under ZeRO-3: each rank has ceil(numel / ranks) of its elements, the last ones padding."""
+    """A frozen parameter under ZeRO-3: each rank has ceil(numel / ranks) elements, the last ones padding."""
     dp, _ = tag.ranks
     numel = math.prod(shape)
     share = -(-numel // dp)
@@ -156,7 +142,7 @@ def _partitioned(tag: Tag, name: str, shape: Shape) -> Iterator[Row]:
 
 
 def _check_layers(tag: Tag, known: set[str]) -> None:
-    """Layer files of a pipeline hold copies of the optimizer's parameters; anything else in them is refused."""
+    """Layer files of a pipeline hold copies of the optimizer's parameters; what else they hold is refused."""
     tied = {name.rpartition(".")[2] for name in known if name.startswith("tied_modules.")}
     for file in tag.layers:
         layer = int(tag.name(file).removeprefix("layer_").partition("-")[0])
@@ -166,7 +152,8 @@ def _check_layers(tag: Tag, known: set[str]) -> None:
         if strange:
             raise FormatUnsupported(
                 url=file.url,
-                problem=f"{strange[0]} is a buffer or a frozen parameter of a pipeline stage, which can't be read yet.",
+                problem=f"{strange[0]} is a buffer or a frozen parameter of a pipeline stage, which can't "
+                "be read yet.",
             )
 
 
@@ -180,9 +167,8 @@ def facts_of(tag: Tag) -> tuple[dict[str, Json], list[str]]:
         lost.extend(missing)
         return found
 
-    module = tree.get("module")
-    extra = [k for k, v in module.items() if not isinstance(v, TensorRef)] if isinstance(module, dict) else []
-    lost += [f"module.{name}: a {type(module[name]).__name__} that is no tensor" for name in extra]
+    module: dict[Any, Any] = tree.get("module") or {}
+    lost += [f"module.{k}: no tensor" for k, v in module.items() if not isinstance(v, TensorRef)]
     facts = {
         "version": kept("ds_version", tree.get("ds_version")),
         "counters": {name: kept(name, tree[name]) for name in _COUNTERS if name in tree},
@@ -204,6 +190,7 @@ def check_owned(tag: Tag, owned: Sequence[str], named: Iterable[str]) -> None:
         where = "optimizer" if strange[0] in set(owned) else "model"
         raise TensorMismatch(
             url=tag.url,
-            problem=f"{strange[0]} is only in its {where} files; {len(strange)} names differ. The files are of two "
+            problem=f"{strange[0]} is only in its {where} files; {len(strange)} names differ. The files are "
+            "of two "
             "checkpoints: copy it again.",
         )

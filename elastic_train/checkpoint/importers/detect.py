@@ -9,7 +9,7 @@ from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
 from elastic_train.checkpoint.importers.full_pt import open_full
 from elastic_train.checkpoint.importers.imported import Imported
 from elastic_train.checkpoint.importers.ucp import open_universal
-from elastic_train.errors import ChecksumMismatch, NoCheckpoint
+from elastic_train.errors import ChecksumMismatch, FormatUnsupported, NoCheckpoint
 from elastic_train.storage.fsspec_store import Options, open_store
 from elastic_train.storage.store import Store
 
@@ -24,6 +24,18 @@ def import_checkpoint(url: str, *, options: Options | None = None) -> Imported |
 
     The URL is a file, a checkpoint's directory, or a directory with a file `latest` that names one.
     """
+    try:
+        return _import(url, options)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise FormatUnsupported(
+            url=url,
+            problem=f"its files are of a known system and not built as that builds them ({error!r}). If "
+            "that system "
+            "can load it, please report what wrote it.",
+        ) from error
+
+
+def _import(url: str, options: Options | None) -> Imported | None:
     parent, _, name = url.rstrip("/").rpartition("/")
     if name.endswith(_SUFFIXES):
         store = open_store(parent or ("/" if url.startswith("/") else "."), options=options)

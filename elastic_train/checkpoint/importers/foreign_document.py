@@ -1,4 +1,4 @@
-"""The document of a foreign checkpoint: the scalars that a run needs to go on, and what can't be had from it."""
+"""The document of a foreign checkpoint: the scalars that a run needs, and what can't be had from it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def document(
     facts: Mapping[str, Json],
     not_restored: Iterable[str],
 ) -> dict[str, Json]:
-    """The fields that a run's own checkpoints have, and `foreign`: its system, facts, and what isn't restored."""
+    """The fields of a run's own checkpoints, and `foreign`: the system, its facts, what isn't restored."""
     return {
         "step": step,
         "vote": None,
@@ -89,7 +89,7 @@ def scalar(file: TorchFile, value: Any) -> dict[str, Json]:
 
 
 def plain(value: Any, place: str = "") -> tuple[Json, list[str]]:
-    """What of a value is numbers, text and containers of them; the places of what isn't, which become None."""
+    """What of a value is numbers, text and containers of them; the places of the rest, which becomes None."""
     lost: list[str] = []
     return _plain(value, place, lost, 0), lost
 

@@ -54,7 +54,7 @@ def whole_row(
     *,
     shape: tuple[int, ...] | None = None,
 ) -> Row:
-    """A tensor that is stored whole in `file`, which is `name` to the manifest; `shape` where it is stored flat."""
+    """A tensor that is stored whole in `file`, called `name` in the manifest; `shape` if it is flat there."""
     if shape is not None and shape != ref.shape:
         if math.prod(shape) != math.prod(ref.shape) or not is_contiguous(ref):
             raise damaged(file.url, f"{tensor} ({state}) has shape {ref.shape} and should have {shape}")

@@ -8,6 +8,9 @@ from typing import Any
 
 from elastic_train.errors import FormatUnsupported, TensorMismatch
 
+Canonical = Callable[[str], str]
+"""A name without what wrappers added."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedState:
@@ -17,11 +20,12 @@ class NamedState:
     groups: tuple[Mapping[str, Any], ...]
 
 
-def by_name(tree: Mapping[Any, Any], canonical: Callable[[str], str], *, url: str) -> NamedState:
+def by_name(tree: Mapping[Any, Any], canonical: Canonical, *, url: str) -> NamedState:
     """The state by canonical fqn; FormatUnsupported where the file has only numbers."""
     if "state" not in tree and "param_groups" not in tree:
         return _flattened(tree, canonical, url)
-    state, groups = tree.get("state") or {}, list(tree.get("param_groups") or ())
+    state: dict[Any, dict[str, Any]] = tree.get("state") or {}
+    groups: list[dict[str, Any]] = tree.get("param_groups") or []
     names: dict[Any, str] = {}
     for group in groups:
         params = list(group["params"])
@@ -46,7 +50,7 @@ def by_name(tree: Mapping[Any, Any], canonical: Callable[[str], str], *, url: st
     )
 
 
-def _flattened(tree: Mapping[Any, Any], canonical: Callable[[str], str], url: str) -> NamedState:
+def _flattened(tree: Mapping[Any, Any], canonical: Canonical, url: str) -> NamedState:
     """`state.<fqn>.<name>` and `param_groups.<fqn>.<name>`; parameters with equal settings are one group."""
     state: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}

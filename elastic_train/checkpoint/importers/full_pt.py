@@ -1,4 +1,4 @@
-"""One file with everything: a model's state dict, alone or with its optimizer's, as FSDP's full state dicts are.
+"""One file with everything: a model's state dict, alone or with its optimizer's, as FSDP gathers them.
 
 The optimizer's state must be by name, nested or flattened. Numbers instead of names, as a bare optimizer's
 `state_dict` has them, say nothing about whose state it is unless the groups record `param_names`.
@@ -61,13 +61,7 @@ def open_full(store: Store, path: str, options: Options | None = None) -> Import
         rows_of_states, scalars = _states(file, name, states.state, aliases, tensors)
         rows += rows_of_states
         kept = OptimizerState(
-            groups=tuple(
-                Group(
-                    params=tuple(aliases.get(p, p) for p in g["params"]),
-                    hyperparameters=hyperparameters(file, g),
-                )
-                for g in states.groups
-            ),
+            groups=tuple(_group(file, g, aliases) for g in states.groups),
             scalars=scalars,
             states=tuple(sorted((r.tensor, r.state) for r in rows_of_states)),
         )
@@ -107,7 +101,8 @@ def _split(file: TorchFile) -> tuple[Mapping[str, Any], Mapping[str, Any] | None
             return tree, None, {}
     raise FormatUnsupported(
         url=file.url,
-        problem=f"it holds no model's state dict, neither by itself nor under {', '.join(_MODELS)}. Save one with "
+        problem=f"it holds no model's state dict, neither by itself nor under {', '.join(_MODELS)}. Save "
+        "one with "
         "torch.save.",
     )
 
@@ -125,7 +120,7 @@ def _names(file: TorchFile, model: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _aliases(tensors: Mapping[str, TensorRef], stepped: set[str]) -> dict[str, str]:
-    """Names of tensors that are the same bytes in the same shape; the one that the optimizer steps holds them."""
+    """Names of tensors that are the same bytes in the same shape; the one that is optimized holds them."""
     groups: dict[TensorRef, list[str]] = {}
     for fqn, ref in tensors.items():
         if all(ref.shape):
@@ -135,6 +130,14 @@ def _aliases(tensors: Mapping[str, TensorRef], stepped: set[str]) -> dict[str, s
         owner = next((fqn for fqn in same if fqn in stepped), same[0])
         found |= {fqn: owner for fqn in same if fqn != owner}
     return found
+
+
+def _group(file: TorchFile, group: Mapping[str, Any], aliases: Mapping[str, str]) -> Group:
+    params: list[str] = group["params"]
+    return Group(
+        params=tuple(dict.fromkeys(aliases.get(p, p) for p in params)),
+        hyperparameters=hyperparameters(file, group),
+    )
 
 
 def _states(

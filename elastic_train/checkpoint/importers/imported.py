@@ -1,4 +1,4 @@
-"""What every importer returns: a manifest of rows in foreign files and a document of scalars, both checked."""
+"""What every importer returns: a manifest of rows in foreign files, and a document, both checked."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def imported(
     aliases: Mapping[str, str],
     options: Options | None = None,
 ) -> Imported:
-    """Join the rows, if they tile every tensor; files are relative to `directory` of the store, "" for its root."""
+    """Join the rows, if they tile every tensor; files are relative to `directory`, "" for the root."""
     files = Files(store, directory, options=options)
     manifest = Manifest.of(sorted(rows, key=lambda r: (r.tensor, r.state)), url=files.url)
     problem = untiled(manifest.fragments)

@@ -80,32 +80,15 @@ STORAGES = {
     "UntypedStorage": None,
 }
 DTYPES = frozenset(
-    [
-        "float64",
-        "float32",
-        "float16",
-        "bfloat16",
-        "float8_e4m3fn",
-        "float8_e5m2",
-        "int64",
-        "int32",
-        "int16",
-        "int8",
-        "uint64",
-        "uint32",
-        "uint16",
-        "uint8",
-        "bool",
-        "complex64",
-        "complex128",
-    ]
-)
-
-
+    (
+        "float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int64", "int32",
+        "int16", "int8", "uint64", "uint32", "uint16", "uint8", "bool", "complex64", "complex128",
+    )
+)  # fmt: skip
 DCP = {
     "metadata": (
-        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata", "TensorProperties",
-        "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+        "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
     ),
     "filesystem": ("_StorageInfo", "_StoragePrefix"),
 }  # fmt: skip
@@ -122,8 +105,8 @@ def unpickle(data: bytes, *, url: str) -> Any:
     except CheckpointError:
         raise
     except (
-        pickle.UnpicklingError, EOFError, ArithmeticError, AssertionError, AttributeError, ImportError, LookupError,
-        MemoryError, TypeError, ValueError,
+        pickle.UnpicklingError, EOFError, ArithmeticError, AssertionError, AttributeError, ImportError,
+        LookupError, MemoryError, TypeError, ValueError,
     ) as error:  # fmt: skip
         raise ChecksumMismatch(
             url=url, problem=f"its index is damaged ({error}). Copy the file again."
@@ -152,7 +135,8 @@ class _Reader(pickle.Unpickler):
             return type("Opaque", (Opaque,), {"kind": f"{module}.{name}"})
         raise FormatUnsupported(
             url=self._url,
-            problem=f"it names {module}.{name}, which is not on the list of what may be read, and was not run. If you "
+            problem=f"it names {module}.{name}, which is not on the list of what may be read, and was not "
+            "run. If you "
             "trust the file, load it with the system that wrote it and save plain tensors and numbers.",
         )
 

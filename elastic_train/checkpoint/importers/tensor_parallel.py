@@ -1,7 +1,7 @@
 """How DeepSpeed's tensor-parallel ranks cut a parameter, by the patterns of its `universal_checkpoint_info`.
 
-Each rule is the one by which DeepSpeed's own converter joins the slices (`merge_tp_slices`), as boxes. Averaging
-is no map of boxes, and is refused.
+Each rule is the one by which DeepSpeed's own converter joins the slices (`merge_tp_slices`), as boxes.
+Averaging is no map of boxes, and is refused.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ class TensorParallel:
         if self.degree > 1 and self.info is None:
             raise FormatUnsupported(
                 url=self.url,
-                problem=f"{self.degree} tensor-parallel ranks wrote it and it has no universal_checkpoint_info, which "
-                "says how they cut the parameters. Save it with a framework that records it, or with one such rank.",
+                problem=f"{self.degree} tensor-parallel ranks wrote it and it has no "
+                "universal_checkpoint_info, which "
+                "says how they cut the parameters. Save it with a framework that records it, or with one "
+                "such rank.",
             )
         version = (self.info or {}).get("universal_checkpoint_version", 0.0)
         if not isinstance(version, int | float) or version > _NEWEST:
             raise FormatUnsupported(
                 url=self.url,
-                problem=f"its universal_checkpoint_info has version {version}, this release reads up to {_NEWEST}. "
+                problem=f"its universal_checkpoint_info has version {version}, this release reads up to "
+                f"{_NEWEST}. "
                 "Upgrade elastic_train.",
             )
 
@@ -152,7 +155,8 @@ class TensorParallel:
             if any(self._match(p, name) for p in patterns):
                 raise FormatUnsupported(
                     url=self.url,
-                    problem=f"for {name} its universal_checkpoint_info {what}, which can't be read in place. Convert it "
+                    problem=f"for {name} its universal_checkpoint_info {what}, which can't be read in "
+                    "place. Convert it "
                     "with DeepSpeed's ds_to_universal and open the result.",
                 )
 

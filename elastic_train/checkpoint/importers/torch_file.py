@@ -1,4 +1,4 @@
-"""A file that `torch.save` wrote, opened by its index: its structure, and where the bytes of each tensor are."""
+"""A file that `torch.save` wrote, opened by its index: its structure, and where its tensors' bytes are."""
 
 from __future__ import annotations
 
@@ -131,6 +131,7 @@ def _check_versions(records: Mapping[str, bytes], url: str) -> None:
         if not said.isdigit() or int(said) not in known:
             raise FormatUnsupported(
                 url=url,
-                problem=f"its {name.removeprefix('.')} is {said.decode(errors='replace')}, this release reads up to "
+                problem=f"its {name.removeprefix('.')} is {said.decode(errors='replace')}, this release "
+                "reads up to "
                 f"{known[-1]}. Upgrade elastic_train.",
             )

@@ -69,7 +69,8 @@ def open_universal(store: Store, directory: str, options: Options | None = None)
     if parallel_of(tag).degree > 1 and any(row.state == "param" for row in rest):
         raise FormatUnsupported(
             url=tag.url,
-            problem="it has frozen parameters and was written by several tensor-parallel ranks, of which the converter "
+            problem="it has frozen parameters and was written by several tensor-parallel ranks, of which "
+            "the converter "
             "keeps one rank's slice. Open the checkpoint that was converted.",
         )
     _check_names(atoms, owned, {*aliases, *(row.tensor for row in rest)})
@@ -130,7 +131,7 @@ def _rows(atoms: Atoms, fqn: str, shape: tuple[int, ...]) -> list[Row]:
 
 
 def _joined(file: TorchFile) -> bool:
-    """Whether the parameter may have been joined from slices, so that the model files know only a slice's shape."""
+    """Whether it may have been joined from slices, so that the model files know only a slice's shape."""
     return isinstance(file.tree, dict) and "cat_dim" in file.tree
 
 

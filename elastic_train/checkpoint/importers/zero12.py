@@ -80,7 +80,8 @@ def _parameter_rows(
         if torn:
             raise ChecksumMismatch(
                 url=shard.file.url,
-                problem=f"its piece of {fqn} doesn't continue the piece of the rank before: files changed places, or "
+                problem=f"its piece of {fqn} doesn't continue the piece of the rank before: files changed "
+                "places, or "
                 "are of two checkpoints.",
             )
         for state, buffer in shard.parts.items():
@@ -106,7 +107,8 @@ def _buffers(tag: Tag, rank: tuple[int, int]) -> list[Buffer]:
     if not isinstance(base, Mapping) or not isinstance(base.get("state"), Mapping):
         raise FormatUnsupported(
             url=file.url,
-            problem="its moments are in the form of elastic_checkpoint, which doesn't say whose they are. Save it with "
+            problem="its moments are in the form of elastic_checkpoint, which doesn't say whose they are. "
+            "Save it with "
             "elastic_checkpoint off.",
         )
     return buffers(file, zero["single_partition_of_fp32_groups"], base["state"])
@@ -162,7 +164,7 @@ def optimizer_state(
     *,
     url: str,
 ) -> OptimizerState:
-    """Hyperparameters and numbers by fqn. A `step` that the optimizer keeps per group becomes every parameter's."""
+    """Hyperparameters and numbers by fqn. A `step` that is kept per group becomes every parameter's."""
     if len(groups) != len(settings):
         raise TensorMismatch(
             url=url, problem=f"it has {len(groups)} groups of parameters and settings for {len(settings)}."

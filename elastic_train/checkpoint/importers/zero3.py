@@ -101,20 +101,21 @@ def _buffers(tag: Tag, rank: int) -> list[Buffer]:
 
 
 def _sub_group_rows(tag: Tag, shapes: dict[str, Shape], buffer: Buffer, rank: int, dp: int) -> Iterator[Row]:
-    at = 0
+    name, at = tag.name(buffer.file), 0
     for fqn, shape in shapes.items():
         numel = math.prod(shape)
         share = -(-numel // dp)
         count = max(0, min(share, numel - rank * share))
         for state, flat in buffer.parts.items():
             if count:
+                whole, first = Slice.whole(shape), rank * share
                 yield from flat_rows(
-                    buffer.file, tag.name(buffer.file), fqn, state, flat, at=at, first=rank * share, count=count,
-                    of=Slice.whole(shape),
-                )  # fmt: skip
+                    buffer.file, name, fqn, state, flat, at=at, first=first, count=count, of=whole
+                )
         at += share
     if at != buffer.numel:
         raise TensorMismatch(
             url=buffer.file.url,
-            problem=f"a buffer has {buffer.numel} elements and its parameters take {at}: it isn't of this checkpoint.",
+            problem=f"a buffer has {buffer.numel} elements and its parameters take {at}: it isn't of this "
+            "checkpoint.",
         )

@@ -19,7 +19,7 @@ Scalars = Mapping[str, dict[str, Json]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Buffer:
-    """One group's flat buffers on one rank: the parameters as `param`, and each elementwise state by its name."""
+    """One group's flat buffers on one rank: the parameters as `param`, elementwise states by their names."""
 
     file: TorchFile
     parts: Mapping[str, TensorRef]
@@ -53,7 +53,8 @@ def buffers(file: TorchFile, master: Sequence[Any], states: Mapping[Any, Any]) -
                 numbers[str(name)] = value
             else:
                 raise FormatUnsupported(
-                    url=file.url, problem=f"the optimizer's {name} has shape {value.shape}: it isn't one value per "
+                    url=file.url, problem=f"the optimizer's {name} has shape {value.shape}: it isn't one "
+                    "value per "
                     "element, and how it belongs to the parameters isn't recorded."
                 )  # fmt: skip
         found.append(Buffer(file=file, parts=parts, numbers=numbers))
@@ -73,7 +74,8 @@ def check_partitions(file: TorchFile, count: Any, dp: int) -> None:
     if any(c is not None and c != dp for c in counts):
         raise FormatUnsupported(
             url=file.url,
-            problem=f"its state is cut in {counts} parts and {dp} data-parallel ranks wrote files: parameters of "
+            problem=f"its state is cut in {counts} parts and {dp} data-parallel ranks wrote files: "
+            "parameters of "
             "experts, or ZeRO within groups of ranks, can't be read yet.",
         )
 
@@ -89,7 +91,8 @@ def common_numbers(ranks: Iterable[Sequence[Buffer]], *, url: str) -> list[Scala
         if found != said[0]:
             raise ChecksumMismatch(
                 url=own[0].file.url if own else url,
-                problem="its optimizer has made another number of steps than rank 0's: the files are of two checkpoints.",
+                problem="its optimizer has made another number of steps than rank 0's: the files are of two "
+                "checkpoints.",
             )
         if [sorted(b.parts) for b in own] != [sorted(b.parts) for b in ranks[0]]:
             raise TensorMismatch(url=own[0].file.url, problem="its optimizer has other states than rank 0's.")

@@ -69,7 +69,7 @@ class ZipIndex:
     def starts(self, names: Iterable[str]) -> dict[str, int]:
         """The first byte of each entry's contents.
 
-        An entry of torch ends where the next begins and starts at a multiple of 64, which tells the place; the
+        An entry of torch ends where the next begins and starts at a multiple of 64, which tells the place;
         headers are read only where the two don't agree.
         """
         found: dict[str, int] = {}
@@ -145,7 +145,7 @@ def damaged(url: str, what: str) -> ChecksumMismatch:
 
 
 def _end(store: Store, path: str, size: int, url: str) -> tuple[int, int, int]:
-    """The number of entries and the place of the table of contents, from the record at the end of the file."""
+    """The number of entries and the place of the table of contents, from the file's last record."""
     for length in (_TAIL, _TAIL + _COMMENT):
         tail = store.read(path, max(0, size - length), min(size, length))
         at = tail.rfind(b"PK\5\6")
@@ -168,7 +168,8 @@ def _no_zip(head: bytes, url: str) -> CheckpointError:
     if head.startswith(LEGACY):
         return FormatUnsupported(
             url=url,
-            problem="it is in the format of torch before 1.6, whose tensors can't be read in place. Load it with torch "
+            problem="it is in the format of torch before 1.6, whose tensors can't be read in place. Load it "
+            "with torch "
             "and save it again.",
         )
     if not head or head.startswith(b"PK"):
@@ -196,7 +197,8 @@ def _entry(table: bytes, at: int, url: str) -> tuple[Entry, int]:
     if method != 0 or flags & 1 or packed != size:
         raise FormatUnsupported(
             url=url,
-            problem=f"{name} is compressed or encrypted, so its tensors can't be read in place. Unpack it, or save it "
+            problem=f"{name} is compressed or encrypted, so its tensors can't be read in place. Unpack it, "
+            "or save it "
             "again with torch.save.",
         )
     trailer = (24 if wide else 16) if flags & 8 and size else 0

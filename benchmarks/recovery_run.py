@@ -1,0 +1,179 @@
+"""One recovery of ours, in a process and a cluster of its own: run by recovery.py.
+
+The wall time of the kill is taken just before the signal. A step counts as committed when the controller
+journals it, which is after its vote passed on all ranks of the group.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import elastic_train as et
+from benchmarks.cases import (
+    CASES,
+    CHECKPOINT_EVERY,
+    GIVE_UP_S,
+    GLOBAL_BATCH,
+    KEEP_ON,
+    KILL_AFTER,
+    MICRO_BATCH,
+    Case,
+    sigkill,
+)
+from benchmarks.problem import Problem
+from elastic_train.cluster.chaos import Chaos
+from elastic_train.cluster.controller import Update
+from elastic_train.cluster.launch import fit, prepare_local_environment
+from elastic_train.cluster.local import LocalCluster
+from elastic_train.config import RunSpec
+from elastic_train.control.events import GroupBroken, GroupReady, StepCommitted, WorkerLost, WorkerReady
+from elastic_train.control.faults import FaultSchedule
+from elastic_train.observe.records import Record
+from elastic_train.storage.store import Store
+
+
+class Killer(Chaos):
+    """Adds the spare node once the group trains, kills five steps after a checkpoint, stops when over."""
+
+    def __init__(self, cluster: LocalCluster, case: Case) -> None:
+        super().__init__(cluster, FaultSchedule(faults=()), lambda text: None)
+        self._case = case
+        self._records: list[Record] = []
+        self._spare: str | None = None
+        self._began = time.monotonic()
+        self._stopped = False
+        self.killed_at: float | None = None
+
+    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+        self._records += update.records
+        if time.monotonic() - self._began > GIVE_UP_S or self._over():
+            if not self._stopped:
+                controller.stop.remote("measured")
+            self._stopped = True
+        elif self.killed_at is None and self._trains():
+            if self._case.spare and self._spare is None:
+                self._spare = self._cluster.add_node()
+            elif self._standing_by() and self._now_is_the_time(update):
+                self._kill(update)
+
+    def _over(self) -> bool:
+        found = self.killed_at and measure(self._records, self.killed_at, self._case.planned)
+        return bool(found) and self._steps()[-1] >= found["first_step"] + KEEP_ON
+
+    def _steps(self) -> list[int]:
+        return [r.event.step for r in self._records if isinstance(r.event, StepCommitted)] or [0]
+
+    def _trains(self) -> bool:
+        formed = [r.formed for r in self._records if r.formed is not None]
+        return bool(formed) and len(formed[-1].workers) == self._case.workers and self._steps()[-1] > 5
+
+    def _standing_by(self) -> bool:
+        ready = [r for r in self._records if isinstance(r.event, WorkerReady)]
+        return len(ready) >= self._case.workers + self._case.standby
+
+    def _now_is_the_time(self, update: Update) -> bool:
+        newest = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
+        return bool(newest) and newest[-1] > KILL_AFTER and newest[-1] % CHECKPOINT_EVERY == 5
+
+    def _kill(self, update: Update) -> None:
+        """The last rank, or everything on its node."""
+        victim = max(update.standings, key=lambda s: s.rank)
+        if self._case.kills == "worker":
+            pids = [victim.pid]
+        else:
+            ids = (node.node_id for node in self._cluster.nodes)
+            pids = self._cluster.processes(next(i for i in ids if i.startswith(victim.node)))
+        self.killed_at = sigkill(pids)
+
+
+def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[str, Any] | None:
+    """From the kill to the first step that a new group of `planned` workers committed; None if it never did.
+
+    The seconds up to there: until the loss was noticed, until the new group was ordered, until all its ranks
+    had their state, until its first step.
+    """
+    before = [r for r in records if r.seconds <= killed_at]
+    after = [r for r in records if r.seconds > killed_at]
+    old = max((r.formed.generation for r in before if r.formed is not None), default=0)
+    formed = {r.formed.generation: r for r in after if r.formed is not None and r.formed.generation > old}
+    right = {g for g, r in formed.items() if r.formed and len(r.formed.workers) == planned}
+    first = next(
+        (r for r in after if isinstance(r.event, StepCommitted) and r.event.generation in right), None
+    )
+    if first is None or not isinstance(first.event, StepCommitted):
+        return None
+    order = formed[first.event.generation]
+    assert order.formed is not None
+    noticed = next((r for r in after if isinstance(r.event, WorkerLost | GroupBroken)), None)
+    ready = next(
+        r for r in after if isinstance(r.event, GroupReady) and r.event.generation == order.formed.generation
+    )
+    committed = [
+        r.event.step for r in records if isinstance(r.event, StepCommitted) and r.event.generation <= old
+    ]
+    return {
+        "kill_to_step_s": first.seconds - killed_at,
+        "kill_to_noticed_s": None if noticed is None else noticed.seconds - killed_at,
+        "kill_to_ordered_s": order.seconds - killed_at,
+        "kill_to_ready_s": ready.seconds - killed_at,
+        "first_step": first.event.step,
+        "steps_redone": max(committed) - order.formed.step,
+        "from": order.formed.source,
+        "workers": len(order.formed.workers),
+        "groups_tried": len(formed),
+    }
+
+
+def run(case: Case) -> dict[str, Any]:
+    prepare_local_environment()
+    with (
+        tempfile.TemporaryDirectory(prefix="et-bench-") as storage,
+        LocalCluster(case.nodes, cpus=case.cpus) as cluster,
+    ):
+        spec = RunSpec(
+            name=case.name,
+            storage_path=storage,
+            batch=et.Batch(global_size=GLOBAL_BATCH, micro_size=MICRO_BATCH),
+            max_steps=100_000,
+            min_workers=case.least,
+            max_workers=case.workers,
+            checkpoints=et.Checkpoints(every=CHECKPOINT_EVERY, keep=2),
+            standby=case.standby,
+        )
+        killer = Killer(cluster, case)
+        result = fit(Problem(), spec, address=None, local_nodes=0, quiet=True, chaos=killer)
+    killed_at = killer.killed_at
+    found = measure(result.records, killed_at, case.planned) if killed_at is not None else None
+    seconds = sorted(step.seconds for step in result.ledger.kept)
+    return {
+        **(found or {"problem": "never killed" if killed_at is None else "did not come back in time"}),
+        "step_s": seconds[len(seconds) // 2] if seconds else None,
+        "events": [] if killed_at is None else timeline(result.records, killed_at),
+    }
+
+
+def timeline(records: Sequence[Record], killed_at: float) -> list[str]:
+    """What the controller did from the kill on, for whoever wonders where the time went."""
+    told = [r for r in records if r.seconds > killed_at and not isinstance(r.event, StepCommitted)]
+    return [
+        f"+{r.seconds - killed_at:.3f} {type(r.event).__name__}: {r.reason} {' '.join(r.commands)}"
+        for r in told[:40]
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--json", type=Path, required=True)
+    given = parser.parse_args()
+    given.json.write_text(json.dumps(run(CASES[given.case]), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,7 +14,7 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import GroupBroken
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.testing.tiny import TinyData, TinyTask
+from elastic_train.testing.tiny import VOCABULARY, WIDTH, TinyData, TinyTask
 
 pytestmark = pytest.mark.ring2
 
@@ -188,6 +188,60 @@ def test_an_error_of_the_users_code_carries_the_users_traceback(
         assert "in look_up" in error
         assert "KeyError: 'no such entry'" in error
         assert "elastic_train/train/" not in error
+
+
+class Sparse(TinyTask):
+    def model(self) -> torch.nn.Module:
+        model = super().model()
+        model.embed.sparse = True
+        model.head = torch.nn.Linear(WIDTH, VOCABULARY)  # untied: a tie adds a dense gradient
+        return model
+
+
+@pytest.mark.parametrize("mesh", [(1, 1), (2, 1), (1, 2)])
+def test_sparse_gradients_are_refused_by_name_and_never_skipped(
+    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
+) -> None:
+    task = Sparse(groups=False)
+    gang = Gang(pool, new_generation, task, spec())
+    gang.form(gang.plan(*mesh))
+    for _, error, reports in gang.begin().results(60):
+        assert not reports
+        assert error.startswith("ConfigError")
+        assert "'embed.weight' is sparse" in error
+
+
+class Counting(torch.nn.Module):
+    """Counts its calls in a floating buffer, which no plan can agree on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def reset_parameters(self) -> None:
+        self.calls.zero_()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
+
+
+class Counted(TinyTask):
+    def model(self) -> torch.nn.Module:
+        model = super().model()
+        model.gate = torch.nn.Sequential(model.gate, Counting())
+        return model
+
+
+def test_a_buffer_that_a_forward_changes_is_refused_under_several_ranks(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    gang = Gang(pool, new_generation, Counted(), spec())
+    gang.form(gang.plan(1, 1))
+    assert gang.run()[-1].step == 6
+    gang.form(gang.plan(1, 2))
+    for _, error, _ in gang.begin().results(60):
+        assert error.startswith("ConfigError: model.gate.1.calls")
 
 
 class OneRaises(TinyTask):

@@ -168,3 +168,21 @@ def test_float32_plans_agree_within_rounding(pool: GlooPool, new_generation: Ite
         losses.append([r.loss for r in gang.run()])
     for one, other in itertools.pairwise(losses):
         np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_bfloat16_plans_compute_in_bfloat16_on_float32_masters(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    task = TinyTask(settings={"lr": 3e-3})
+    gang = Gang(pool, new_generation, task, spec(12, precision="bf16"))
+    losses = []
+    for mesh in [(1, 1), (2, 1), (1, 2)]:
+        gang.form(gang.plan(*mesh))
+        losses.append([r.loss for r in gang.run()])
+        assert all(value.dtype == np.float32 for value in gang.whole().values())
+    np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-2)
+    gang = Gang(pool, new_generation, task, spec(12, precision="fp32"))
+    gang.form(gang.plan(1, 1))
+    exact = [r.loss for r in gang.run()]
+    assert losses[0] != exact
+    np.testing.assert_allclose(losses[0], exact, rtol=5e-2)

@@ -146,7 +146,7 @@ def is_sharded(state: dict[str, Any]) -> bool:
 def leave(state: dict[str, Any]) -> None:
     state.pop("evaluator").close()
     state.pop("group").destroy()
-    state.clear()
+    del state["model"]
 
 
 def has_started(state: dict[str, Any]) -> bool:

@@ -62,19 +62,19 @@ def test_a_process_is_reached_while_it_is_busy_and_late_answers_go_to_nobody(poo
     assert pool.run(add, 1, 1, ranks=[0]) == [(0, 2)]
 
 
-def test_processes_that_end_or_are_killed_are_reported_and_can_be_replaced(pool: GlooPool) -> None:
-    ended = pool.call_async(end_itself, ranks=[0, 1])
-    waiting = pool.call_async(wait_for_release, ranks=[2])
-    pool.kill(2)
-    assert ended.outcomes() == {0: Died(exitcode=7), 1: Died(exitcode=7)}
-    assert waiting.outcomes() == {2: Died(exitcode=-9)}
-    assert [pool.alive(rank) for rank in range(4)] == [False, False, False, True]
-    pool.restart(2)
-    assert pool.run(add, 1, 0, ranks=[2, 3]) == [(2, 1), (3, 1)]
-
-
 def test_outcomes_are_values(pool: GlooPool) -> None:
     outcomes = pool.call_async(fail, "x", ranks=[3]).outcomes()
     assert isinstance(outcomes[3], Raised)
     assert outcomes[3].error == "ValueError: x"
     assert pool.call_async(add, 0, 0, ranks=[3]).outcomes() == {3: Returned(value=(3, 0))}
+
+
+def test_processes_that_end_or_are_killed_are_reported_and_can_be_replaced(pool: GlooPool) -> None:
+    ended = pool.call_async(end_itself, ranks=[1])
+    waiting = pool.call_async(wait_for_release, ranks=[2])
+    pool.kill(2)
+    assert ended.outcomes() == {1: Died(exitcode=7)}
+    assert waiting.outcomes() == {2: Died(exitcode=-9)}
+    assert [pool.alive(rank) for rank in range(4)] == [True, False, False, True]
+    pool.restart(2)
+    assert pool.run(add, 1, 0, ranks=[2, 3]) == [(2, 1), (3, 1)]

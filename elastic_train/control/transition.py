@@ -48,7 +48,8 @@ from elastic_train.control.stopping import stop, try_stop
 def transition(state: State, event: Event, policy: Policy) -> Outcome:
     """What the run does next. An outcome with the same state object and no commands changed nothing."""
     outcome = _decide(state, event, policy)
-    while not isinstance(event, TermBegan):
+    idle = outcome.state is state and not isinstance(event, Tick)
+    while not (idle or isinstance(event, TermBegan)):
         before = outcome.state
         outcome = outcome.then(lambda s: _follow(s, policy, event.at))
         if type(outcome.state.phase) is type(before.phase):

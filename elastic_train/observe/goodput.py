@@ -43,8 +43,10 @@ def goodput(records: Sequence[Record], *, submitted: float | None = None) -> Goo
             again += entry.seconds
     good = sum(first.values())
     idle = _idle(records, start, end)
-    training = max(end - start - sum(idle.values()), 0.0)
-    causes = {**idle, "steps run again": again, "between steps": max(training - good - again, 0.0)}
+    between = end - start - sum(idle.values()) - good - again
+    if between < 0.0:  # a step was told of after its group broke: it is no recovery
+        idle["recovery"] += between
+    causes = {**idle, "steps run again": again, "between steps": between}
     return Goodput(
         wall_s=end - start,
         good_s=good,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,7 +49,6 @@ class Play:
         self.state = self.outcome.state
         if changed(before, self.outcome):
             self.journal.append(event)
-        assert fold(self.journal, self.policy) == self.state
         return self.outcome
 
     # -- what it answered --------------------------------------------------------------------------------
@@ -180,12 +180,16 @@ class Play:
 
 
 @pytest.fixture
-def play() -> Play:
-    """Sharded over all workers: nothing is held twice."""
-    return Play(replace(simulated_policy(replicas=1, max_steps=20, max_failures=3), standby=0))
+def play() -> Iterator[Play]:
+    """Sharded over all workers: nothing is held twice. In the end the journal folds to the state."""
+    play = Play(replace(simulated_policy(replicas=1, max_steps=20, max_failures=3), standby=0))
+    yield play
+    assert fold(play.journal, play.policy) == play.state
 
 
 @pytest.fixture
-def replicated() -> Play:
+def replicated() -> Iterator[Play]:
     """Two replicas where the number of workers allows it."""
-    return Play(replace(simulated_policy(replicas=2, max_steps=20, max_failures=3), standby=0))
+    play = Play(replace(simulated_policy(replicas=2, max_steps=20, max_failures=3), standby=0))
+    yield play
+    assert fold(play.journal, play.policy) == play.state

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_train.control.faults import DrainNode, KillRank, Moment
+from elastic_train.control.faults import DrainNode, FaultSchedule, KillRank, Moment, storm
 from elastic_train.observe.goodput import Goodput, goodput
 from elastic_train.observe.records import wall_text
+from elastic_train.testing.simulator import Simulation, simulated_policy
 
 pytestmark = pytest.mark.ring0
 
@@ -46,6 +47,22 @@ def test_time_between_an_end_and_the_next_start_is_not_running(recorded):
     again = [replace(r, wall=wall_text(r.seconds + 1000.0)) for r in first[:3]]
     badput = dict(goodput([*first, *again]).badput)
     assert badput["not running"] == pytest.approx(1000.0 - first[-1].seconds)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_whatever_happens_the_account_adds_up_to_the_wall_time(recorded, seed):
+    faults = storm(seed, steps=15, nodes=("a", "b", "c", "d"), ranks=4, faults=5).faults
+    account = goodput(recorded(*faults, seed=seed, replicas=1 + seed % 2))
+    assert account.wall_s == pytest.approx(account.good_s + sum(s for _, s in account.badput))
+    assert 0.0 < account.share < 1.0
+
+
+def test_a_run_that_is_stopped_before_it_trains_only_started():
+    simulation = Simulation(
+        policy=simulated_policy(), schedule=FaultSchedule(faults=()), records=[], stop_at=1.0
+    )
+    simulation.run()
+    assert goodput(simulation.records).badput == (("start", 1.0),)
 
 
 def test_a_run_that_never_began_has_no_goodput():

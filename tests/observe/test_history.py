@@ -10,6 +10,7 @@ from elastic_train.control.faults import (
     KillRank,
     Moment,
     StopRank,
+    storm,
 )
 from elastic_train.observe.history import history, table
 
@@ -59,6 +60,14 @@ def test_growth_and_drain_are_graceful_and_lose_nothing(recorded):
 
 def test_a_new_controller_that_finds_its_group_alive_is_no_reconfiguration(recorded):
     assert history(recorded(KillController(when=Moment(step=8)), replicas=2)) == ()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_every_group_but_the_first_has_a_cause(recorded, seed):
+    faults = storm(seed, steps=15, nodes=("a", "b", "c", "d"), ranks=4, faults=5).faults
+    told = history(recorded(*faults, seed=seed, replicas=1 + seed % 2))
+    assert all(r.cause and r.lost >= 0 and r.before >= 2 for r in told)
+    assert [r.generation for r in told] == sorted({r.generation for r in told})
 
 
 def test_the_table_has_a_row_for_each(recorded):

@@ -11,7 +11,7 @@ from elastic_train.checkpoint.commit import MANIFEST, STATE
 from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files, fetch
-from elastic_train.checkpoint.importers.detect import import_checkpoint
+from elastic_train.checkpoint.importers.detect import import_checkpoint, is_file
 from elastic_train.checkpoint.lazy import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import Index, Request
@@ -45,10 +45,11 @@ def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
             if stored.path == f"{CHECKPOINTS}/{name}":
                 return Checkpoint.of(run, stored, options=options)
         raise NoCheckpoint(url=url, problem=f"it was never committed, or was removed. Open {top} instead.")
-    run = RunDirectory(open_store(url, options=options))
-    newest = run.newest()
-    if newest is not None:
-        return Checkpoint.of(run, newest, options=options)
+    if not is_file(url, options=options):
+        run = RunDirectory(open_store(url, options=options))
+        newest = run.newest()
+        if newest is not None:
+            return Checkpoint.of(run, newest, options=options)
     foreign = import_checkpoint(url, options=options)
     if foreign is None:
         raise NoCheckpoint(url=url, problem="nothing was committed here. Check the path, or wait for a save.")

@@ -30,15 +30,19 @@ def import_checkpoint(url: str, *, options: Options | None = None) -> Imported |
         raise FormatUnsupported(
             url=url,
             problem=f"its files are of a known system and not built as that builds them ({error!r}). If "
-            "that system "
-            "can load it, please report what wrote it.",
+            "that system can load it, please report what wrote it.",
         ) from error
 
 
+def is_file(url: str, *, options: Options | None = None) -> bool:
+    """Whether the URL names a file; no run is one."""
+    store, name = _beside(url, options)
+    return name not in ("", ".", "..") and store.exists(name)
+
+
 def _import(url: str, options: Options | None) -> Imported | None:
-    parent, _, name = url.rstrip("/").rpartition("/")
-    if name.endswith(_SUFFIXES):
-        store = open_store(parent or ("/" if url.startswith("/") else "."), options=options)
+    if url.endswith(_SUFFIXES):
+        store, name = _beside(url, options)
         if store.exists(name):
             return open_full(store, name, options)
     store = open_store(url, options=options)
@@ -65,6 +69,12 @@ def _opener(store: Store, at: str) -> Opener | None:
     if any(store.exists(at + mark) for mark in (*marks, *rest)):
         return open_deepspeed
     return None
+
+
+def _beside(url: str, options: Options | None) -> tuple[Store, str]:
+    """The store that a file would be in, and its name there."""
+    parent, _, name = url.rstrip("/").rpartition("/")
+    return open_store(parent or ("/" if url.startswith("/") else "."), options=options), name
 
 
 def _tag(store: Store, pointer: str) -> str:

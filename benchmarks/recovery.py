@@ -4,9 +4,9 @@ python -m benchmarks.recovery [--quick] [--json FILE]
 
 Each system runs each case in a process and a cluster of its own, one after the other, in turns: the same
 model (a 0.2 M parameter Llama, AdamW, data parallel, a checkpoint every 10 steps), the same nodes, the same
-kill five steps after a checkpoint. Measured is the wall time from just before the signal to the first step that
-all planned workers of a new group committed. For Ray Train that is a step which it runs again: the time until a
-step that it never ran before stands in a column of its own.
+kill five steps after a checkpoint. Measured is the wall time from just before the signal to the first step
+that all planned workers of a new group committed. For Ray Train that is a step which it runs again: the time
+until a step that it never ran before stands in a column of its own.
 """
 
 from __future__ import annotations

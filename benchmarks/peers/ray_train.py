@@ -1,8 +1,8 @@
 """One recovery of Ray Train, in a process and a cluster of its own: run by recovery.py.
 
 The same model, batch, cluster and kill as ours, saved and loaded as Ray Train's documentation recommends:
-rank 0 writes a directory and gives it to `report`, every rank reads `get_checkpoint` when it starts. Every rank
-notes each step that it ended in one file; the times come from there.
+rank 0 writes a directory and gives it to `report`, every rank reads `get_checkpoint` when it starts. Every
+rank notes each step that it ended in one file; the times come from there.
 """
 
 from __future__ import annotations

@@ -1,0 +1,207 @@
+"""How much longer is a step than in a bare torch loop?
+
+python -m benchmarks.overhead [--quick] [--json FILE]
+
+Two gloo processes train the same model on the same batches twice, in turns step by step: a step of the
+engine (without Ray), then a step of a plain FSDP2 or DDP loop in the same processes, and so on, so that
+whatever else the machine does hits both. Both do AdamW and clip the norm of the gradient. The ratio of each
+pair is taken, the slower rank's time on both sides; reported is the median. The same is said of the processor
+time of both ranks, which does not grow when the machine is busy with other things.
+
+The bare step runs inside the engine's `on_step` callback, between a vote and the optimizer: from the end of
+one callback to the next is one whole step of the engine.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import elastic_train as et
+from benchmarks import record
+from benchmarks.problem import Problem
+from elastic_train.config import RunSpec
+from elastic_train.data.order import SampleOrder
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.train.loop import StepReport
+
+BATCH = et.Batch(global_size=8, micro_size=2)  # 2 micro-batches per rank and step
+CLIP_NORM = 1.0
+WORKERS = 2
+MESHES = {"FSDP2": (1, WORKERS), "DDP": (WORKERS, 1)}  # dp_replicate, dp_shard
+WARM_UP = 5
+PAIRS, QUICK_PAIRS = 150, 20
+LIMIT_S = 1800.0
+
+State = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Seconds on the wall's clock and on this process's processor clock."""
+
+    wall: float
+    cpu: float
+
+    @classmethod
+    def now(cls) -> Reading:
+        return cls(wall=time.perf_counter(), cpu=time.process_time())
+
+    def __sub__(self, earlier: Reading) -> Reading:
+        return Reading(wall=self.wall - earlier.wall, cpu=self.cpu - earlier.cpu)
+
+
+class BareLoop:
+    """What one writes without us: shard or replicate, accumulate, clip, step."""
+
+    def __init__(self, problem: Problem, sharded: bool, rank: int) -> None:
+        self._problem, self._data = problem, problem.dataset()
+        order = SampleOrder(len(self._data), BATCH)
+        self._mine = lambda step: order.micro_batches(step)[rank::WORKERS]
+        torch.manual_seed(0)
+        model = problem.model()
+        if sharded:
+            mesh = init_device_mesh("cpu", (WORKERS,))
+            for layer in model.layers:  # type: ignore[union-attr]
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        self._model: nn.Module = model if sharded else DistributedDataParallel(model)
+        self._optimizer = problem.optimizer(model.named_parameters())
+
+    def step(self, number: int) -> None:
+        mine = self._mine(number)
+        for at, micro in enumerate(mine):
+            last = at == len(mine) - 1
+            if isinstance(self._model, FSDPModule):
+                self._model.set_requires_gradient_sync(last)
+            else:
+                self._model.require_backward_grad_sync = last
+            batch = torch.stack([self._data[i] for i in micro.ids])
+            loss, count = self._problem.loss(self._model(batch), batch)
+            (loss / count / len(mine)).backward()
+        nn.utils.clip_grad_norm_(self._model.parameters(), CLIP_NORM)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+
+
+class InTurns:
+    """The engine's `on_step`: notes when the engine's step ended and does one bare step."""
+
+    def __init__(self, bare: BareLoop) -> None:
+        self._bare = bare
+        self._began: Reading | None = None
+        self.pairs: list[tuple[Reading, Reading]] = []
+
+    def __call__(self, report: StepReport) -> None:
+        ended = Reading.now()
+        dist.barrier()
+        bare_began = Reading.now()
+        self._bare.step(report.step)
+        bare_ended = Reading.now()
+        dist.barrier()
+        if self._began is not None:
+            self.pairs.append((ended - self._began, bare_ended - bare_began))
+        self._began = Reading.now()
+
+
+def take_turns(state: State, problem: Problem, sharded: bool) -> None:
+    """In a pool process, when its group is formed."""
+    rank = dist.get_rank()
+    state["turns"] = state["on_step"] = InTurns(BareLoop(problem, sharded, rank))
+
+
+def pairs_of(state: State) -> list[tuple[Reading, Reading]]:
+    return state["turns"].pairs
+
+
+def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dict[str, Any]]:
+    """Seconds of each pair of steps, the slower rank's."""
+    spec = RunSpec(
+        name="overhead",
+        storage_path="memory://overhead",
+        batch=BATCH,
+        max_steps=WARM_UP + pairs + 1,
+        min_workers=WORKERS,
+        max_workers=WORKERS,
+        clip_norm=CLIP_NORM,
+    )
+    replicate, shard = MESHES[name]
+    gang = Gang(pool, _generations, problem, spec)
+    gang.form(gang.plan(replicate, shard))
+    pool.run(take_turns, problem, shard > 1)
+    outcomes = gang.begin().results(LIMIT_S)
+    errors = [error for end, error, _ in outcomes if end is None]
+    if errors:
+        raise RuntimeError(errors[0])
+    by_rank = pool.run(pairs_of)
+    return [
+        {
+            "system": f"elastic_train and {name}",
+            "repetition": number,
+            "step_s": max(ours.wall for ours, _ in ranks),
+            "bare_step_s": max(bare.wall for _, bare in ranks),
+            "cpu_s": sum(ours.cpu for ours, _ in ranks),
+            "bare_cpu_s": sum(bare.cpu for _, bare in ranks),
+        }
+        for number, ranks in enumerate(zip(*by_rank, strict=True))
+        if number >= WARM_UP
+    ]
+
+
+_generations = itertools.count(1)
+
+
+def summary(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    def middle(of: Callable[[dict[str, Any]], float]) -> float | None:
+        return record.median(of(r) for r in results)
+
+    return {
+        "step_s": middle(lambda r: r["step_s"]),
+        "bare_step_s": middle(lambda r: r["bare_step_s"]),
+        "ratio": middle(lambda r: r["step_s"] / r["bare_step_s"]),
+        "cpu_s": middle(lambda r: r["cpu_s"]),
+        "cpu_ratio": middle(lambda r: r["cpu_s"] / r["bare_cpu_s"]),
+    }
+
+
+def main() -> int:
+    given = record.options(__doc__ or "").parse_args()
+    pairs = QUICK_PAIRS if given.quick else PAIRS
+    problem = Problem(size="small", seq_len=64)
+    found: dict[str, list[dict[str, Any]]] = {}
+    with GlooPool(WORKERS) as pool:
+        for name in MESHES:
+            print(f"{name}: {pairs} pairs of steps on {WORKERS} workers", flush=True)
+            found[name] = compare(pool, name, problem, pairs)
+    sums = {name: summary(results) for name, results in found.items()}
+    header = ("beside", "pairs", *sums["DDP"])
+    rows = [(name, len(found[name]), *sums[name].values()) for name in sums]
+    print("\n" + record.table(header, rows))
+    whole = record.record(
+        "overhead",
+        results=[r for results in found.values() for r in results],
+        headline={
+            "step_time_ratio": sums["FSDP2"]["ratio"],
+            "step_cpu_ratio": sums["FSDP2"]["cpu_ratio"],
+            "ddp_step_time_ratio": sums["DDP"]["ratio"],
+            "ddp_step_cpu_ratio": sums["DDP"]["cpu_ratio"],
+        },
+    )
+    record.finish(whole, given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

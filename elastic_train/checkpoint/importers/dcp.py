@@ -7,14 +7,15 @@ up to the data have their data at the same place, so that only one of each kind 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from elastic_train.checkpoint.document import decode as decode_json
 from elastic_train.checkpoint.dtypes import element
-from elastic_train.checkpoint.importers.dcp_metadata import Block, Grid, decode
-from elastic_train.checkpoint.importers.dcp_names import document_of, named
+from elastic_train.checkpoint.importers.dcp_metadata import Block, Grid, Metadata, decode
+from elastic_train.checkpoint.importers.dcp_names import Names, document_of, named
 from elastic_train.checkpoint.importers.foreign_document import plain
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
@@ -27,6 +28,8 @@ from elastic_train.storage.fsspec_store import Options
 from elastic_train.storage.store import Store
 
 METADATA = ".metadata"
+DOCUMENT = "elastic_train"
+"""The key under which our own exporter keeps the whole document."""
 
 
 def open_dcp(store: Store, at: str, options: Options | None = None) -> Imported:
@@ -41,7 +44,10 @@ def open_dcp(store: Store, at: str, options: Options | None = None) -> Imported:
     places = _Places()
     rows: list[Row] = []
     scalars: dict[str, tuple[str, Any]] = {}
+    aliases = _aliases(metadata, names)
     for key, grid in metadata.tensors.items():
+        if names.tensors[key].tensor in aliases:
+            continue
         found = [places.find(opened[f"{key} {n}"], key, grid, block) for n, block in enumerate(grid.blocks)]
         name = names.tensors[key]
         if not grid.shape and name.optimizer:
@@ -49,8 +55,30 @@ def open_dcp(store: Store, at: str, options: Options | None = None) -> Imported:
         else:
             rows += _rows(key, grid, found, names.tensors[key].tensor, names.tensors[key].state, at)
     values, unread = _values({key: opened[key] for key in metadata.objects})
-    document = document_of(names, scalars, values, unread)
-    return imported(store, at, rows, document, aliases={}, options=options)
+    own = values.pop(DOCUMENT, None)
+    if isinstance(own, str):
+        kept = decode_json(own.encode(), url=f"{store.url}/{at}")
+        rows = [_as_buffer(row, set(kept["buffers"])) for row in rows]
+        return imported(store, at, rows, kept["document"], aliases=aliases, options=options)
+    document = document_of(names, scalars, values, unread, aliases)
+    return imported(store, at, rows, document, aliases=aliases, options=options)
+
+
+def _aliases(metadata: Metadata, names: Names) -> dict[str, str]:
+    """Parameters whose bytes are all those of another: they were tied."""
+    first: dict[tuple[Block, ...], str] = {}
+    found: dict[str, str] = {}
+    for key, grid in metadata.tensors.items():
+        name = names.tensors[key]
+        if name.state == "param" and grid.blocks:
+            owner = first.setdefault(grid.blocks, name.tensor)
+            if owner != name.tensor:
+                found[name.tensor] = owner
+    return found
+
+
+def _as_buffer(row: Row, buffers: set[str]) -> Row:
+    return replace(row, state="buffer") if row.state == "param" and row.tensor in buffers else row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,7 @@ def document_of(
     scalars: Mapping[str, tuple[str, Any]],
     values: Mapping[str, Any],
     unread: Iterable[str],
+    aliases: Mapping[str, str],
 ) -> dict[str, Json]:
     """The document; objects of which nothing is known are in `foreign.objects`."""
     groups: dict[int | str, dict[str, Any]] = {}
@@ -98,7 +99,7 @@ def document_of(
     )
     return document(
         step=next((rest[k] for k in STEPS if isinstance(rest.get(k), int)), None),
-        aliases={},
+        aliases=aliases,
         optimizer=OptimizerState(groups=_groups(groups), scalars=own, states=states),
         system="torch.distributed.checkpoint",
         facts={"objects": rest},

@@ -148,8 +148,9 @@ class RunDirectory:
     ) -> Pruned:
         """Delete every checkpoint whose slot is not in `keep`, and attempts that nobody will commit.
 
-        The newest commit stays whatever `keep` says; so do attempts of `in_flight` (generation, step), and
-        files that a kept checkpoint refers to. What goes is first written to the log, so that a controller
+        The newest commit stays whatever `keep` says; so do attempts of `in_flight` (generation, step),
+        attempts beyond the newest commit, whose writers may not have reported yet, and files that a kept
+        checkpoint refers to. What goes is first written to the log, so that a controller
         that was fenced meanwhile deletes nothing that its successor counts on.
         """
         there = self._attempts()  # before the log is read: what is committed later isn't in it
@@ -160,7 +161,7 @@ class RunDirectory:
             self.log.append(Record(kind="prune", removes=slots), term)
         stay = {r.path for r in kept if r.slot not in slots}
         stay |= {attempt_path(step=step, generation=generation) for generation, step in in_flight}
-        gone = sorted(there - stay)
+        gone = sorted(path for path in there - stay if not kept or not _beyond(path, kept[-1]))
         needed = {f for path in stay for f in self._refers_to(path)} if gone else set[str]()
         for directory in gone:
             if any(f.startswith(directory + "/") for f in needed):
@@ -195,6 +196,14 @@ class RunDirectory:
 
     def _run(self) -> Mapping[str, Json]:
         return decode(self.store.read(CONFIG), url=f"{self.store.url}/{CONFIG}")
+
+
+def _beyond(path: str, newest: Record) -> bool:
+    """Whether an attempt may still be on its way: of a later step, by a generation that is not older."""
+    found = _ATTEMPT.fullmatch(path.rpartition("/")[2])
+    assert found is not None
+    step, generation = int(found[1]), int(found[2])
+    return step > newest.step and generation >= newest.generation
 
 
 def _stored(record: Record) -> Stored:

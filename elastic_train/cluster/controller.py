@@ -149,11 +149,13 @@ class Controller:
                 self._loop(state)
         except ElasticTrainError as error:
             self._finish(End(outcome="infrastructure", detail=str(error)), error)
-        except Exception as error:
-            log.exception("controller")
-            detail = "".join(traceback.format_exception(error))
-            self._finish(End(outcome="infrastructure", detail=detail), None)
-            self._performer.perform(End(outcome="infrastructure", detail="the controller failed"))
+        except Exception as error:  # noqa: BLE001 - a fault of ours: said to the driver, never a silent hang
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        log.error("the controller failed", exc_info=error)
+        detail = "".join(traceback.format_exception(error))
+        self._performer.perform(End(outcome="infrastructure", detail=detail))
 
     def _begin(self) -> State | None:
         """Own the run, fold its journal, take over whoever is alive."""
@@ -175,6 +177,7 @@ class Controller:
             post=self._post,
             now=self._now,
             ended=lambda end: self._finish(end, None),
+            fault=self._give_up,
         )
         self._performer.prepare_store()
         old = [from_json(line).event for _, part in read_journal(self._committer.store) for line in part]

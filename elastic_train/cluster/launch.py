@@ -39,10 +39,6 @@ LOCAL_CLUSTER: Mapping[str, str] = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A lost node is noticed by our own signs first; these make Ray itself stop placing actors there soon.
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "5",
 }
 ANSWER_S = 10.0
 

@@ -69,12 +69,13 @@ class Performer:
         post: Callable[[Event], None],
         now: Callable[[], float],
         ended: Callable[[End], None],
+        fault: Callable[[Exception], None],
     ) -> None:
         self._run, self._term, self._spec, self._job = run, term, spec, job
         self._controller, self._environment = controller, dict(environment)
         self._faults = faults
         self._watch, self._committer = watch, committer
-        self._post, self._now, self._ended = post, now, ended
+        self._post, self._now, self._ended, self._fault = post, now, ended, fault
         self._handles: dict[str, Any] = {}
         self._ready: dict[str, Ready] = {}
         self._groups: dict[int, tuple[str, ...]] = {}  # members by generation
@@ -85,19 +86,19 @@ class Performer:
         """Start the effect and return; nothing here waits for it."""
         match command:
             case StartWorker():
-                self._threads.submit(self._start_worker, command)
+                self._aside(self._start_worker, command)
             case StopWorker(worker=worker, reason=reason):
                 self.stop_worker(worker, reason)
             case Abort():
                 for worker in command.workers:
-                    self._threads.submit(self._abort, command.generation, worker)
+                    self._aside(self._abort, command.generation, worker)
             case Pause(generation=generation, save=save):
                 self._ask(generation, pause=True, save=save)
             case Save(generation=generation):
                 self._ask(generation, save=True)
             case Form():
                 self._groups[command.generation] = command.plan.workers
-                self._threads.submit(self._form, command)
+                self._aside(self._form, command)
             case Go(generation=generation):
                 for worker in self._groups.get(generation, ()):
                     if worker in self._handles:
@@ -114,6 +115,17 @@ class Performer:
                 self._ended(command)
             case _:
                 assert_never(command)
+
+    def _aside(self, effect: Callable[..., object], *arguments: Any) -> None:
+        """Run an effect on its own thread. What it doesn't expect is a fault of ours, never lost."""
+
+        def run() -> None:
+            try:
+                effect(*arguments)
+            except Exception as error:  # noqa: BLE001 - said to the driver instead of a silent hang
+                self._fault(error)
+
+        self._threads.submit(run)
 
     # -- workers
 
@@ -229,7 +241,7 @@ class Performer:
 
     def prepare_store(self) -> None:
         """Start the rendezvous store ahead of the first group."""
-        self._threads.submit(self._store)
+        self._aside(self._store)
 
     def _abort(self, generation: int, worker: str) -> None:
         handle, ready = self._handles.get(worker), self._ready.get(worker)

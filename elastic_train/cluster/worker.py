@@ -59,6 +59,7 @@ class Worker:
         self._name, self._node, self._spec = name, node, spec
         self._over = threading.Event()
         self._generation = 0
+        self._finished = 0  # the generation that ran the last step here
         self._settled: set[int] = set()  # generations whose last word was given
         self._errors: dict[int, Cause] = {}
         self._reports: deque[StepCommitted] = deque(maxlen=64)
@@ -208,8 +209,11 @@ class Worker:
 
     @ray.method(concurrency_group=CONTROL)
     def request(self, generation: int, *, pause: bool = False, save: bool = False) -> None:
-        if generation == self._generation and self._member is not None:
-            self._member.request(pause=pause, save=save)
+        if generation != self._generation or self._member is None:
+            return
+        self._member.request(pause=pause, save=save)
+        if save and generation == self._finished:  # its last checkpoint is tried again
+            self._training.submit(self._owner.save)
 
     @ray.method(concurrency_group=CONTROL)
     def repeat(self) -> None:
@@ -273,6 +277,8 @@ class Worker:
         else:
             if end.kind == "paused":
                 self._last_word(generation, None)
+            else:
+                self._finished = generation
 
     def _on_training(self, generation: int, call: Callable[[], T]) -> T:
         """Run a call on the training thread; a failure there is this generation's failure too."""

@@ -91,6 +91,8 @@ def _begin(record: Record, workers: int, step: int) -> Reconfiguration:
     graceful = record.phase == "pausing"
     if cause is not None:
         words = _words(record.event, cause)
+    elif _node_lost(record):
+        words = "loss of a node"
     elif graceful:
         words = "drain" if isinstance(record.event, NodesChanged) or "leaving" in record.reason else "growth"
     elif isinstance(record.event, Adopted):
@@ -104,12 +106,16 @@ def _name(current: Reconfiguration, record: Record) -> Reconfiguration:
     """The first cause that is not a broken collective replaces one that is."""
     if not current.cause.startswith("collective"):
         return current
-    if isinstance(record.event, NodesChanged) and "lost " in record.reason:
+    if _node_lost(record):
         return replace(current, cause="loss of a node")
     cause = _cause(record.event)
     if cause is None or cause.kind == "collective":
         return current
     return replace(current, cause=_words(record.event, cause))
+
+
+def _node_lost(record: Record) -> bool:
+    return isinstance(record.event, NodesChanged) and "lost " in record.reason
 
 
 def _cause(event: object) -> Cause | None:

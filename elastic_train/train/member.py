@@ -306,6 +306,11 @@ class Member:
                 self._index = None
             self._mark_at(shards.generation, shards.rank, "settled", shards.step or 0, -1, fault=False)
 
+    def save(self) -> None:
+        """Save the state that is held once more, where nothing runs."""
+        (shards,) = self._held.values()
+        self._saved(shards)
+
     def close(self) -> None:
         """Leave the group and drop everything."""
         self._leave()

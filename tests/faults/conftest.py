@@ -1,0 +1,76 @@
+"""Runs on a real local cluster: one cluster a module, many faults a run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_train.cluster.chaos import Chaos
+from elastic_train.cluster.launch import fit, prepare_local_environment
+from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.result import Result
+from elastic_train.config import Checkpoints, RunSpec, Timing
+from elastic_train.control.faults import FaultSchedule
+from jobs.pretrain_lm import trainer
+
+TIMING = Timing(join_window_s=1.0, lease_s=5.0, wait_for_capacity_s=120.0)
+
+
+class Runs:
+    """Starts runs of the small language model on the module's cluster."""
+
+    def __init__(self, cluster: LocalCluster, storage: Path) -> None:
+        self.cluster, self.storage = cluster, storage
+        self._calm: dict[tuple[int, int], Result] = {}
+
+    def spec(self, name: str, **changes: Any) -> tuple[Any, RunSpec]:
+        sizes = {key: changes.pop(key) for key in ("global_size", "max_steps") if key in changes}
+        job = trainer(
+            size="nano",
+            dropout=0.1,
+            storage=str(self.storage),
+            name=name,
+            workers=changes.pop("workers", "2:3"),
+            **sizes,
+        )
+        changes = {
+            "timing": TIMING,
+            "checkpoints": Checkpoints(every=5, keep=2),
+            "max_failures": 20,
+        } | changes
+        return job.task, dataclasses.replace(job.spec, **changes)
+
+    def calm(self, *, steps: int, global_size: int = 12) -> Result:
+        """The undisturbed run that others are compared with."""
+        key = (steps, global_size)
+        if key not in self._calm:
+            task, spec = self.spec(f"calm-{steps}-{global_size}", max_steps=steps, global_size=global_size)
+            self._calm[key] = fit(task, spec, address=None, local_nodes=0, quiet=True)
+        return self._calm[key]
+
+    def disturbed(self, name: str, schedule: FaultSchedule, **changes: Any) -> Result:
+        task, spec = self.spec(name, **changes)
+        print(f"seed {schedule.seed}: {[str(f) for f in schedule.faults]}")
+        chaos = Chaos(self.cluster, schedule, print)
+        return fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Runs]:
+    """A cluster of `NODES` nodes of `CPUS` CPUs, as the module says."""
+    prepare_local_environment()
+    module = request.module
+    with LocalCluster(module.NODES, cpus=module.CPUS) as cluster:
+        yield Runs(cluster, tmp_path_factory.mktemp("runs"))
+
+
+def assert_same_training(rough: Result, calm: Result, *, relative: float = 1e-5) -> None:
+    """Every step once, on the same samples, with the same losses."""
+    assert rough.outcome == "finished"
+    assert [e.step for e in rough.ledger.kept] == [e.step for e in calm.ledger.kept]
+    assert [e.ids_digest for e in rough.ledger.kept] == [e.ids_digest for e in calm.ledger.kept]
+    assert rough.ledger.losses == pytest.approx(calm.ledger.losses, rel=relative)

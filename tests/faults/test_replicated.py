@@ -1,0 +1,45 @@
+"""A storm of kills against a replicated plan: no committed step is lost."""
+
+from __future__ import annotations
+
+import pytest
+from tests.faults.conftest import Runs, assert_same_training
+
+from elastic_train.control.faults import (
+    AddNode,
+    FaultSchedule,
+    KillController,
+    KillNode,
+    KillRank,
+    Moment,
+)
+
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
+NODES, CPUS = 3, 2
+STEPS = 36
+
+STORM = FaultSchedule(
+    faults=(
+        KillRank(when=Moment(step=3, phase="forward"), rank=0),
+        KillRank(when=Moment(step=4, phase="forming"), rank=1),
+        KillRank(when=Moment(step=8, phase="backward", micro_batch=1), rank=1),
+        KillRank(when=Moment(step=12, phase="reduce"), rank=0),
+        KillRank(when=Moment(step=16, phase="vote"), rank=1),
+        KillController(when=Moment(step=18)),
+        KillRank(when=Moment(step=21, phase="optimizer"), rank=0),
+        KillRank(when=Moment(step=25, phase="save"), rank=1),
+        KillNode(when=Moment(step=29, phase="backward"), node="n1"),
+        AddNode(when=Moment(step=31), node="n3", slots=2),
+    ),
+    seed=0,
+)
+
+
+def test_no_kill_of_a_replica_costs_a_committed_step(runs: Runs) -> None:
+    calm = runs.calm(steps=STEPS)
+    rough = runs.disturbed("storm", STORM, max_steps=STEPS, standby=3)
+    print(rough.summary)
+    assert_same_training(rough, calm)
+    assert rough.ledger.superseded == ()
+    assert sum(r.formed is not None for r in rough.records) > len(STORM.faults) - 3
+    assert rough.checkpoint is not None

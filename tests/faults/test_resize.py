@@ -1,0 +1,80 @@
+"""Capacity that comes and goes, and what a run does when its own code or its storage is at fault."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from tests.faults.conftest import TIMING, Runs, assert_same_training
+
+from elastic_train.cluster.launch import fit
+from elastic_train.control.faults import (
+    AddNode,
+    DrainNode,
+    FailStorage,
+    FaultSchedule,
+    KillNode,
+    Moment,
+)
+from elastic_train.errors import CapacityTimeout, ConfigError, UserCodeError
+from jobs.pretrain_lm import Pretrain
+
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
+NODES, CPUS = 3, 1
+STEPS = 24
+
+
+class Breaks(Pretrain):
+    """Raises in `loss`, on the third step."""
+
+    def loss(self, output, micro_batch):
+        self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
+        if self.__dict__["calls"] == 5:
+            raise ValueError("a bug of the job's own")
+        return super().loss(output, micro_batch)
+
+
+def test_user_code_that_raises_ends_the_run_with_its_own_traceback(runs: Runs) -> None:
+    task, spec = runs.spec("bug", max_steps=STEPS)
+    with pytest.raises(UserCodeError) as raised:
+        fit(Breaks(**vars(task)), spec, address=None, local_nodes=0, quiet=True)
+    text = str(raised.value)
+    assert text.startswith("Traceback")
+    assert "a bug of the job's own" in text
+    assert "in loss" in text
+    assert raised.value.rank >= 0
+    assert raised.value.step >= 1
+
+
+def test_a_run_that_gets_too_few_workers_says_what_it_waited_for(runs: Runs) -> None:
+    task, spec = runs.spec(
+        "hungry", max_steps=STEPS, workers="5:6", timing=dataclasses.replace(TIMING, wait_for_capacity_s=12.0)
+    )
+    with pytest.raises(CapacityTimeout, match="5 workers"):
+        fit(task, spec, address=None, local_nodes=0, quiet=True)
+
+
+def test_another_training_problem_under_the_same_name_is_refused(runs: Runs) -> None:
+    calm = runs.calm(steps=STEPS)
+    task, spec = runs.spec(f"calm-{STEPS}-12", max_steps=STEPS, global_size=18)
+    with pytest.raises(ConfigError, match=r"batch\.global_size"):
+        fit(task, spec, address=None, local_nodes=0, quiet=True)
+    task, spec = runs.spec(f"calm-{STEPS}-12", max_steps=STEPS)
+    again = fit(task, spec, address=None, local_nodes=0, quiet=True)
+    assert again.outcome == "finished"
+    assert again.ledger.kept == calm.ledger.kept, "a finished run is complete already"
+
+
+def test_workers_go_and_come_and_the_losses_stay(runs: Runs) -> None:
+    schedule = FaultSchedule(
+        faults=(
+            KillNode(when=Moment(step=5, phase="forward"), node="n1"),
+            FailStorage(when=Moment(step=9), seconds=1.0),
+            AddNode(when=Moment(step=10), node="n3", slots=2),
+            DrainNode(when=Moment(step=18), node="n0", notice_s=30.0),
+        ),
+        seed=3,
+    )
+    rough = runs.disturbed("resized", schedule, workers="1:4", global_size=13, max_steps=STEPS, standby=0)
+    assert_same_training(rough, runs.calm(steps=STEPS, global_size=13))
+    assert rough.ledger.superseded == ()

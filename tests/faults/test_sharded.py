@@ -1,0 +1,52 @@
+"""Kills against sharded plans: with a replica nothing is lost, without one the last checkpoint is restored."""
+
+from __future__ import annotations
+
+import pytest
+from tests.faults.conftest import Runs, assert_same_training
+
+from elastic_train.config import Checkpoints, Parallelism
+from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
+
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
+NODES, CPUS = 4, 1
+STEPS = 24
+
+
+def test_a_replicated_shard_survives_the_loss_of_a_node_or_a_rank(runs: Runs) -> None:
+    schedule = FaultSchedule(
+        faults=(
+            KillRank(when=Moment(step=6, phase="reduce"), rank=0),
+            KillNode(when=Moment(step=14, phase="optimizer"), node="n2"),
+        ),
+        seed=1,
+    )
+    rough = runs.disturbed(
+        "hsdp",
+        schedule,
+        workers="2:4",
+        max_steps=STEPS,
+        standby=0,
+        parallelism=Parallelism(dp_shard=2),
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    assert rough.ledger.superseded == ()
+    meshes = {r.formed.mesh for r in rough.records if r.formed is not None}
+    assert meshes == {"dp_replicate 2 x dp_shard 2", "dp_shard 2"}
+
+
+def test_without_a_replica_the_last_checkpoint_is_restored(runs: Runs) -> None:
+    schedule = FaultSchedule(faults=(KillRank(when=Moment(step=13, phase="backward"), rank=1),), seed=2)
+    rough = runs.disturbed(
+        "fsdp",
+        schedule,
+        workers="2:2",
+        max_steps=STEPS,
+        standby=0,
+        checkpoints=Checkpoints(every=5, keep=2),
+        parallelism=Parallelism(dp_replicate=1, dp_shard=2),
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    sources = [r.formed.source for r in rough.records if r.formed is not None]
+    assert sources == ["fresh", "storage"]
+    assert [e.step for e in rough.ledger.superseded] in ([11, 12], [6, 7, 8, 9, 10, 11, 12])

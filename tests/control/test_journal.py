@@ -21,7 +21,7 @@ def through_json(event: Event) -> Event:
     return decode(json.loads(json.dumps(encode(event), allow_nan=False)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(event=st.one_of(*(st.from_type(kind) for kind in get_args(Event))))
 def test_every_event_survives_json_exactly(event: Any):
     back = through_json(event)

@@ -51,12 +51,13 @@ def test_a_thousand_storms_keep_every_invariant(hundred):
 
 
 @pytest.mark.matrix
-def test_ten_thousand_storms_keep_every_invariant():
+@pytest.mark.parametrize("thousand", range(10))
+def test_ten_thousand_storms_keep_every_invariant(thousand):
     """`SLICE=i/n` takes every n-th, `SEED=s` moves the seeds."""
     which, of = (int(part) for part in os.environ.get("SLICE", "0/1").split("/"))
-    first = int(os.environ.get("SEED", "0"))
+    first = int(os.environ.get("SEED", "0")) + 1000 * thousand
     print(f"storms from seed {first}, slice {which} of {of}")
-    for number in range(which % of, 10_000, of):
+    for number in range(which % of, 1000, of):
         weather(first + number)
 
 
@@ -139,9 +140,9 @@ def test_a_controller_that_comes_back_leaves_the_group_training(seed):
     assert (facts.term, facts.reconfigurations) == (2, 0)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_a_stop_at_any_moment_ends_the_run_with_its_last_step_saved(seed):
-    simulation = play(seed=seed, stop_at=seed * 0.7)
+    simulation = play(seed=seed, stop_at=seed * 1.1)
     facts = simulation.controller.state.facts
     assert outcome(simulation) in ("stopped", "finished")
     assert facts.step == (facts.stored.step if facts.stored else 0)
@@ -153,7 +154,7 @@ def test_a_rank_that_dies_at_the_same_step_every_time_spends_the_budget():
     assert outcome(simulation) == "infrastructure"
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(12))
 def test_storms_under_the_real_planner_keep_every_invariant(seed):
     spec = RunSpec(
         name="storm",

@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastic_train.config import Parallelism
-from elastic_train.planner.hardware import Fleet
+from elastic_train.planner.hardware import Fleet, Hardware
 from elastic_train.planner.limits import Limits
 from elastic_train.planner.plan import Mesh, Recompute, Schedule
+from elastic_train.planner.shape import ModelShape
 
 Ints = NDArray[np.int64]
 RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
-VIRTUAL = (1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +74,8 @@ def candidates(
     micro_batches: int,
     *,
     layers: int,
-    recomputes: tuple[int, ...],
+    kinds: tuple[int, ...],
+    virtuals: tuple[int, ...],
 ) -> Candidates:
     """Every candidate within the limits and the constraints."""
     cp, ep = constraints.cp or 1, constraints.ep or 1
@@ -85,13 +86,12 @@ def candidates(
             grid = _data_axes(min(room // pp, micro_batches // pp), constraints, micro_batches)
             if ep > 1:
                 grid = grid[(grid[:, 0] * grid[:, 1] * cp) % ep == 0]
-            for virtual in VIRTUAL:
+            for virtual in virtuals:
                 rows = grid[_interleaves(grid, pp, virtual, micro_batches, layers)]
                 fixed = np.broadcast_to(np.array([pp, cp, tp, ep, virtual]), (len(rows), 5))
                 blocks.append(np.hstack([fixed, rows]))
     table = np.vstack(blocks) if blocks else np.zeros((0, 7), np.int64)
-    kinds = len(recomputes)
-    table = np.repeat(table, kinds, axis=0)
+    table = np.repeat(table, len(kinds), axis=0)
     pp, cp_, tp_, ep_, virtual_, replicate, shard = table.T
     return Candidates(
         pp=pp,
@@ -101,9 +101,22 @@ def candidates(
         tp=tp_,
         ep=ep_,
         virtual=virtual_,
-        recompute=np.tile(np.array(recomputes, np.int64), len(table) // kinds),
+        recompute=np.tile(np.array(kinds, np.int64), len(table) // len(kinds)),
         rounds=-(-micro_batches // (replicate * shard)),
     )
+
+
+def recomputes(allowed: tuple[Recompute, ...], shape: ModelShape, hardware: Hardware) -> tuple[int, ...]:
+    """Indices of RECOMPUTES, of the allowed ones those that may help: it is memory that they save."""
+    saves = {
+        "none": True,
+        "selective": any(row.attention_bytes for row in shape.layers),
+        "full": any(row.activation_bytes for row in shape.layers),
+    }
+    useful = [
+        kind for kind in allowed if saves[kind] and (kind == "none" or hardware.memory_bytes is not None)
+    ]
+    return tuple(i for i, kind in enumerate(RECOMPUTES) if kind in (useful or allowed[:1]))
 
 
 def _data_axes(limit: int, constraints: Parallelism, micro_batches: int) -> Ints:

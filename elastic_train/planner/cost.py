@@ -6,7 +6,7 @@ et al., 2005). The same formulas serve columns of meshes, which a search bounds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,7 +62,7 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) 
     inners = np.unique(work.inner)
     per_node = np.array([fleet.together(int(inner)) for inner in inners], float)
     together = per_node[np.searchsorted(inners, work.inner)]
-    on_one = (size <= max(fleet.sizes)) | (len(fleet.sizes) == 1)
+    on_one = size <= (fleet.workers if len(fleet.sizes) == 1 else max(fleet.sizes))
     part = work.inner * work.dp_shard
     groups = np.clip(together / part, 1.0, None)  # shard groups that a node's link serves at a time
     visible = 1.0 - hardware.overlap
@@ -100,12 +100,10 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) 
     }
 
 
-def costs(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) -> tuple[Cost, ...]:
-    """The columns as values."""
+def cost_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) -> Cost:
+    """The cost of one plan: columns of one entry."""
     columns = columns_of(shape, hardware, fleet, work)
-    names = [f.name for f in fields(Cost)]
-    rows = zip(*(np.atleast_1d(columns[name]).tolist() for name in names), strict=True)
-    return tuple(Cost(**dict(zip(names, row, strict=True))) for row in rows)
+    return Cost(**{name: float(column[0]) for name, column in columns.items()})
 
 
 def _crowd(hardware: Hardware, fleet: Fleet, size: Column) -> Column:

@@ -59,10 +59,9 @@ def refused(constraints: Parallelism, known: Limits, fleet: Fleet, micro_batches
         asked, legal = getattr(constraints, axis) or 1, getattr(known, axis)
         if asked not in legal:
             values = "legal are" if len(legal) > 1 else "the legal value is"
-            near = ", ".join(str(n) for n in _near(asked, legal))
-            return Infeasible(
-                reason=f"parallelism.{axis}={asked} is not possible: {known.why.get(axis, '')}; {values} {near}"
-            )
+            near = f"{values} {', '.join(str(n) for n in _near(asked, legal))}"
+            why = known.why.get(axis, "")
+            return Infeasible(reason=f"parallelism.{axis}={asked} is not possible: {why}; {near}")
     return _too_many(constraints, fleet, micro_batches)
 
 

@@ -28,9 +28,9 @@ def place(
     """The seats by rank. `seats` come in order of preference, with room for every rank.
 
     Ranks that share a micro-batch (tp, cp) are on one node. A part is on distinct domains, else on distinct
-    nodes, as far as the seats allow. Within that, workers of `previous` keep most of the bytes that they held,
-    and their place among its copies. `common` are the bytes that its parts and the new ones share; by default
-    as if every byte were cut by dp_shard alone.
+    nodes, as far as the seats allow. Within that, workers of `previous` keep most of the bytes that they
+    held, and their place among its copies. `common` are the bytes that its parts and the
+    new ones share; by default as if every byte were cut by dp_shard alone.
     """
     held: dict[str, tuple[int, int]] = {}
     if previous is not None:
@@ -86,7 +86,7 @@ def _worth(
     common: Floats | None,
     block: int,
 ) -> dict[str, Floats]:
-    """By team, the bytes that its workers keep on each block of parts; none where that makes no difference."""
+    """By team, the bytes that its workers keep on each block of parts; none where all are equal."""
     found: dict[str, Floats] = {}
     for seat in chosen:
         kept = [

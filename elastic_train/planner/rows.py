@@ -47,7 +47,7 @@ def rows(shape: ModelShape, mesh: Mesh) -> Rows:
     sizes[ep, 0] = -(-sizes[ep, 0] // mesh.ep)
     sizes[table.cut, 0] = -(-sizes[table.cut, 0] // shard)
     numel = sizes.prod(axis=1).astype(float)
-    whole = np.where(table.cut, numel * shard, numel)
+    whole: Floats = np.where(table.cut, numel * shard, numel)
     item, gradient, compute = table.item, table.gradient, table.compute
     copied = table.cut if shard > 1 else table.sharded & (compute != item)
 

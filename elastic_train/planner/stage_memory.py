@@ -7,6 +7,8 @@ section 2.2). While micro-batches accumulate, gradients are not yet divided amon
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -32,9 +34,10 @@ class StageMemory:
         self._once = mesh.dp_shard > 1 and not accumulates  # a whole gradient at a time, divided at once
         self.rows = table = rows(shape, mesh)
         self._gradients = table.whole_gradients if self._whole else table.gradients
-        self._kept = activations(shape, mesh, recompute)
+        self.kept = activations(shape, mesh, recompute)  # of a micro-batch, from forward to backward
+        self.whole = rows(shape, replace(mesh, dp_shard=2)).gathered if mesh.dp_shard == 1 else table.gathered
         # What recomputation of one block makes for its backward.
-        self._again = activations(shape, mesh, "none") - self._kept
+        self._again = activations(shape, mesh, "none") - self.kept
         # A tensor that arrives and one that leaves.
         self._buffers = 2.0 * shape.boundary_bytes / (mesh.tp * mesh.cp) if mesh.pp > 1 else 0.0
         fixed = spans(table.state + self._gradients + np.where(table.block, 0.0, table.gathered))
@@ -43,38 +46,26 @@ class StageMemory:
         if self._once:
             fixed += _largest(table.whole_gradients)
         self._fixed = fixed + _largest(self._again) + self._buffers
-        self._spans = spans(self._kept)
+        self._spans = spans(self.kept)
 
     def fits(self, memory_bytes: int, distance: int) -> NDArray[np.bool_]:
         """By [start, stop): whether the range fits as the stage at `distance` from the last."""
         flying = self._virtual * self._in_flight(distance) * self._spans
         return self._virtual * self._fixed + flying <= memory_bytes
 
-    def of(self, positions: tuple[int, ...]) -> Memory:
+    def of(self, positions: tuple[int, ...], pp: int) -> Memory:
         """Bytes on the worker that needs most under this cut into stages."""
-        pp = (len(positions) - 1) // self._virtual
         by_rank = [self._rank(positions, rank, pp) for rank in range(pp)]
         return max(by_rank, key=lambda memory: memory.training)
 
-    def smallest(self) -> float:
-        """Bytes of all stages together, at least: one micro-batch in flight, nothing gathered."""
-        return float((self.rows.state + self._gradients + self._kept).sum())
-
-    def state_by_rank(self, positions: tuple[int, ...]) -> tuple[int, ...]:
-        """Bytes that survive a step, by pp index."""
-        pp = (len(positions) - 1) // self._virtual
-        state = np.concatenate([[0.0], np.cumsum(self.rows.state)])
-        stages = np.diff(state[list(positions)])
-        return tuple(int(stages[rank::pp].sum()) for rank in range(pp))
-
     def _rank(self, positions: tuple[int, ...], rank: int, pp: int) -> Memory:
         table, stages = self.rows, len(positions) - 1
-        own = np.zeros(len(self._kept), bool)
+        own = np.zeros(len(self.kept), bool)
         flying = 0.0
         for stage in range(rank, stages, pp):
             part = slice(positions[stage], positions[stage + 1])
             own[part] = True
-            flying += self._in_flight(stages - 1 - stage) * self._kept[part].sum()
+            flying += self._in_flight(stages - 1 - stage) * self.kept[part].sum()
         blocks = np.sort(np.where(own & table.block, table.gathered, 0.0))
         gathered = table.gathered[own & ~table.block].sum() + blocks[-2:].sum()
         if self._once:

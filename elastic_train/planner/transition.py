@@ -6,6 +6,7 @@ moves with dp_shard). Two plans' shares overlap as intervals do.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -55,16 +56,16 @@ def shared(old: Held, new: Held, blocks: tuple[float, ...]) -> Floats:
 
     `blocks` are the bytes of state of each layer: what is before the blocks, each block, what is after them.
     """
-    layers = _layers(old, len(blocks)) * np.array(blocks) @ _layers(new, len(blocks)).T
+    layers: Floats = _layers(old, len(blocks)) * np.array(blocks) @ _layers(new, len(blocks)).T
     shards = _intervals(old.mesh.dp_shard, new.mesh.dp_shard)
     copies = np.ones((old.mesh.cp, new.mesh.cp))
     inner = np.kron(shards, np.kron(copies, _intervals(old.mesh.tp, new.mesh.tp)))
-    return np.kron(layers, inner)
+    return np.kron(layers, inner).astype(np.float64)
 
 
 def needed(new: Held, blocks: tuple[float, ...]) -> Floats:
     """Bytes of each new part."""
-    whole = _layers(new, len(blocks)) @ np.array(blocks)
+    whole: Floats = _layers(new, len(blocks)) @ np.array(blocks)
     inner = new.parts // new.mesh.pp
     return np.repeat(whole / (new.mesh.dp_shard * new.mesh.tp), inner)
 
@@ -95,7 +96,7 @@ def even_stages(held: Held, blocks: int) -> tuple[tuple[int, int], ...]:
     if held.stages:
         return held.stages
     bounds = [blocks * i // held.mesh.pp for i in range(held.mesh.pp + 1)]
-    return tuple(zip(bounds[:-1], bounds[1:], strict=True))
+    return tuple(itertools.pairwise(bounds))
 
 
 def _layers(held: Held, layers: int) -> Floats:

@@ -1,0 +1,99 @@
+"""Bounds of every candidate from columns alone: the time of a step, and whether memory may do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic_train.planner.candidates import RECOMPUTES, Candidate, Candidates
+from elastic_train.planner.cost import Work, columns_of
+from elastic_train.planner.hardware import Fleet, Hardware
+from elastic_train.planner.plan import Mesh
+from elastic_train.planner.shape import ModelShape
+from elastic_train.planner.stage_table import StageTable
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Totals:
+    """Of the whole model, by what a candidate divides it with besides dp_shard and pp. Columns."""
+
+    slowest_s: Floats  # of the best cut, memory apart
+    all_s: Floats
+    gradients: Floats
+    gathered: Floats
+    elements: Floats
+    state_of_blocks: Floats
+    gradients_of_blocks: Floats
+    state_to_kept: Floats  # most bytes of state per byte that a block keeps of a micro-batch
+    gradients_to_kept: Floats
+
+
+def totals(found: Candidates, stages: StageTable) -> Totals:
+    """The columns, worked out once per distinct combination."""
+    keys = np.stack([found.tp, found.cp, found.ep, found.recompute], axis=1)
+    distinct, index = np.unique(keys, axis=0, return_inverse=True)
+    index = index.reshape(-1)
+    columns = np.zeros((9, len(found)))
+    for number, row in enumerate(distinct):
+        tp, cp, ep, kind = (int(value) for value in row)
+        mine = index == number
+        one = Candidate(mesh=Mesh(tp=tp, cp=cp, ep=ep), virtual=1, recompute=RECOMPUTES[kind])
+        times, memory = stages.of(one), stages.memory(one, 1)
+        pp, virtual = found.pp[mine], found.virtual[mine]
+        # Interleaved stages of a rank may balance out: then only the mean bounds them.
+        columns[0, mine] = np.where(virtual > 1, times.whole / pp, times.slowest[pp - 1])
+        table, block = memory.rows, memory.rows.block
+        state, gradients, kept = table.state[block], table.gradients[block], memory.kept[block]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = [float(np.nan_to_num((part / kept).max(initial=0.0))) for part in (state, gradients)]
+        values = (
+            times.whole,
+            table.gradients.sum(),
+            memory.whole.sum(),
+            table.trainable.sum(),
+            state.sum(),
+            gradients.sum(),
+            *ratios,
+        )
+        columns[1:, mine] = np.array(values)[:, None]
+    return Totals(**dict(zip(Totals.__slots__, columns, strict=True)))
+
+
+def step_seconds(
+    found: Candidates, known: Totals, shape: ModelShape, hardware: Hardware, fleet: Fleet, rounds: Floats
+) -> Floats:
+    """Seconds of a step, at least: stages of equal bytes, the best cut in time."""
+    work = Work(
+        pp=found.pp.astype(float),
+        dp_replicate=found.dp_replicate.astype(float),
+        dp_shard=found.dp_shard.astype(float),
+        inner=(found.cp * found.tp).astype(float),
+        virtual=found.virtual.astype(float),
+        rounds=rounds,
+        slowest_s=known.slowest_s,
+        all_s=known.all_s,
+        gradient_bytes=known.gradients / found.pp,
+        gathered_bytes=known.gathered / found.pp,
+        units=np.ones(len(found)),
+        elements=known.elements / (found.pp * found.dp_shard),
+    )
+    return np.stack(list(columns_of(shape, hardware, fleet, work).values())).sum(axis=0)
+
+
+def may_fit(found: Candidates, known: Totals, memory_bytes: int) -> NDArray[np.bool_]:
+    """False only where no cut of the blocks fits.
+
+    With w bytes of weights and gradients and s bytes kept per byte of them, the stage at distance j from the
+    last holds at most B / (w (1 + (j + 1) s)) of the blocks; an integral bounds the sum over j.
+    """
+    shards = found.dp_shard
+    gradient_shards = np.where((found.rounds > 1) & (shards > 1), 1, shards)
+    weights = known.state_of_blocks / shards + known.gradients_of_blocks / gradient_shards
+    inverse = known.state_to_kept / shards + known.gradients_to_kept / gradient_shards
+    kept = np.where(np.isfinite(inverse) & (inverse > 0), 1.0 / np.where(inverse > 0, inverse, 1.0), 0.0)
+    flying = np.where(kept > 0, np.log1p(found.pp * kept) / np.where(kept > 0, kept, 1.0), found.pp)
+    return memory_bytes * flying >= weights

@@ -1,0 +1,142 @@
+"""The best candidates first: a search that looks closely only at what may win.
+
+Every candidate has an upper bound of its goodput from columns alone. The best bound is refined - by the cut
+that fits in memory, then by its place on the workers - until it is exact and still the best (best-first
+branch and bound: nothing that could win is left out).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from elastic_train.config import Parallelism
+from elastic_train.planner.bounds import may_fit, step_seconds, totals
+from elastic_train.planner.candidates import RECOMPUTES, Candidates, candidates, recomputes
+from elastic_train.planner.hardware import Fleet, Hardware
+from elastic_train.planner.limits import Limits
+from elastic_train.planner.outlook import Outlook
+from elastic_train.planner.plan import Mesh, Plan, Recompute, Seat
+from elastic_train.planner.scoring import Scored, Scorer
+from elastic_train.planner.shape import ModelShape
+from elastic_train.planner.stage_table import StageTable
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What a plan is sought for."""
+
+    seats: tuple[Seat, ...]
+    shape: ModelShape
+    hardware: Hardware
+    micro_batches: int
+    constraints: Parallelism = field(default_factory=Parallelism)
+    outlook: Outlook = field(default_factory=Outlook)
+    previous: Plan | None = None
+    virtual: tuple[int, ...] = (1, 2, 4)  # stages per rank that may be tried
+    recompute: tuple[Recompute, ...] = RECOMPUTES  # likewise
+
+
+class Ranking:
+    """The candidates of a problem."""
+
+    def __init__(self, problem: Problem, known: Limits) -> None:
+        self._problem = problem
+        fleet, shape, hardware = Fleet.of(problem.seats), problem.shape, problem.hardware
+        stages = StageTable(shape, hardware)
+        self._scorer = Scorer(
+            problem.seats, shape, hardware, problem.micro_batches, problem.outlook, problem.previous, stages
+        )
+        self.candidates = found = candidates(
+            fleet,
+            known,
+            problem.constraints,
+            problem.micro_batches,
+            layers=len(shape.layers),
+            kinds=recomputes(problem.recompute, shape, hardware),
+            virtuals=problem.virtual,
+        )
+        self._bounds = totals(found, stages)
+        steps = step_seconds(found, self._bounds, shape, hardware, fleet, self._rounds(found))
+        self._goodput = np.exp(-self._least_cost(found) / problem.outlook.quiet_s) / steps
+        self._may = np.ones(len(found), bool)
+        if hardware.memory_bytes is not None:
+            self._may = may_fit(found, self._bounds, hardware.memory_bytes)
+        self._stages, self._fleet = stages, fleet
+
+    def best(self) -> Iterator[Scored]:
+        """In order of goodput, exactly; equal ones in the order of the columns."""
+        indices = np.flatnonzero(self._may)
+        order = indices[np.argsort(-self._goodput[indices], kind="stable")].tolist()
+        heap: list[tuple[float, int, Scored | None]] = []  # (-goodput, index, scored or only refined)
+        at = 0
+        while heap or at < len(order):
+            if at < len(order) and (not heap or -self._goodput[order[at]] <= heap[0][0]):
+                better = self._refined(order[at])
+                if better > 0:
+                    heapq.heappush(heap, (-better, order[at], None))
+                at += 1
+                continue
+            _, i, scored = heapq.heappop(heap)
+            if scored is not None:
+                yield scored
+                continue
+            scored = self._scorer.score(self.candidates.at(i))
+            heapq.heappush(heap, (-scored.goodput, i, scored))
+
+    def any_fits(self) -> bool:
+        """Whether some candidate fits in memory, the ones that need least of it first."""
+        indices = np.flatnonzero(self._may)
+        found = self.candidates
+        need = -(found.pp * found.tp * found.dp_shard)[indices]
+        order = indices[np.lexsort((found.virtual[indices], -found.recompute[indices], need))]
+        return any(self._refined(i) > 0 for i in order.tolist())
+
+    def stay(self) -> Scored | None:
+        """The previous plan, where all its workers are still there and it fits."""
+        return self._scorer.stay()
+
+    def _refined(self, i: int) -> float:
+        """The bound once the cut has to fit in memory; 0 where none fits."""
+        candidate, one = self.candidates.at(i), slice(i, i + 1)
+        slowest = self._stages.slowest(candidate, int(self.candidates.rounds[i]))
+        bound = float(self._goodput[i])
+        if not np.isfinite(slowest):
+            return 0.0
+        if candidate.virtual > 1 or slowest <= self._bounds.slowest_s[i]:
+            return bound
+        row = Candidates(**{name: getattr(self.candidates, name)[one] for name in Candidates.__slots__})
+        known = {name: getattr(self._bounds, name)[one] for name in type(self._bounds).__slots__}
+        tighter = replace(type(self._bounds)(**known), slowest_s=np.array([slowest]))
+        problem = self._problem
+        (step,) = step_seconds(row, tighter, problem.shape, problem.hardware, self._fleet, self._rounds(row))
+        cost = float(self._least_cost(row)[0])
+        return min(bound, problem.outlook.goodput(float(step), cost))
+
+    def _rounds(self, found: Candidates) -> Floats:
+        """Micro-batches of the slowest pipeline in times of a worker of speed 1, at least."""
+        speeds = [seat.speed for seat in self._problem.seats]
+        if min(speeds) == max(speeds):
+            return found.rounds / max(speeds)
+        return self._problem.micro_batches / (found.dp_replicate * found.dp_shard) / max(speeds)
+
+    def _least_cost(self, found: Candidates) -> Floats:
+        """Seconds that a change to a candidate costs at least."""
+        outlook, previous = self._problem.outlook, self._problem.previous
+        cost = np.full(len(found), 0.0 if previous is None else outlook.form_s)
+        if previous is not None:
+            cost[_is(found, previous.mesh)] = 0.0
+        return cost + np.where(found.dp_replicate == 1, outlook.lost_s, 0.0)
+
+
+def _is(found: Candidates, mesh: Mesh) -> NDArray[np.bool_]:
+    same = np.ones(len(found), bool)
+    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+        same &= getattr(found, axis) == getattr(mesh, axis)
+    return same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tests.faults.conftest import Runs, assert_same_training
 
 from elastic_train.control.faults import (
     AddNode,
@@ -13,6 +12,7 @@ from elastic_train.control.faults import (
     KillRank,
     Moment,
 )
+from tests.faults.conftest import Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 2

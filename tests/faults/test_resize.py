@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from tests.faults.conftest import TIMING, Runs, assert_same_training
 
 from elastic_train.cluster.launch import fit
 from elastic_train.control.faults import (
@@ -18,6 +17,7 @@ from elastic_train.control.faults import (
 )
 from elastic_train.errors import CapacityTimeout, ConfigError, UserCodeError
 from jobs.pretrain_lm import Pretrain
+from tests.faults.conftest import TIMING, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 1

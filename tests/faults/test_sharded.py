@@ -1,12 +1,12 @@
-"""Kills against sharded plans: with a replica nothing is lost, without one the last checkpoint is restored."""
+"""Kills against sharded plans: a replica saves every step, without one the last checkpoint is restored."""
 
 from __future__ import annotations
 
 import pytest
-from tests.faults.conftest import Runs, assert_same_training
 
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
+from tests.faults.conftest import Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 NODES, CPUS = 4, 1

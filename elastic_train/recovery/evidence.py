@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vote:
-    """The outcome of one step's vote: the all-reduced numbers that every rank applies. See DESIGN of a step.
+    """The outcome of one step's vote: the all-reduced numbers that every rank applies.
 
     A rank that holds the reduced gradient and learns the outcome can apply the step exactly (roll forward).
     """

@@ -25,16 +25,12 @@ from elastic_train.control.commands import (
 from elastic_train.control.events import (
     Cause,
     CauseKind,
-    CheckpointCommitted,
     CheckpointRejected,
     Event,
-    FencedOff,
     GroupBroken,
     GroupReady,
     Node,
     NodesChanged,
-    PartWritten,
-    SaveFailed,
     Settled,
     StepCommitted,
     WorkerLost,
@@ -51,11 +47,8 @@ from elastic_train.testing.simulated_group import (
     roll_forward,
     vote_of,
 )
-from elastic_train.testing.simulated_storage import SimulatedStorage
+from elastic_train.testing.simulated_storage import SimulatedStorage, Tell
 from elastic_train.testing.simulated_time import Clock
-
-Tell = Callable[[int, Event], None]
-"""(term that asked, or 0 for whoever is the controller; event)"""
 
 PHASE_AT: tuple[tuple[At, float], ...] = (
     ("forward", 0.1),
@@ -70,10 +63,10 @@ class SimulatedCluster:
     """`moment` is called whenever the group reaches a phase of a step."""
 
     def __init__(self, clock: Clock, policy: Policy, *, step_s: float = 2.0, save_s: float = 1.5) -> None:
-        self.clock, self.policy, self.step_s, self.save_s = clock, policy, step_s, save_s
+        self.clock, self.policy, self.step_s = clock, policy, step_s
         self.nodes: dict[str, SimulatedNode] = {}
         self.workers: dict[str, SimulatedWorker] = {}
-        self.storage = SimulatedStorage()
+        self.storage = SimulatedStorage(clock=clock, save_s=save_s)
         self.group: SimulatedGroup | None = None
         self.term = 0
         self.tell: Tell = lambda term, event: None
@@ -156,7 +149,7 @@ class SimulatedCluster:
     def perform(self, term: int, command: Command) -> None:
         match command:
             case Commit():
-                self.clock.after(self.clock.draw.uniform(0.05, 1.0), lambda: self._commit(term, command))
+                self.storage.order(term, command, self.tell)
             case Prune(keep=keep):
                 self.storage.prune(term, keep)
             case End():
@@ -315,6 +308,10 @@ class SimulatedCluster:
         else:
             self._begin_step(group)
 
+    def _save(self, group: SimulatedGroup) -> None:
+        group.save = False
+        self.storage.save(group, self.say)
+
     def _request(self, generation: int, *, pause: bool, save: bool) -> None:
         group = self.group
         if group is None or group.generation != generation or group.broken:
@@ -355,44 +352,3 @@ class SimulatedCluster:
             seconds=self.step_s,
             vote=vote_of(step).values,
         )
-
-    # -- storage ---------------------------------------------------------------------------------------------
-
-    def _save(self, group: SimulatedGroup) -> None:
-        group.save = False
-        for rank, worker in enumerate(group.workers):
-            self.clock.after(
-                self.save_s * self.clock.draw.uniform(0.5, 1.5),
-                lambda r=rank, w=worker, s=group.step: self._write(group.generation, s, r, w),
-            )
-
-    def _write(self, generation: int, step: int, rank: int, worker: SimulatedWorker) -> None:
-        if worker.died is not None:
-            return
-        if self.storage.down_until > self.clock.now:
-            self.say(worker, SaveFailed(at=0.0, generation=generation, step=step, problem="no answer"))
-            return
-        part = PartWritten(
-            at=0.0,
-            generation=generation,
-            step=step,
-            rank=rank,
-            seconds=self.save_s,
-            bytes=1,
-            manifest=f"w{rank:05d}.parquet",
-            digest="0",
-        )
-        self.say(worker, part)
-
-    def _commit(self, term: int, command: Commit) -> None:
-        if self.storage.down_until > self.clock.now:
-            failed = SaveFailed(
-                at=0.0, generation=command.generation, step=command.step, problem="the commit had no answer"
-            )
-            self.tell(term, failed)
-            return
-        stored = self.storage.commit(term, command)
-        if stored is None:
-            self.tell(term, FencedOff(at=0.0, by_term=self.storage.fence))
-        else:
-            self.tell(term, CheckpointCommitted(at=0.0, stored=stored, metrics=command.metrics))

@@ -1,17 +1,27 @@
-"""Simulated storage: a commit log with fences, and outages."""
+"""Simulated storage: parts that take their time, a commit log with fences, outages and damage."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic_train.control.commands import Commit
+from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, PartWritten, SaveFailed
 from elastic_train.recovery.evidence import Stored
+from elastic_train.testing.simulated_group import SimulatedGroup, SimulatedWorker
+from elastic_train.testing.simulated_time import Clock
+
+Say = Callable[[SimulatedWorker, Event], None]
+Tell = Callable[[int, Event], None]
+"""(term that asked, or 0 for whoever is the controller; event)"""
 
 
 @dataclass(slots=True)
 class SimulatedStorage:
     """The newest fence wins: a commit of an older term is refused."""
 
+    clock: Clock
+    save_s: float
     fence: int = 0
     slots: int = 0
     kept: dict[int, Stored] = field(default_factory=dict[int, Stored])
@@ -60,3 +70,45 @@ class SimulatedStorage:
     def damage(self) -> None:
         if self.kept:
             self.damaged.add(max(self.kept))
+
+    def save(self, group: SimulatedGroup, say: Say) -> None:
+        """Every rank writes its share of the group's state in its own time."""
+        for rank, worker in enumerate(group.workers):
+            self.clock.after(
+                self.save_s * self.clock.draw.uniform(0.5, 1.5),
+                lambda r=rank, w=worker, s=group.step: self._write(group.generation, s, r, w, say),
+            )
+
+    def order(self, term: int, command: Commit, tell: Tell) -> None:
+        """Commit after a while, and tell what came of it."""
+        self.clock.after(self.clock.draw.uniform(0.05, 1.0), lambda: self._commit(term, command, tell))
+
+    def _write(self, generation: int, step: int, rank: int, worker: SimulatedWorker, say: Say) -> None:
+        if worker.died is not None:
+            return
+        if self.down_until > self.clock.now:
+            say(worker, SaveFailed(at=0.0, generation=generation, step=step, problem="no answer"))
+            return
+        part = PartWritten(
+            at=0.0,
+            generation=generation,
+            step=step,
+            rank=rank,
+            seconds=self.save_s,
+            bytes=1,
+            manifest=f"w{rank:05d}.parquet",
+            digest="0",
+        )
+        say(worker, part)
+
+    def _commit(self, term: int, command: Commit, tell: Tell) -> None:
+        if self.down_until > self.clock.now:
+            problem = "the commit had no answer"
+            failed = SaveFailed(at=0.0, generation=command.generation, step=command.step, problem=problem)
+            tell(term, failed)
+            return
+        stored = self.commit(term, command)
+        if stored is None:
+            tell(term, FencedOff(at=0.0, by_term=self.fence))
+        else:
+            tell(term, CheckpointCommitted(at=0.0, stored=stored, metrics=command.metrics))

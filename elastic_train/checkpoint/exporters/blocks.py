@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.language.mapped import Mapped, Readable
 from elastic_train.checkpoint.language.operations import FLOATING
 from elastic_train.checkpoint.lazy import Array
+from elastic_train.checkpoint.row_blocks import rows
 from elastic_train.geometry.box import Box
 
 BLOCK = 32 << 20
@@ -65,28 +65,6 @@ def written_dtype(stored: str, dtype: str | None) -> str:
 def _cast(array: Array, stored: str, dtype: str | None) -> Array:
     wanted = written_dtype(stored, dtype)
     return array if wanted == stored else array.astype(ELEMENTS[wanted].numpy)
-
-
-def rows(shape: tuple[int, ...], most: int) -> Iterator[Box]:
-    """Boxes of at most `most` elements, one after the other in row-major order; one for an empty tensor."""
-    if math.prod(shape) <= max(1, most):
-        yield Box.whole(shape)
-        return
-    dim = next(d for d in range(len(shape)) if math.prod(shape[d + 1 :]) <= max(1, most))
-    step = max(1, most // math.prod(shape[dim + 1 :]))
-    for lead in _numbers(shape[:dim]):
-        for start in range(0, shape[dim], step):
-            offsets = (*lead, start, *(0,) * (len(shape) - dim - 1))
-            yield Box(offsets, (*(1,) * dim, min(step, shape[dim] - start), *shape[dim + 1 :]))
-
-
-def _numbers(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    if not shape:
-        yield ()
-        return
-    for first in range(shape[0]):
-        for rest in _numbers(shape[1:]):
-            yield (first, *rest)
 
 
 def _batches(source: Readable, names: Sequence[Name], limit: int) -> Iterator[list[tuple[Name, Box]]]:

@@ -111,7 +111,7 @@ def _blocks(
     seen: set[Box] = set()
     for chunk in chunks:
         box = Box(tuple(chunk.get("offsets")), tuple(chunk.get("sizes")))
-        if box in seen or not box.numel:
+        if box in seen or (not box.numel and len(chunks) > 1):
             continue
         seen.add(box)
         if (key, box.offsets) not in places:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from elastic_train.checkpoint.importers.dcp import METADATA, open_dcp
 from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
 from elastic_train.checkpoint.importers.full_pt import open_full
 from elastic_train.checkpoint.importers.imported import Imported
+from elastic_train.checkpoint.importers.safetensors_hf import is_hugging_face, open_hugging_face
 from elastic_train.checkpoint.importers.ucp import open_universal
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, NoCheckpoint
 from elastic_train.storage.fsspec_store import Options, open_store
@@ -16,6 +18,7 @@ from elastic_train.storage.store import Store
 Opener = Callable[[Store, str, Options | None], Imported]
 
 _SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+_SAFETENSORS = ".safetensors"
 _TAG = re.compile(r"[^/\0]+")
 
 
@@ -41,10 +44,11 @@ def is_file(url: str, *, options: Options | None = None) -> bool:
 
 
 def _import(url: str, options: Options | None) -> Imported | None:
-    if url.endswith(_SUFFIXES):
+    if url.endswith((*_SUFFIXES, _SAFETENSORS)):
         store, name = _beside(url, options)
         if store.exists(name):
-            return open_full(store, name, options)
+            opener = open_hugging_face if name.endswith(_SAFETENSORS) else open_full
+            return opener(store, name, options)
     store = open_store(url, options=options)
     for pointer in ("latest", "latest_universal"):
         tag = _tag(store, pointer) if store.exists(pointer) else None
@@ -61,14 +65,16 @@ def _import(url: str, options: Options | None) -> Imported | None:
 
 
 def _opener(store: Store, at: str) -> Opener | None:
-    """What reads the directory: none is listed to find out, only names that must be there are tried."""
+    """What reads the directory: names that must be there are tried, and only if none is, it is listed."""
     if store.exists(f"{at}zero/optimizer_state.pt"):
         return open_universal
     marks = ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt")
     rest = ("zero_pp_rank_0_mp_rank_00_optim_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
     if any(store.exists(at + mark) for mark in (*marks, *rest)):
         return open_deepspeed
-    return None
+    if store.exists(at + METADATA):
+        return open_dcp
+    return open_hugging_face if is_hugging_face(store, at.rstrip("/")) else None
 
 
 def _beside(url: str, options: Options | None) -> tuple[Store, str]:

@@ -140,6 +140,7 @@ def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | N
         lineage=lineage,
         plans=(*_needed_plans(facts), (generation, plan)),
         step=choice.step,
+        told=choice.step,
         commitments=tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step)),
         attempts=tuple(a for a in facts.attempts if alive(lineage, a.generation, a.step)),
         reconfigurations=facts.reconfigurations + (facts.generation > 0),

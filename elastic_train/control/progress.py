@@ -18,7 +18,7 @@ METRICS_KEPT = 64
 
 def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcome:
     facts, phase = state.facts, state.phase
-    if event.step <= facts.step:
+    if event.step <= facts.told:
         return Outcome(state=state, reason=f"step {event.step} is known to be committed")
     facts = _noted(facts, event)
     said = f"step {event.step} is committed"
@@ -43,7 +43,8 @@ def _noted(facts: Facts, event: StepCommitted) -> Facts:
     metrics = (("loss", event.loss), *event.metrics)
     facts = replace(
         facts,
-        step=event.step,
+        step=max(facts.step, event.step),
+        told=event.step,
         seen=(event.generation, Vote(step=event.step, values=event.vote)),
         metrics=(*facts.metrics[1 - METRICS_KEPT :], (event.step, metrics)),
         step_s=event.seconds,

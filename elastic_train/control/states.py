@@ -74,6 +74,7 @@ class Facts:
     lineage: Lineage = ()
     plans: tuple[tuple[int, Plan], ...] = ()  # of generations that somebody may hold state of
     step: int = 0  # newest step known to be committed in the lineage
+    told: int = 0  # newest step whose report arrived; the step itself may be known earlier, by other means
     seen: tuple[int, Vote] | None = None  # the last vote reported, and its generation
     holdings: tuple[tuple[str, tuple[Holding, ...]], ...] = ()  # of workers that do not train
 

@@ -37,6 +37,16 @@ def test_a_living_group_trains_on_under_the_new_controller(play):
     assert play.facts.step == 7
 
 
+def test_reports_of_steps_that_are_known_already_are_still_journalled_once(play):
+    play.running(3, step=5)
+    take_over(play, alive="123", step=7)
+    known = len(play.journal)
+    for number in (5, 6, 7, 6, 7):
+        play.step(number)
+    assert [event.step for event in play.journal[known:]] == [6, 7]
+    assert play.facts.step == 7
+
+
 def test_deadlines_move_to_the_new_terms_clock(play):
     play.begin(3)
     play.wait(500.0)

@@ -82,8 +82,11 @@ def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def main() -> int:
-    given = record.options(__doc__ or "").parse_args()
-    cases = [case for case in CASES.values() if not given.quick or case.name in QUICK]
+    parser = record.options(__doc__ or "")
+    parser.add_argument("--case", action="append", choices=CASES, help="only this row; may be repeated")
+    given = parser.parse_args()
+    chosen = given.case or (QUICK if given.quick else CASES)
+    cases = [CASES[name] for name in chosen]
     systems = [OURS, *([PEER] if importlib.util.find_spec("ray.train") else [])]
     results: list[dict[str, Any]] = []
     for repetition in range(1 if given.quick else REPETITIONS):

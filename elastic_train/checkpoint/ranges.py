@@ -133,7 +133,7 @@ def strides_of(row: Row, item: int) -> tuple[int, ...]:
 def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[Segment]:
     item = ELEMENTS[row.dtype].bytes
     if row.checksums is None:
-        return [_span(row, index, part, item) for index, part in parts]
+        return [segment for index, part in parts for segment in _spans(row, index, part, item)]
     pages = len(row.checksums)
     if pages == 1 or any(part.sizes == row.box.sizes for _, part in parts):
         runs = [[0, pages]]
@@ -150,6 +150,23 @@ def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[Segment]:
             found.append(
                 Segment(row=row, start=row.byte_offset + at, at=at, length=length, wanted=tuple(parts))
             )
+    return found
+
+
+def _spans(row: Row, index: int, part: Box, item: int) -> list[Segment]:
+    """A box of a fragment without pages, cut along its widest stride until no read is larger than MOST."""
+    whole = _span(row, index, part, item)
+    if whole.length <= MOST:
+        return [whole]
+    strides = strides_of(row, item)
+    dim = max((d for d, size in enumerate(part.sizes) if size > 1), key=lambda d: strides[d])
+    half = part.sizes[dim] // 2
+    cuts = ((part.offsets[dim], half), (part.offsets[dim] + half, part.sizes[dim] - half))
+    found: list[Segment] = []
+    for offset, size in cuts:
+        offsets = (*part.offsets[:dim], offset, *part.offsets[dim + 1 :])
+        sizes = (*part.sizes[:dim], size, *part.sizes[dim + 1 :])
+        found += _spans(row, index, Box(offsets, sizes), item)
     return found
 
 

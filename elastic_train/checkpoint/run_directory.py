@@ -155,20 +155,36 @@ class RunDirectory:
         """
         there = self._attempts()  # before the log is read: what is committed later isn't in it
         self.log.check(term)
-        kept = self.log.valid()
-        slots = tuple(r.slot for r in kept[:-1] if r.slot not in keep)
+        slots, gone = self._unneeded(there, keep, in_flight)
         if slots:
             self.log.append(Record(kind="prune", removes=slots), term)
-        stay = {r.path for r in kept if r.slot not in slots}
-        stay |= {attempt_path(step=step, generation=generation) for generation, step in in_flight}
-        gone = sorted(path for path in there - stay if not kept or not _beyond(path, kept[-1]))
-        needed = {f for path in stay for f in self._refers_to(path)} if gone else set[str]()
-        for directory in gone:
-            if any(f.startswith(directory + "/") for f in needed):
+        for directory, needed in gone.items():
+            if needed:
                 self.store.delete([f for f in self.store.list(directory) if f not in needed])
             else:
                 self.store.delete_tree(directory)
         return Pruned(slots=slots, directories=tuple(gone))
+
+    def unneeded(self, keep: Collection[int]) -> tuple[tuple[int, ...], dict[str, int]]:
+        """What `prune` would do without saves in flight: slots, and the bytes to go by directory."""
+        slots, gone = self._unneeded(self._attempts(), keep, ())
+        sizes = {
+            directory: sum(self.store.size(f) for f in self.store.list(directory) if f not in needed)
+            for directory, needed in gone.items()
+        }
+        return slots, sizes
+
+    def _unneeded(
+        self, there: set[str], keep: Collection[int], in_flight: Collection[tuple[int, int]]
+    ) -> tuple[tuple[int, ...], dict[str, set[str]]]:
+        """Slots and directories to go, and the files in them that kept checkpoints need."""
+        kept = self.log.valid()
+        slots = tuple(r.slot for r in kept[:-1] if r.slot not in keep)
+        stay = {r.path for r in kept if r.slot not in slots}
+        stay |= {attempt_path(step=step, generation=generation) for generation, step in in_flight}
+        gone = sorted(path for path in there - stay if not kept or not _beyond(path, kept[-1]))
+        needed = {f for path in stay for f in self._refers_to(path)} if gone else set[str]()
+        return slots, {d: {f for f in needed if f.startswith(d + "/")} for d in gone}
 
     def _attempts(self) -> set[str]:
         """Directories of attempts, those with nothing but an unfinished write included."""

@@ -27,7 +27,7 @@ def list_checkpoints(run: str, *, as_json: bool) -> None:
 
 def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
     directory = RunDirectory(open_store(run))
-    stored = _choose(directory, run, step)
+    stored = choose(directory, run, step)
     checkpoint = Checkpoint.of(directory, stored)
     fragments = checkpoint.fragments()
     counts: dict[tuple[str, str], int] = {}
@@ -58,13 +58,13 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
 
 def verify_checkpoint(run: str, step: int | None) -> int:
     directory = RunDirectory(open_store(run))
-    stored = _choose(directory, run, step)
+    stored = choose(directory, run, step)
     report = verify(Checkpoint.of(directory, stored))
     print(report)
     return FINISHED if report.sound else CHECKPOINT
 
 
-def _choose(directory: RunDirectory, run: str, step: int | None) -> Stored:
+def choose(directory: RunDirectory, run: str, step: int | None) -> Stored:
     commits = directory.commits()
     found = [c for c in commits if step is None or c.step == step]
     if not found:

@@ -226,7 +226,7 @@ class Controller:
     def _loop(self, state: State) -> None:
         tick_s = self._policy.tick_s
         next_tick, flushed = self._now() + tick_s, self._now()
-        while not isinstance(state.phase, Ended):
+        while True:  # at least once: the term's first event revives a run that ended before
             try:
                 event = self._inbox.get(timeout=max(0.0, next_tick - self._now()))
             except queue.Empty:
@@ -248,6 +248,8 @@ class Controller:
                 flushed = self._now()
             for command in outcome.commands:
                 self._performer.perform(command)
+            if isinstance(state.phase, Ended):
+                return
 
     def _note(self, event: Event, outcome: Outcome) -> None:
         assert self._journal is not None

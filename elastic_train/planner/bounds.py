@@ -34,12 +34,14 @@ class Totals:
 
 def totals(found: Candidates, stages: StageTable) -> Totals:
     """The columns, worked out once per distinct combination."""
-    keys = np.stack([found.tp, found.cp, found.ep, found.recompute], axis=1)
-    distinct, index = np.unique(keys, axis=0, return_inverse=True)
-    index = index.reshape(-1)
+    divided = (found.tp, found.cp, found.ep, found.recompute)
+    coded = found.tp
+    for column in divided[1:]:
+        coded = coded * (int(column.max(initial=0)) + 1) + column
+    _, first, index = np.unique(coded, return_index=True, return_inverse=True)
     columns = np.zeros((9, len(found)))
-    for number, row in enumerate(distinct):
-        tp, cp, ep, kind = (int(value) for value in row)
+    for number, at in enumerate(first.tolist()):
+        tp, cp, ep, kind = (int(column[at]) for column in divided)
         mine = index == number
         one = Candidate(mesh=Mesh(tp=tp, cp=cp, ep=ep), virtual=1, recompute=RECOMPUTES[kind])
         times, memory = stages.of(one), stages.memory(one, 1)

@@ -8,7 +8,8 @@ from dataclasses import replace
 from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.limits import limits, refused
 from elastic_train.planner.plan import Infeasible, bytes_text
-from elastic_train.planner.ranking import Problem, Ranking
+from elastic_train.planner.problem import Problem
+from elastic_train.planner.ranking import Ranking
 from elastic_train.planner.scoring import Scored
 from elastic_train.planner.shape import ModelShape
 

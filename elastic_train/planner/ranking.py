@@ -9,38 +9,20 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic_train.config import Parallelism
 from elastic_train.planner.bounds import may_fit, step_seconds, totals
-from elastic_train.planner.candidates import RECOMPUTES, Candidates, candidates, recomputes
-from elastic_train.planner.hardware import Fleet, Hardware
+from elastic_train.planner.candidates import Candidates, candidates, recomputes
+from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.limits import Limits
-from elastic_train.planner.outlook import Outlook
-from elastic_train.planner.plan import Mesh, Plan, Recompute, Seat
-from elastic_train.planner.scoring import Scored, Scorer
-from elastic_train.planner.shape import ModelShape
+from elastic_train.planner.plan import Mesh
+from elastic_train.planner.scoring import Draft, Scored, Scorer
 from elastic_train.planner.stage_table import StageTable
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
-    """What a plan is sought for."""
-
-    seats: tuple[Seat, ...]
-    shape: ModelShape
-    hardware: Hardware
-    micro_batches: int
-    constraints: Parallelism = field(default_factory=Parallelism)
-    outlook: Outlook = field(default_factory=Outlook)
-    previous: Plan | None = None
-    virtual: tuple[int, ...] = (1, 2, 4)  # stages per rank that may be tried
-    recompute: tuple[Recompute, ...] = RECOMPUTES  # likewise
 
 
 class Ranking:
@@ -49,10 +31,8 @@ class Ranking:
     def __init__(self, problem: Problem, known: Limits) -> None:
         self._problem = problem
         fleet, shape, hardware = Fleet.of(problem.seats), problem.shape, problem.hardware
-        stages = StageTable(shape, hardware)
-        self._scorer = Scorer(
-            problem.seats, shape, hardware, problem.micro_batches, problem.outlook, problem.previous, stages
-        )
+        stages = StageTable(shape, hardware, fleet.workers)
+        self._scorer = Scorer(problem, stages)
         self.candidates = found = candidates(
             fleet,
             known,
@@ -74,7 +54,7 @@ class Ranking:
         """In order of goodput, exactly; equal ones in the order of the columns."""
         indices = np.flatnonzero(self._may)
         order = indices[np.argsort(-self._goodput[indices], kind="stable")].tolist()
-        heap: list[tuple[float, int, Scored | None]] = []  # (-goodput, index, scored or only refined)
+        heap: list[tuple[float, int, Draft | Scored | None]] = []  # (-goodput, index, how exact)
         at = 0
         while heap or at < len(order):
             if at < len(order) and (not heap or -self._goodput[order[at]] <= heap[0][0]):
@@ -83,12 +63,12 @@ class Ranking:
                     heapq.heappush(heap, (-better, order[at], None))
                 at += 1
                 continue
-            _, i, scored = heapq.heappop(heap)
-            if scored is not None:
-                yield scored
+            _, i, known = heapq.heappop(heap)
+            if isinstance(known, Scored):
+                yield known
                 continue
-            scored = self._scorer.score(self.candidates.at(i))
-            heapq.heappush(heap, (-scored.goodput, i, scored))
+            closer = self._scorer.draft(self.candidates.at(i)) if known is None else self._scorer.score(known)
+            heapq.heappush(heap, (-closer.goodput, i, closer))
 
     def any_fits(self) -> bool:
         """Whether some candidate fits in memory, the ones that need least of it first."""

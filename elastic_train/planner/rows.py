@@ -8,7 +8,6 @@ full recomputation keeps the input of each block only.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +37,48 @@ class Rows:
         return self.weights + self.optimizer + self.master
 
 
-def rows(shape: ModelShape, mesh: Mesh) -> Rows:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Tensors:
+    """The tensors of a shape as columns, for all cuts; `sizes` padded with 1."""
+
+    shape: ModelShape
+    sizes: NDArray[np.int64]
+    layer: NDArray[np.int64]
+    item: Floats
+    gradient: Floats
+    compute: Floats
+    trained: NDArray[np.bool_]
+    sharded: NDArray[np.bool_]
+    cut: NDArray[np.bool_]
+    expert: NDArray[np.bool_]
+    tp_dim: NDArray[np.int64]  # -1: none
+
+
+def tensors_of(shape: ModelShape) -> Tensors:
+    wide = max((len(t.shape) for t in shape.tensors), default=1) or 1
+    item = np.array([t.item_bytes for t in shape.tensors], float)
+    trained = np.array([t.trainable for t in shape.tensors])
+    gradient = item if shape.gradient_bytes is None else np.full(len(item), float(shape.gradient_bytes))
+    compute = item if shape.compute_bytes is None else np.full(len(item), float(shape.compute_bytes))
+    return Tensors(
+        shape=shape,
+        sizes=np.array([(*t.shape, *[1] * (wide - len(t.shape))) for t in shape.tensors], np.int64),
+        layer=np.array([t.layer for t in shape.tensors], np.int64),
+        item=item,
+        gradient=np.where(trained, gradient, 0.0),
+        compute=compute,
+        trained=trained,
+        sharded=np.array([t.sharded for t in shape.tensors]),
+        cut=np.array([t.sharded and bool(t.shape) for t in shape.tensors]),
+        expert=np.array([t.expert for t in shape.tensors]),
+        tp_dim=np.array([-1 if t.tp_dim is None else t.tp_dim for t in shape.tensors], np.int64),
+    )
+
+
+def rows(table: Tensors, mesh: Mesh) -> Rows:
     """The columns under the mesh's tp, ep and dp_shard; its other axes don't change them."""
-    n, shard, table = len(shape.layers), mesh.dp_shard, _tensors(shape)
+    shape, shard = table.shape, mesh.dp_shard
+    n = len(shape.layers)
     sizes = table.sizes.copy()
     tp, ep = table.tp_dim >= 0, table.expert
     sizes[tp, table.tp_dim[tp]] = -(-sizes[tp, table.tp_dim[tp]] // mesh.tp)
@@ -106,40 +144,3 @@ def seconds(shape: ModelShape, mesh: Mesh, recompute: Recompute, inside: Link) -
     if mesh.ep > 1:
         moved += exchanges * (mesh.ep - 1) * inside.seconds(nbytes / mesh.tp / mesh.ep)
     return each / (mesh.tp * mesh.cp), moved
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Tensors:
-    """The tensors of a shape as columns; `sizes` padded with 1."""
-
-    sizes: NDArray[np.int64]
-    layer: NDArray[np.int64]
-    item: Floats
-    gradient: Floats
-    compute: Floats
-    trained: NDArray[np.bool_]
-    sharded: NDArray[np.bool_]
-    cut: NDArray[np.bool_]
-    expert: NDArray[np.bool_]
-    tp_dim: NDArray[np.int64]  # -1: none
-
-
-@lru_cache(maxsize=8)
-def _tensors(shape: ModelShape) -> _Tensors:
-    wide = max((len(t.shape) for t in shape.tensors), default=1) or 1
-    item = np.array([t.item_bytes for t in shape.tensors], float)
-    trained = np.array([t.trainable for t in shape.tensors])
-    gradient = item if shape.gradient_bytes is None else np.full(len(item), float(shape.gradient_bytes))
-    compute = item if shape.compute_bytes is None else np.full(len(item), float(shape.compute_bytes))
-    return _Tensors(
-        sizes=np.array([(*t.shape, *[1] * (wide - len(t.shape))) for t in shape.tensors], np.int64),
-        layer=np.array([t.layer for t in shape.tensors], np.int64),
-        item=item,
-        gradient=np.where(trained, gradient, 0.0),
-        compute=compute,
-        trained=trained,
-        sharded=np.array([t.sharded for t in shape.tensors]),
-        cut=np.array([t.sharded and bool(t.shape) for t in shape.tensors]),
-        expert=np.array([t.expert for t in shape.tensors]),
-        tp_dim=np.array([-1 if t.tp_dim is None else t.tp_dim for t in shape.tensors], np.int64),
-    )

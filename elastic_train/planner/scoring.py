@@ -10,16 +10,38 @@ import numpy as np
 
 from elastic_train.planner.candidates import Candidate
 from elastic_train.planner.cost import Cost, Work, cost_of
-from elastic_train.planner.hardware import Fleet, Hardware
+from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.memory import Memory
-from elastic_train.planner.outlook import Outlook
 from elastic_train.planner.place import place
 from elastic_train.planner.plan import Mesh, Plan, Seat, even_shares
+from elastic_train.planner.problem import Problem
 from elastic_train.planner.quotas import quotas, shares_of, speeds_of
-from elastic_train.planner.rows import rows
-from elastic_train.planner.shape import ModelShape
-from elastic_train.planner.stage_table import StageTable, stage_seconds
-from elastic_train.planner.transition import Held, Moves, even_stages, moves, shared
+from elastic_train.planner.rows import Floats, rows
+from elastic_train.planner.stage_table import StageTable, by_pp
+from elastic_train.planner.transition import (
+    Held,
+    Moves,
+    even_stages,
+    least_moved,
+    moves,
+    needed,
+    part_of,
+    shared,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Draft:
+    """A candidate before it has a place on the workers: what no place can better."""
+
+    candidate: Candidate
+    positions: tuple[int, ...]
+    held: Held
+    common: Floats | None  # bytes that parts of the previous plan and its parts share
+    memory: Memory
+    cost: Cost
+    live: bool
+    goodput: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,132 +60,160 @@ class Scored:
 class Scorer:
     """Scores candidates of one problem."""
 
-    def __init__(
-        self,
-        seats: Sequence[Seat],
-        shape: ModelShape,
-        hardware: Hardware,
-        micro_batches: int,
-        outlook: Outlook,
-        previous: Plan | None,
-        stages: StageTable,
-    ) -> None:
-        self._seats, self._shape, self._hardware = tuple(seats), shape, hardware
-        self._micro_batches, self._outlook, self._previous = micro_batches, outlook, previous
-        self._stages, self._fleet = stages, Fleet.of(seats)
-        self._blocks = tuple(rows(shape, Mesh()).state.tolist())
+    def __init__(self, problem: Problem, stages: StageTable) -> None:
+        self._problem, self._stages = problem, stages
+        self._fleet = Fleet.of(problem.seats)
+        self._blocks = tuple(rows(stages.tensors, Mesh()).state.tolist())
+        self._speeds = {seat.speed for seat in problem.seats}
+        previous, names = problem.previous, {seat.worker for seat in problem.seats}
+        self._old = None if previous is None else Held.by(previous)
         self._held = 0 if previous is None else self._memory_of(previous).state
+        kept = () if previous is None else enumerate(previous.workers)
+        self._kept = [part_of(previous.mesh, r)[0] for r, w in kept if w in names] if previous else []
+        self._whole_group = previous is not None and len(self._kept) == previous.mesh.size
 
-    def score(self, candidate: Candidate) -> Scored:
-        """The candidate with its best cut that fits, on the seats where most bytes stay."""
-        rounds = -(-self._micro_batches // candidate.mesh.dp)
+    def draft(self, candidate: Candidate) -> Draft:
+        """The candidate with its best cut that fits."""
+        mesh, micro_batches = candidate.mesh, self._problem.micro_batches
+        rounds = -(-micro_batches // mesh.dp)
         positions = self._stages.cut(candidate, rounds)
-        ranges = _blocks(positions)
-        held = Held(mesh=candidate.mesh, stages=ranges, virtual=candidate.virtual)
-        common = None if self._previous is None else shared(Held.by(self._previous), held, self._blocks)
-        ranks = place(self._seats, candidate.mesh, self._previous, common)
+        held = Held(mesh=mesh, stages=_blocks(positions) if mesh.pp > 1 else (), virtual=candidate.virtual)
+        stays = self._whole_group and held == self._old
+        memory = self._stages.memory(candidate, rounds).of(positions, mesh.pp)
+        memory = replace(memory, held=0 if stays else self._held)
+        common = None if self._old is None else shared(self._old, held, self._blocks)
+        least = rounds if len(self._speeds) == 1 else micro_batches / mesh.dp
+        cost = self._cost(candidate, positions, rounds, least / max(self._speeds))
+        there = self._problem.hardware.memory_bytes
+        live = there is None or stays or memory.resharding <= there
+        moving = 0.0
+        if common is not None and not stays:
+            moving = least_moved(common[self._kept], needed(held, self._blocks), mesh.dp_replicate)
+        change_s = self._change(moving, memory, mesh, stays=stays, live=live)
+        return Draft(
+            candidate=candidate,
+            positions=positions,
+            held=held,
+            common=common,
+            memory=memory,
+            cost=cost,
+            live=live,
+            goodput=self._problem.outlook.goodput(cost.step_s, change_s),
+        )
+
+    def score(self, draft: Draft) -> Scored:
+        """The draft on the seats where most bytes stay."""
+        candidate, problem = draft.candidate, self._problem
+        ranks = place(problem.seats, candidate.mesh, problem.previous, draft.common)
         plan = Plan(
             mesh=candidate.mesh,
             workers=tuple(seat.worker for seat in ranks),
             nodes=tuple(seat.node for seat in ranks),
             shares=self._shares(candidate, ranks),
-            stages=ranges if candidate.mesh.pp > 1 else (),
+            stages=draft.held.stages,
             virtual=candidate.virtual,
             schedule=candidate.schedule,
             recompute=candidate.recompute,
         )
-        return self._scored(plan, candidate, positions, ranks)
+        return self._scored(plan, draft, ranks)
 
     def stay(self) -> Scored | None:
         """The previous plan as it is; None where a worker of it is gone or it doesn't fit."""
-        plan, by_name = self._previous, {seat.worker: seat for seat in self._seats}
-        if plan is None or not set(plan.workers) <= by_name.keys():
+        plan, there = self._problem.previous, self._problem.hardware.memory_bytes
+        if plan is None or not self._whole_group:
             return None
-        candidate = Candidate(mesh=plan.mesh, virtual=plan.virtual, recompute=plan.recompute)
+        by_name = {seat.worker: seat for seat in self._problem.seats}
         ranks = tuple(by_name[worker] for worker in plan.workers)
-        scored = self._scored(plan, candidate, self._positions(plan), ranks)
-        there = self._hardware.memory_bytes
-        return scored if there is None or scored.memory.training <= there else None
+        candidate, positions = _candidate(plan), self._positions(plan)
+        memory = self._memory_of(plan)
+        if there is not None and memory.training > there:
+            return None
+        draft = Draft(
+            candidate=candidate,
+            positions=positions,
+            held=Held.by(plan),
+            common=None,
+            memory=memory,
+            cost=self._cost(candidate, positions, plan.rounds, plan.rounds),
+            live=True,
+            goodput=0.0,
+        )
+        return self._scored(plan, draft, ranks)
 
-    def _scored(
-        self, plan: Plan, candidate: Candidate, positions: tuple[int, ...], ranks: Sequence[Seat]
-    ) -> Scored:
-        stays = self._previous is not None and plan.workers == self._previous.workers
-        stays = stays and self._previous is not None and Held.by(plan) == Held.by(self._previous)
-        memory = self._stages.memory(candidate, plan.rounds).of(positions, plan.mesh.pp)
-        if not stays:
-            memory = replace(memory, held=self._held)
-        cost = self._cost(plan, candidate, positions, ranks)
-        moved = Moves()
-        if self._previous is not None and not stays:
-            moved = moves(self._previous, plan, self._blocks)
-        there = self._hardware.memory_bytes
-        live = there is None or stays or memory.resharding <= there
-        change_s = self._change(moved, memory, stays=stays, live=live)
-        change_s += self._outlook.lost_s if plan.mesh.dp_replicate == 1 else 0.0
+    def _scored(self, plan: Plan, draft: Draft, ranks: Sequence[Seat]) -> Scored:
+        previous, mesh = self._problem.previous, plan.mesh
+        stays = previous is not None and (plan.workers, draft.held) == (previous.workers, self._old)
+        cost, moved = draft.cost, Moves()
+        if len(self._speeds) > 1 or draft.goodput == 0.0:
+            lengths = [plan.rounds] * mesh.dp if mesh.dp_shard > 1 else [len(share) for share in plan.shares]
+            ends = zip(lengths, speeds_of(mesh, ranks), strict=True)
+            rounds = max(n / speed for n, speed in ends)
+            cost = self._cost(draft.candidate, draft.positions, plan.rounds, rounds)
+        if previous is not None and not stays:
+            moved = moves(previous, plan, self._blocks)
+        change_s = self._change(moved.most, draft.memory, mesh, stays=stays, live=draft.live)
         return Scored(
             plan=plan,
-            memory=memory,
+            memory=draft.memory,
             cost=cost,
             moves=moved,
             change_s=change_s,
-            goodput=self._outlook.goodput(cost.step_s, change_s),
-            moves_live=live,
+            goodput=self._problem.outlook.goodput(cost.step_s, change_s),
+            moves_live=draft.live,
         )
 
     def _shares(self, candidate: Candidate, ranks: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:
         """Equal ones where all run equally many anyway, else by speed."""
-        mesh = candidate.mesh
-        if mesh.dp_shard > 1 or candidate.virtual > 1:
-            return even_shares(self._micro_batches, mesh.dp)
-        return shares_of(quotas(self._micro_batches, speeds_of(mesh, ranks), least=mesh.pp))
+        mesh, micro_batches = candidate.mesh, self._problem.micro_batches
+        if mesh.dp_shard > 1 or candidate.virtual > 1 or len(self._speeds) == 1:
+            return even_shares(micro_batches, mesh.dp)
+        return shares_of(quotas(micro_batches, speeds_of(mesh, ranks), least=mesh.pp))
 
-    def _cost(
-        self, plan: Plan, candidate: Candidate, positions: tuple[int, ...], ranks: Sequence[Seat]
-    ) -> Cost:
-        mesh = plan.mesh
-        lengths = [plan.rounds] * mesh.dp if mesh.dp_shard > 1 else [len(share) for share in plan.shares]
-        speeds = speeds_of(mesh, ranks)
-        times = stage_seconds(self._stages.of(candidate).each, positions, mesh.pp)
-        memory = self._stages.memory(candidate, plan.rounds)
-        stage = {
-            name: stage_seconds(column, positions, mesh.pp).max()
-            for name, column in (
-                ("gradient_bytes", memory.rows.whole_gradients),
-                ("gathered_bytes", memory.whole),
-                ("elements", memory.rows.trainable),
-                ("units", np.ones(len(memory.whole))),
-            )
-        }
-        values = stage | {
+    def _cost(self, candidate: Candidate, positions: tuple[int, ...], rounds: int, ends: float) -> Cost:
+        """`ends`: micro-batches of the slowest pipeline in times of a worker of speed 1."""
+        mesh, problem = candidate.mesh, self._problem
+        times = by_pp(self._stages.of(candidate).each, positions, mesh.pp)
+        memory = self._stages.memory(candidate, rounds)
+        values: dict[str, float] = {
             "pp": mesh.pp,
             "dp_replicate": mesh.dp_replicate,
             "dp_shard": mesh.dp_shard,
             "inner": mesh.cp * mesh.tp,
-            "virtual": plan.virtual,
-            "rounds": max(n / speed for n, speed in zip(lengths, speeds, strict=True)),
+            "virtual": candidate.virtual,
+            "rounds": ends,
             "slowest_s": times.max(),
             "all_s": times.sum(),
+            "gradient_bytes": by_pp(memory.rows.whole_gradients, positions, mesh.pp).max(),
+            "gathered_bytes": by_pp(memory.whole, positions, mesh.pp).max(),
+            "elements": by_pp(memory.rows.trainable, positions, mesh.pp).max(),
+            "units": by_pp(np.ones(len(memory.whole)), positions, mesh.pp).max(),
         }
         work = Work(**{name: np.array([float(value)]) for name, value in values.items()})
-        return cost_of(self._shape, self._hardware, self._fleet, work)
+        return cost_of(problem.shape, problem.hardware, self._fleet, work)
 
-    def _change(self, moved: Moves, memory: Memory, *, stays: bool, live: bool) -> float:
-        if self._previous is None or stays:
-            return 0.0
-        rate = self._hardware.between.bytes_per_s / max(self._fleet.sizes)
-        moving = moved.most / rate if live else memory.state / self._outlook.storage_bytes_per_s
-        return self._outlook.form_s + moving
+    def _change(self, moved: float, memory: Memory, mesh: Mesh, *, stays: bool, live: bool) -> float:
+        """Seconds of a change in which one worker receives `moved` bytes, and of what a loss would cost."""
+        outlook = self._problem.outlook
+        lost = outlook.lost_s if mesh.dp_replicate == 1 else 0.0
+        if self._old is None or stays:
+            return lost
+        rate = self._problem.hardware.between.bytes_per_s / max(self._fleet.sizes)
+        moving = moved / rate if live else memory.state / outlook.storage_bytes_per_s
+        return lost + outlook.form_s + moving
 
     def _memory_of(self, plan: Plan) -> Memory:
-        candidate = Candidate(mesh=plan.mesh, virtual=plan.virtual, recompute=plan.recompute)
-        return self._stages.memory(candidate, plan.rounds).of(self._positions(plan), plan.mesh.pp)
+        stages = self._stages.memory(_candidate(plan), plan.rounds)
+        return stages.of(self._positions(plan), plan.mesh.pp)
 
     def _positions(self, plan: Plan) -> tuple[int, ...]:
         """The plan's cuts as positions between layers."""
-        layers = len(self._shape.layers)
+        layers = len(self._problem.shape.layers)
         inner = [1 + stop for _, stop in even_stages(Held.by(plan), layers - 2)[:-1]]
         return (0, *inner, layers)
+
+
+def _candidate(plan: Plan) -> Candidate:
+    return Candidate(mesh=plan.mesh, virtual=plan.virtual, recompute=plan.recompute)
 
 
 def _blocks(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

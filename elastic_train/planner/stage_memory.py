@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from elastic_train.planner.memory import Memory
 from elastic_train.planner.plan import Mesh, Recompute
-from elastic_train.planner.rows import Floats, activations, rows
-from elastic_train.planner.shape import ModelShape
+from elastic_train.planner.rows import Floats, Tensors, activations, rows
 from elastic_train.planner.stages import spans
 
 
@@ -26,16 +25,18 @@ class StageMemory:
     """
 
     def __init__(
-        self, shape: ModelShape, mesh: Mesh, recompute: Recompute, *, accumulates: bool, virtual: int = 1
+        self, tensors: Tensors, mesh: Mesh, recompute: Recompute, *, accumulates: bool, virtual: int = 1
     ) -> None:
-        self._shape, self._mesh, self._recompute = shape, mesh, recompute
+        shape, self._mesh = tensors.shape, mesh
         self._virtual = virtual
         self._whole = mesh.dp_shard > 1 and accumulates  # gradients are kept whole while they accumulate
         self._once = mesh.dp_shard > 1 and not accumulates  # a whole gradient at a time, divided at once
-        self.rows = table = rows(shape, mesh)
+        self.rows = table = rows(tensors, mesh)
         self._gradients = table.whole_gradients if self._whole else table.gradients
         self.kept = activations(shape, mesh, recompute)  # of a micro-batch, from forward to backward
-        self.whole = rows(shape, replace(mesh, dp_shard=2)).gathered if mesh.dp_shard == 1 else table.gathered
+        self.whole = (
+            rows(tensors, replace(mesh, dp_shard=2)).gathered if mesh.dp_shard == 1 else table.gathered
+        )
         # What recomputation of one block makes for its backward.
         self._again = activations(shape, mesh, "none") - self.kept
         # A tensor that arrives and one that leaves.
@@ -92,6 +93,8 @@ def _largest(values: Floats) -> Floats:
     """The largest of [start, stop), as `spans` has the sums."""
     n = len(values)
     table = np.zeros((n + 1, n + 1))
+    if not values.any():
+        return table
     for start in range(n):
         table[start, start + 1 :] = np.maximum.accumulate(values[start:])
     return table

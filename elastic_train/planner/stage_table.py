@@ -13,7 +13,7 @@ import numpy as np
 from elastic_train.planner.candidates import Candidate
 from elastic_train.planner.hardware import Hardware
 from elastic_train.planner.plan import Mesh, Recompute
-from elastic_train.planner.rows import Floats, seconds
+from elastic_train.planner.rows import Floats, seconds, tensors_of
 from elastic_train.planner.shape import ModelShape
 from elastic_train.planner.stage_memory import StageMemory
 from elastic_train.planner.stages import cut, slowest
@@ -40,8 +40,10 @@ class Times:
 class StageTable:
     """Times and memory by what they depend on."""
 
-    def __init__(self, shape: ModelShape, hardware: Hardware) -> None:
+    def __init__(self, shape: ModelShape, hardware: Hardware, workers: int) -> None:
+        self._workers = workers
         self._shape, self._hardware = shape, hardware
+        self.tensors = tensors_of(shape)
         self._times: dict[Cut, Times] = {}
         self._memory: dict[tuple[Mesh, Recompute, bool, int], StageMemory] = {}
         self._fitting: dict[tuple[Mesh, Recompute, bool, int], Floats] = {}
@@ -63,7 +65,7 @@ class StageTable:
         if key not in self._memory:
             mesh, recompute, accumulates, virtual = key
             self._memory[key] = StageMemory(
-                self._shape, mesh, recompute, accumulates=accumulates, virtual=virtual
+                self.tensors, mesh, recompute, accumulates=accumulates, virtual=virtual
             )
         return self._memory[key]
 
@@ -76,7 +78,10 @@ class StageTable:
         key = self._key(candidate, rounds)
         if key not in self._fitting:
             memory, there = self.memory(candidate, rounds), self._hardware.memory_bytes
-            most = len(times.each) if candidate.virtual == 1 and candidate.mesh.pp > 1 else stages
+            most = stages
+            if candidate.virtual == 1 and candidate.mesh.pp > 1:
+                inner = candidate.mesh.tp * candidate.mesh.cp * candidate.mesh.dp_shard
+                most = min(len(times.each), self._workers // inner)
             self._fitting[key] = slowest(times.each, most, lambda distance: memory.fits(there, distance))
         return float(self._fitting[key][stages - 1])
 
@@ -98,7 +103,7 @@ class StageTable:
         return mesh, candidate.recompute, rounds > 1 and mesh.dp_shard > 1, candidate.virtual
 
 
-def stage_seconds(each: Floats, positions: tuple[int, ...], pp: int) -> Floats:
-    """Seconds by pp index."""
-    sums = np.diff(np.concatenate([[0.0], np.cumsum(each)])[list(positions)])
+def by_pp(layers: Floats, positions: tuple[int, ...], pp: int) -> Floats:
+    """Sums by pp index."""
+    sums = np.diff(np.concatenate([[0.0], np.cumsum(layers)])[list(positions)])
     return sums.reshape(-1, pp).sum(axis=0)

@@ -91,6 +91,16 @@ def moves(previous: Plan, plan: Plan, blocks: tuple[float, ...]) -> Moves:
     return Moves(total=math.fsum(lacking), most=max(lacking))
 
 
+def least_moved(kept: Floats, whole: Floats, copies: int) -> float:
+    """Bytes that some worker receives at least, whoever takes which part.
+
+    `kept` are the bytes that each worker that stays has of each part, `whole` the bytes of the parts.
+    """
+    if len(kept) < len(whole) * copies:  # somebody is new
+        return float(whole.min())
+    return float((whole - kept.max(axis=0)).max())
+
+
 def even_stages(held: Held, blocks: int) -> tuple[tuple[int, int], ...]:
     """The stages, or equal ones where a plan does not say."""
     if held.stages:

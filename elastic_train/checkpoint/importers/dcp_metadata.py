@@ -41,7 +41,7 @@ class Metadata:
 
 
 def decode(data: bytes, *, at: str, url: str) -> Metadata:
-    """The metadata; files are `at` a directory of the store. FormatUnsupported if it can't be read in place."""
+    """The metadata; files are `at` a directory of the store. FormatUnsupported if they aren't to be had."""
     root = unpickle(data, url=url)
     if not _is(root, "metadata.Metadata"):
         raise FormatUnsupported(url=url, problem="it is no metadata of torch.distributed.checkpoint.")

@@ -11,8 +11,11 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
+from elastic_train.checkpoint import ranges
+from elastic_train.checkpoint.ranges import Index
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint, open_foreign
 from elastic_train.errors import FormatUnsupported, TensorMismatch
+from elastic_train.geometry.box import Box
 
 pytestmark = pytest.mark.ring1
 
@@ -122,6 +125,21 @@ def test_every_dtype_and_layout_reads_equal(tmp_path: Path) -> None:
         assert read.tobytes() == value.contiguous().flatten().view(torch.uint8).numpy().tobytes(), name
     part = checkpoint["transposed"]["param"][2:5, 1]
     assert np.array_equal(part, values["transposed"][2:5, 1].numpy())
+
+
+def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "MOST", 1000)
+    values = {"dense": torch.randn(7, 300), "transposed": torch.randn(90, 40).t(), "flat": torch.randn(1001)}
+    torch.save(values, tmp_path / "x.pt")
+    checkpoint = open_foreign(str(tmp_path / "x.pt"))
+    for name, value in values.items():
+        whole = Box.whole(tuple(value.shape))
+        reads = Index(checkpoint.manifest, url="x").reads([(name, "param", whole)])
+        assert len(reads) > 3
+        assert all(read.length <= 1000 for read in reads)
+        assert np.array_equal(checkpoint.read(name, "param"), value.numpy())
+    part = Box((1, 50), (5, 200))
+    assert np.array_equal(checkpoint.read("dense", "param", part), values["dense"][1:6, 50:250].numpy())
 
 
 def test_only_equal_ranges_of_a_buffer_are_ties(tmp_path: Path) -> None:

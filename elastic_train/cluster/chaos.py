@@ -24,6 +24,7 @@ from elastic_train.cluster.watch import short
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import (
     AddNode,
+    DamageCheckpoint,
     DrainNode,
     FailStorage,
     Fault,
@@ -62,7 +63,7 @@ class Chaos:
         match fault:
             case KillNode(node=node):
                 return node not in self._initial  # its workers don't know their label
-            case AddNode() | DrainNode() | KillController() | FailStorage():
+            case AddNode() | DrainNode() | KillController() | FailStorage() | DamageCheckpoint():
                 return True
             case _:
                 return False
@@ -80,6 +81,8 @@ class Chaos:
                 threading.Timer(notice_s, self._leave, (target,)).start()
             case KillController():
                 os.kill(ray.get(controller.pid.remote(), timeout=10), signal.SIGKILL)
+            case DamageCheckpoint():
+                _damage(Path(store.url))
             case FailStorage(seconds=seconds):
                 _block(Path(store.url) / "checkpoints", seconds)
             case _:
@@ -88,6 +91,17 @@ class Chaos:
     def _leave(self, node: str) -> None:
         with suppress(StopIteration):
             self._cluster.kill_node(node)
+
+
+def _damage(run: Path) -> None:
+    """Flip a bit in the middle of the newest checkpoint's largest file."""
+    newest = max((run / "checkpoints").iterdir())
+    file = max(newest.glob("*.safetensors"), key=lambda f: f.stat().st_size)
+    with file.open("r+b") as data:
+        data.seek(file.stat().st_size // 2)
+        byte = data.read(1)
+        data.seek(-1, os.SEEK_CUR)
+        data.write(bytes([byte[0] ^ 1]))
 
 
 def _block(directory: Path, seconds: float) -> None:

@@ -29,6 +29,7 @@ from elastic_train.cluster.perform import Performer
 from elastic_train.cluster.remote import answer, named_actors
 from elastic_train.cluster.watch import NodeWatch, WorkerWatch, at
 from elastic_train.config import RunSpec
+from elastic_train.control.adoption import resume_commands
 from elastic_train.control.commands import End
 from elastic_train.control.events import (
     Adopted,
@@ -183,6 +184,10 @@ class Controller:
         old = [from_json(line).event for _, part in read_journal(self._committer.store) for line in part]
         state = fold(old, self._policy)
         self._journal = Journal(self._committer.store, term)
+        if again and isinstance(state.phase, Ended):  # it died between deciding the end and telling it
+            for command in resume_commands(state, self._policy):
+                self._performer.perform(command)
+            return None
         living = self._find_workers(adopt=again)
         newest = self._committer.newest()
         self._post(
@@ -230,10 +235,11 @@ class Controller:
             try:
                 event = self._inbox.get(timeout=max(0.0, next_tick - self._now()))
             except queue.Empty:
-                event = Tick(at=self._now())
-                if event.at - next_tick > self._policy.late_ticks * tick_s:
+                now = self._now()
+                event = Tick(at=now, late=max(0.0, now - next_tick))
+                if event.late > self._policy.late_ticks * tick_s:
                     self._watch.forgive()
-                next_tick = event.at + tick_s
+                next_tick = now + tick_s
                 self._watch.check_silence()
                 self._check_driver()
             if isinstance(event, WorkerLost):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -80,6 +81,7 @@ class Performer:
         self._ready: dict[str, Ready] = {}
         self._groups: dict[int, tuple[str, ...]] = {}  # members by generation
         self._rendezvous: Any = None
+        self._store_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="perform")
 
     def perform(self, command: Command) -> None:
@@ -225,6 +227,10 @@ class Performer:
 
     def _store(self) -> tuple[str, int]:
         """The rendezvous store's address; a new store where the old one is gone."""
+        with self._store_lock:
+            return self._find_store()
+
+    def _find_store(self) -> tuple[str, int]:
         if self._rendezvous is not None:
             with suppress(RayError, GetTimeoutError):
                 return answer(self._rendezvous.address.remote(), 5.0)
@@ -241,7 +247,11 @@ class Performer:
 
     def prepare_store(self) -> None:
         """Start the rendezvous store ahead of the first group."""
-        self._aside(self._store)
+        self._aside(self._prepare_store)
+
+    def _prepare_store(self) -> None:
+        with suppress(RayError, GetTimeoutError):  # the group that needs it starts one itself
+            self._store()
 
     def _abort(self, generation: int, worker: str) -> None:
         handle, ready = self._handles.get(worker), self._ready.get(worker)

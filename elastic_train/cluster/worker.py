@@ -59,6 +59,7 @@ class Worker:
         self._name, self._node, self._spec = name, node, spec
         self._over = threading.Event()
         self._generation = 0
+        self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
         self._settled: set[int] = set()  # generations whose last word was given
         self._errors: dict[int, Cause] = {}
@@ -213,7 +214,7 @@ class Worker:
             return
         self._member.request(pause=pause, save=save)
         if save and generation == self._finished:  # its last checkpoint is tried again
-            self._training.submit(self._owner.save)
+            self._training.submit(lambda: self._save_again(generation))
 
     @ray.method(concurrency_group=CONTROL)
     def repeat(self) -> None:
@@ -265,8 +266,9 @@ class Worker:
         return Filled(digest=self._owner.digest(), step=document["step"], notes=tuple(notes))
 
     def _run(self, generation: int) -> None:
-        if generation != self._generation or generation in self._settled:
+        if generation != self._generation or generation in self._settled or generation == self._gone:
             return
+        self._gone = generation
         try:
             self._owner.go()
             end = self._owner.run()
@@ -279,6 +281,10 @@ class Worker:
                 self._last_word(generation, None)
             else:
                 self._finished = generation
+
+    def _save_again(self, generation: int) -> None:
+        if generation == self._generation and generation not in self._settled:
+            self._owner.save()
 
     def _on_training(self, generation: int, call: Callable[[], T]) -> T:
         """Run a call on the training thread; a failure there is this generation's failure too."""

@@ -1,0 +1,125 @@
+"""Making another checkpoint the first one of a run: by pointing at its bytes, or by copying them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from elastic_train.checkpoint.checksums import digest
+from elastic_train.checkpoint.commit import (
+    MANIFEST,
+    STATE,
+    Assembled,
+    assemble,
+    check_aliases,
+    check_coverage,
+)
+from elastic_train.checkpoint.document import Json, StateFile
+from elastic_train.checkpoint.exporters.blocks import blocks
+from elastic_train.checkpoint.language.index import index
+from elastic_train.checkpoint.language.mapped import Mapped
+from elastic_train.checkpoint.language.operations import FLOATING
+from elastic_train.checkpoint.language.through import check_claims
+from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
+from elastic_train.checkpoint.writer import Part, write_part
+from elastic_train.errors import ConfigError
+from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.lease import Lease
+from elastic_train.storage.store import Store
+
+GENERATION = 0
+"""No group wrote it; the run's own generations follow."""
+PART = 256 << 20
+"""Bytes of one file of a copy, which are in memory while it is written."""
+LEASE_S = 10.0
+
+
+def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> Stored:
+    """Commit `source` as the first checkpoint of the run at the root of `store`.
+
+    Without `copy` its bytes stay where they are, and are needed there; TensorMismatch where a specification
+    computes some. What the specification says is equal is compared first.
+    """
+    run = RunDirectory(store)
+    if run.ever_committed():
+        raise ConfigError(
+            field="RUN", problem=f"{store.url} has checkpoints already.", remedy="Choose a new run name."
+        )
+    check_claims(source)
+    document = _completed(source)
+    lease = Lease(store, holder=holder, lease_s=LEASE_S)
+    lease.acquire()
+    term = run.begin_term(holder)
+    lease.renew(term)
+    directory = attempt_path(step=document["step"], generation=GENERATION)
+    if copy:
+        parts = list(_parts(source, store, directory))
+        assembled = assemble(store, directory, parts, document, aliases=source.aliases)
+    else:
+        assembled = _pointing(source, store, directory, document)
+    stored = run.commit(
+        assembled, term=term, generation=GENERATION, step=document["step"], lineage=((GENERATION, 0),)
+    )
+    lease.release()
+    return stored
+
+
+def _completed(source: Mapped) -> dict[str, Any]:
+    """The document with a step; a checkpoint of weights alone begins a run, with all of them trainable."""
+    document = dict(source.document)
+    if document.get("step") is None:
+        document["step"] = 0
+    if not document.get("trainable"):
+        document["trainable"] = [
+            tensor
+            for (tensor, state), info in source.tensors.items()
+            if state == "param" and info.dtype in FLOATING
+        ]
+    return document
+
+
+def _pointing(source: Mapped, store: Store, directory: str, document: Mapping[str, Json]) -> Assembled:
+    """A checkpoint whose manifest names the files of another system."""
+    url = f"{store.url}/{directory}"
+    parts = [part for part in source.parts if isinstance(part, Checkpoint)]
+    assert len(parts) == len(source.parts)
+    table = index(source.resolved, parts, url=url)
+    state = StateFile(document=document, aliases=source.aliases).encode()
+    manifest = Manifest.concat([table], url=url, extra={"state_hash": digest(state)})
+    check_coverage(manifest, url=url)
+    check_aliases(manifest, source.aliases, url=url)
+    data = manifest.encode()
+    store.write(f"{directory}/{STATE}", state)
+    store.write(f"{directory}/{MANIFEST}", data)
+    return Assembled(
+        directory=directory,
+        manifest_path=f"{directory}/{MANIFEST}",
+        manifest_hash=digest(data),
+        bytes=len(state) + len(data),
+    )
+
+
+def _parts(source: Mapped, store: Store, directory: str) -> Iterator[Part]:
+    """The tensors in files of about PART bytes."""
+    pieces: list[Piece] = []
+    size, number = 0, 0
+    for block in blocks(source, list(source.tensors)):
+        info = source.tensors[block.name]
+        if pieces and size + block.data.nbytes > PART:
+            yield write_part(store, directory, number, pieces)
+            pieces, size, number = [], 0, number + 1
+        pieces.append(
+            Piece(
+                tensor=block.name[0],
+                state=block.name[1],
+                dtype=info.dtype,
+                shape=info.shape,
+                box=block.box,
+                data=block.data,
+            )
+        )
+        size += block.data.nbytes
+    yield write_part(store, directory, number, pieces)

@@ -1,0 +1,168 @@
+"""`ckpt export | import | diff | plan | gc`: checkpoints of this and other systems, without Ray or torch."""
+
+from __future__ import annotations
+
+import json
+import platform
+import uuid
+from pathlib import Path
+
+from elastic_train.checkpoint.adopt import adopt
+from elastic_train.checkpoint.differences import differences
+from elastic_train.checkpoint.exporters.dcp import export_dcp
+from elastic_train.checkpoint.exporters.hf import DTYPES, export_hf
+from elastic_train.checkpoint.exporters.target import Exported
+from elastic_train.checkpoint.exporters.ucp import export_ucp
+from elastic_train.checkpoint.language.describe import describe
+from elastic_train.checkpoint.language.mapped import Readable
+from elastic_train.checkpoint.language.parse import parse
+from elastic_train.checkpoint.language.specification import IDENTITY, Spec
+from elastic_train.checkpoint.language.through import as_ours, as_theirs
+from elastic_train.checkpoint.read_plan import read_plan
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
+from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cli.checkpoints import choose
+from elastic_train.cli.exits import FINISHED, USER_ERROR
+from elastic_train.errors import ConfigError
+from elastic_train.observe.text import bytes_text, columns
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.lease import Lease
+
+FORMS = ("hf", "ucp", "dcp")
+LEASE_S = 10.0
+
+
+def export_checkpoint(
+    run: str,
+    out: str,
+    *,
+    to: str,
+    spec: str | None,
+    step: int | None,
+    dtype: str | None,
+    config: str | None,
+    show: bool,
+) -> None:
+    if to not in FORMS:
+        raise ConfigError(field="--to", problem=f"{to!r} is none of {', '.join(FORMS)}.")
+    if to != "hf" and (dtype or config):
+        raise ConfigError(field="--dtype", problem="and --config are for `--to hf`; states keep their bits.")
+    if dtype is not None and dtype not in DTYPES:
+        raise ConfigError(field="--dtype", problem=f"{dtype!r} is none of {', '.join(DTYPES)}.")
+    source: Readable = _open(run, step)
+    if spec is not None:
+        mapped = as_theirs(source, _spec(spec))
+        source = mapped
+        if show:
+            print(describe(mapped.resolved))
+            return
+    store = open_store(out)
+    match to:
+        case "hf":
+            settings = None if config is None else json.loads(Path(config).read_text())
+            done = export_hf(source, store, dtype=DTYPES[dtype] if dtype else None, config=settings)
+        case "ucp":
+            done = export_ucp(source, store)
+        case _:
+            done = export_dcp(source, store)
+    _report(done, out)
+
+
+def import_checkpoint(source: str, run: str, *, spec: str | None, copy: bool, show: bool) -> None:
+    mapped = as_ours(open_checkpoint(source), _spec(spec))
+    if show:
+        print(describe(mapped.resolved))
+        return
+    stored = adopt(mapped, open_store(run), holder=_holder(), copy=copy)
+    count = len({tensor for tensor, _ in mapped.tensors})
+    how = "copied into" if copy else "indexed in place for"
+    print(f"{count} tensors of {source} {how} {run}: step {stored.step}")
+    for lost in (mapped.document.get("foreign") or {}).get("not_restored", ()):
+        print(f"not restored: {lost}")
+
+
+def diff_checkpoints(a: str, b: str, *, spec: str | None) -> int:
+    """Prints the differences; 0 if there are none, else 1."""
+    one, other = open_checkpoint(a), as_ours(open_checkpoint(b), _spec(spec)) if spec else open_checkpoint(b)
+    found = 0
+    for difference in differences(one, other):
+        print(difference)
+        found += 1
+    print(f"{found} differences" if found else "no differences")
+    return USER_ERROR if found else FINISHED
+
+
+def show_read_plan(run: str, step: int | None, *, to: str, as_json: bool) -> None:
+    plan = read_plan(_open(run, step), dp_shard=_axes(to))
+    if as_json:
+        ranks = [{n: getattr(r, n) for n in r.__dataclass_fields__} for r in plan.ranks]
+        print(json.dumps({"amplification": plan.amplification, "ranks": ranks}))
+        return
+    table = [("rank", "state", "read", "ranges", "peak memory")]
+    table += [
+        (
+            str(r.rank),
+            bytes_text(r.state_bytes),
+            bytes_text(r.read_bytes),
+            str(r.reads),
+            bytes_text(r.peak_bytes),
+        )
+        for r in plan.ranks
+    ]
+    print(columns(table))
+    print(f"read amplification {plan.amplification:.3f}")
+
+
+def collect_garbage(run: str, *, dry_run: bool) -> None:
+    directory = RunDirectory(open_store(run))
+    keep = [c.slot for c in directory.commits()]
+    _, sizes = directory.unneeded(keep)
+    if not dry_run and sizes:
+        lease = Lease(directory.store, holder=_holder(), lease_s=LEASE_S)
+        lease.acquire()
+        term = directory.begin_term(_holder())
+        lease.renew(term)
+        directory.prune(keep, term=term)
+        lease.release()
+    for path, size in sizes.items():
+        print(f"{'would remove' if dry_run else 'removed'} {path}: {bytes_text(size)}")
+    print(f"{len(sizes)} directories, {bytes_text(sum(sizes.values()))}")
+
+
+def _open(run: str, step: int | None) -> Checkpoint:
+    if step is None:
+        return open_checkpoint(run)
+    directory = RunDirectory(open_store(run))
+    return Checkpoint.of(directory, choose(directory, run, step))
+
+
+def _spec(path: str | None) -> Spec:
+    if path is None:
+        return IDENTITY
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(field="--spec", problem=f"there is no file {path}.")
+    return parse(file.read_text(), origin=file.name)
+
+
+def _axes(text: str) -> int:
+    """The number of shards that `dp_shard=4,dp_replicate=2` means for reading."""
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, number = part.partition("=")
+        if name not in ("dp_shard", "dp_replicate") or not number.isdecimal() or not int(number):
+            raise ConfigError(
+                field="--to",
+                problem=f"{part!r} isn't dp_shard=N or dp_replicate=N.",
+                remedy="How tp and pp cut a model is known to its job: see `elastic-train plan`.",
+            )
+        axes[name] = int(number)
+    return axes.get("dp_shard", 1)
+
+
+def _holder() -> str:
+    return f"elastic-train ckpt on {platform.node()}, {uuid.uuid4().hex[:8]}"
+
+
+def _report(done: Exported, out: str) -> None:
+    print(f"{len(done.files)} files, {bytes_text(done.bytes)} in {out}")

@@ -1,0 +1,67 @@
+"""The whole matrix: every kind of kill at every phase, under every data-parallel plan.
+
+`SLICE=i/n` takes every n-th storm; each storm is one run that suffers one fault at each phase in turn.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from elastic_train.config import Parallelism
+from elastic_train.control.faults import PHASES, Fault, FaultSchedule, KillNode, KillRank, Moment, StopRank
+from tests.faults.conftest import Runs, assert_same_training
+
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
+NODES, CPUS = 3, 2
+STEPS = 40
+
+PLANS = {
+    "dp2": Parallelism(dp_replicate=2, dp_shard=1),
+    "dp3": Parallelism(dp_shard=1),
+    "hsdp": Parallelism(dp_replicate=2, dp_shard=2),
+    "fsdp": Parallelism(dp_replicate=1, dp_shard=2),
+}
+KINDS = ("rank 0", "rank 1", "stopped", "node")
+
+
+def storm(kind: str) -> FaultSchedule:
+    """One fault at each phase, five steps apart; saves are due at every fifth step."""
+    faults: list[Fault] = []
+    for number, phase in enumerate(PHASES):
+        when = Moment(step=5 * (number + 1), phase=phase)
+        match kind:
+            case "node" if phase in ("backward", "vote"):
+                faults.append(KillNode(when=when, node=f"n{number % 3}"))
+            case "stopped":
+                faults.append(StopRank(when=when, rank=1, seconds=None))
+            case _:
+                faults.append(KillRank(when=when, rank=1 if kind == "rank 1" else 0))
+    return FaultSchedule(faults=tuple(faults), seed=0)
+
+
+def chosen() -> list[tuple[str, str]]:
+    which, of = (int(part) for part in os.environ.get("SLICE", "1/1").split("/"))
+    return [(plan, kind) for plan in PLANS for kind in KINDS][which % of :: of]
+
+
+@pytest.mark.parametrize(("plan", "kind"), chosen(), ids=lambda value: value.replace(" ", ""))
+def test_a_storm_leaves_the_losses_as_they_were(runs: Runs, plan: str, kind: str) -> None:
+    parallelism = PLANS[plan]
+    ranks = (parallelism.dp_replicate or 3) * (parallelism.dp_shard or 1)
+    while len(runs.cluster.nodes) < NODES:  # the storm before took some
+        runs.cluster.add_node()
+    rough = runs.disturbed(
+        f"{plan}-{kind}".replace(" ", ""),
+        storm(kind),
+        workers=f"1:{ranks}" if plan == "dp3" else f"{parallelism.dp_shard or 1}:{ranks}",
+        max_steps=STEPS,
+        standby=6 - ranks,
+        parallelism=Parallelism(dp_shard=parallelism.dp_shard)
+        if (parallelism.dp_replicate or 3) > 1
+        else parallelism,
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    if plan != "fsdp" and kind != "node":
+        assert rough.ledger.superseded == (), "a replica was left at every moment"

@@ -72,8 +72,8 @@ class UserCodeError(ElasticTrainError):
     def __str__(self) -> str:
         return (
             f"{self.traceback.rstrip()}\n\nThe job's own code raised {self.error} on rank {self.rank} "
-            f"(node {self.node}) in {self.phase} of step {self.step}. The run stopped; fix the code and start "
-            "it again under the same name to go on from the last checkpoint."
+            f"(node {self.node}) in {self.phase} of step {self.step}. The run stopped; fix the code and "
+            "start it again under the same name to go on from the last checkpoint."
         )
 
 

@@ -117,7 +117,7 @@ def _whole(tag: Tag, name: str, parallel: TensorParallel) -> Iterator[Row]:
             count = math.prod(ref.shape)
             flat = TensorRef(ref.storage, ref.dtype, ref.offset, (count,), (1,))
             yield from flat_rows(
-                file, tag.name(file), name, "param", flat, at=0, first=0, count=count, of=part
+                file, tag.name(file), name, {"param": flat}, at=0, first=0, count=count, of=part
             )
 
 
@@ -137,7 +137,7 @@ def _partitioned(tag: Tag, name: str, shape: Shape) -> Iterator[Row]:
         if count or (not numel and rank == 0):
             first, of = rank * share, Slice.whole(shape)
             yield from flat_rows(
-                file, tag.name(file), name, "param", part, at=0, first=first, count=count, of=of
+                file, tag.name(file), name, {"param": part}, at=0, first=first, count=count, of=of
             )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from elastic_train.checkpoint.dtypes import element
@@ -38,6 +38,10 @@ class Slice:
     def whole(cls, shape: tuple[int, ...]) -> Slice:
         patch = Patch(local=Box.whole(shape), offsets=(0,) * len(shape))
         return cls(local=shape, shape=shape, patches=(patch,))
+
+    @property
+    def is_whole(self) -> bool:
+        return len(self.patches) == 1 and self.patches[0].local.sizes == self.shape
 
     @property
     def numel(self) -> int:
@@ -77,37 +81,51 @@ def flat_rows(
     file: TorchFile,
     name: str,
     tensor: str,
-    state: str,
-    buffer: TensorRef,
+    buffers: Mapping[str, TensorRef],
     *,
     at: int,
     first: int,
     count: int,
     of: Slice,
 ) -> Iterator[Row]:
-    """Elements `at .. at + count` of a flat buffer, which are elements `first ..` of a rank's slice."""
-    if len(buffer.shape) != 1 or not is_contiguous(buffer) or at < 0 or at + count > buffer.shape[0]:
-        raise damaged(file.url, f"{tensor} ({state}) isn't all in the buffer that should hold it")
+    """Elements `at .. at + count` of flat buffers, one for each state, which are elements `first ..` of a
+    rank's slice.
+    """
     if first < 0 or first + count > of.numel:
-        raise damaged(file.url, f"{tensor} ({state}) has more elements than its shape")
-    item = element(buffer.dtype, url=file.url).bytes
-    byte = file.place(buffer) + at * item
-    for block in flat_range_boxes(of.local, first, first + count):
-        for patch in of.patches:
-            both = block.intersect(patch.local)
-            if both is None:
-                continue
+        raise damaged(file.url, f"{tensor} has more elements than its shape")
+    pieces = tuple(_pieces(of, first, count))
+    for state, buffer in buffers.items():
+        if len(buffer.shape) != 1 or not is_contiguous(buffer) or at < 0 or at + count > buffer.shape[0]:
+            raise damaged(file.url, f"{tensor} ({state}) isn't all in the buffer that should hold it")
+        item = element(buffer.dtype, url=file.url).bytes
+        byte = file.place(buffer) + at * item
+        for box, offset, strides in pieces:
             yield Row(
                 tensor=tensor,
                 state=state,
                 dtype=buffer.dtype,
                 shape=of.shape,
-                box=_moved(both.within(patch.local), patch.offsets),
+                box=box,
                 file=name,
-                byte_offset=byte + _offset(both.within(block).offsets, block.sizes) * item,
-                byte_strides=_strides(both.sizes, block.sizes, item),
+                byte_offset=byte + offset * item,
+                byte_strides=None if strides is None else tuple(s * item for s in strides),
             )
-        byte += block.numel * item
+
+
+def _pieces(of: Slice, first: int, count: int) -> Iterator[tuple[Box, int, tuple[int, ...] | None]]:
+    """Boxes of the whole tensor, each with its place in the range and its strides, in elements."""
+    place = 0
+    for block in flat_range_boxes(of.local, first, first + count):
+        if of.is_whole:
+            yield block, place, None
+        else:
+            for patch in of.patches:
+                both = block.intersect(patch.local)
+                if both is not None:
+                    box = _moved(both.within(patch.local), patch.offsets)
+                    offset = place + _offset(both.within(block).offsets, block.sizes)
+                    yield box, offset, _strides(both.sizes, block.sizes)
+        place += block.numel
 
 
 def _moved(box: Box, by: Sequence[int]) -> Box:
@@ -122,9 +140,9 @@ def _offset(at: Sequence[int], sizes: Sequence[int]) -> int:
     return number
 
 
-def _strides(sizes: Sequence[int], outer: Sequence[int], item: int) -> tuple[int, ...] | None:
-    """Byte strides of a block inside a larger one, None where its elements follow one another."""
-    strides = [math.prod(outer[d + 1 :]) * item for d in range(len(outer))]
-    dense = [math.prod(sizes[d + 1 :]) * item for d in range(len(sizes))]
+def _strides(sizes: Sequence[int], outer: Sequence[int]) -> tuple[int, ...] | None:
+    """Strides of a block inside a larger one, None where its elements follow one another."""
+    strides = [math.prod(outer[d + 1 :]) for d in range(len(outer))]
+    dense = [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
     same = all(n == 1 or a == b for n, a, b in zip(sizes, strides, dense, strict=True))
     return None if same else tuple(strides)

@@ -84,18 +84,9 @@ def _parameter_rows(
                 "places, or "
                 "are of two checkpoints.",
             )
-        for state, buffer in shard.parts.items():
-            yield from flat_rows(
-                shard.file,
-                tag.name(shard.file),
-                fqn,
-                state,
-                buffer,
-                at=start,
-                first=first,
-                count=numel,
-                of=part,
-            )
+        yield from flat_rows(
+            shard.file, tag.name(shard.file), fqn, shard.parts, at=start, first=first, count=numel, of=part
+        )
         first += numel
 
 

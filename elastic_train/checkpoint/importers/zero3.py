@@ -106,12 +106,11 @@ def _sub_group_rows(tag: Tag, shapes: dict[str, Shape], buffer: Buffer, rank: in
         numel = math.prod(shape)
         share = -(-numel // dp)
         count = max(0, min(share, numel - rank * share))
-        for state, flat in buffer.parts.items():
-            if count:
-                whole, first = Slice.whole(shape), rank * share
-                yield from flat_rows(
-                    buffer.file, name, fqn, state, flat, at=at, first=first, count=count, of=whole
-                )
+        if count:
+            whole, first = Slice.whole(shape), rank * share
+            yield from flat_rows(
+                buffer.file, name, fqn, buffer.parts, at=at, first=first, count=count, of=whole
+            )
         at += share
     if at != buffer.numel:
         raise TensorMismatch(

@@ -14,10 +14,11 @@ FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 @pytest.fixture(scope="session")
 def deepspeed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The directory with z1, z2, z3, f1, f3, p1 and p3. Nothing in it is changed."""
+    """The directory with z1, z2, z3, f1, f3, p1, p3, b1, b3 and q3. Nothing in it is changed."""
     target = tmp_path_factory.mktemp("deepspeed")
-    with tarfile.open(FIXTURES / "deepspeed_zero_tiny.tar.gz") as archive:
-        archive.extractall(target, filter="data")
+    for name in ("deepspeed_zero_tiny.tar.gz", "deepspeed_bf16_tiny.tar.gz"):
+        with tarfile.open(FIXTURES / name) as archive:
+            archive.extractall(target, filter="data")
     return target
 
 

@@ -42,12 +42,11 @@ from elastic_train.control.events import (
 )
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.control.journal import changed, fold
-from elastic_train.control.policy import Policy
+from elastic_train.control.policy import Planner, Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced, StorageError
 from elastic_train.observe.records import Record, from_json, record, to_json, wall_text
-from elastic_train.planner.search import planner_for
 from elastic_train.storage.journal import Journal, read_journal
 
 log = logging.getLogger(__name__)
@@ -77,6 +76,7 @@ class Controller:
         run: str,
         spec: RunSpec,
         job: bytes,
+        planner: Planner,
         environment: Mapping[str, str],
         driver: str,
         faults: tuple[FaultSchedule, Mapping[str, str]] | None = None,
@@ -94,7 +94,7 @@ class Controller:
         self._driver_heard = time.monotonic()
         self._steered = threading.Condition()
         self._watch = WorkerWatch(spec, self._post, self._now)
-        self._policy = Policy.of(spec, planner_for(spec))
+        self._policy = Policy.of(spec, planner)
         self._storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
         self._journal: Journal | None = None
         threading.Thread(target=self._live, name="controller", daemon=True).start()

@@ -23,6 +23,7 @@ from elastic_train.control.commands import End
 from elastic_train.control.events import Cause
 from elastic_train.errors import (
     CapacityTimeout,
+    ConfigError,
     InfrastructureError,
     NoCheckpoint,
     UserCodeError,
@@ -114,6 +115,8 @@ def _raise_for(end: End, spec: RunSpec) -> None:
     match end.outcome:
         case "finished" | "stopped":
             return
+        case "user_error" if cause.phase == "configuration":
+            raise ConfigError(field="job", problem=cause.detail)
         case "user_error":
             raise UserCodeError(
                 worker=end.worker,

@@ -24,9 +24,14 @@ from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.result import Result
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError, LeaseHeld, StorageError
+from elastic_train.planner.plan import Infeasible, Seat
+from elastic_train.planner.search import Search, planner_for
+from elastic_train.planner.shape import ModelShape
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.preflight import Token, probe, see
+from elastic_train.train.shape import model_shape
 from elastic_train.train.task import Task
+from elastic_train.train.user_code import Border
 
 PROCESS_ENVIRONMENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # workers share the node's cores; a person's own value wins
@@ -55,10 +60,11 @@ def fit(
     """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
     token = probe(open_store(child_url(spec.storage_path, spec.name)))  # before anything is started
+    shape = _shape(task, spec)
     job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
     with _cluster(address, local_nodes):
         _check_nodes_see(spec, token)
-        controller = _start(spec, job, chaos)
+        controller = _start(spec, job, _planner(spec, shape), chaos)
         return follow(controller, spec, quiet=quiet, chaos=chaos)
 
 
@@ -89,7 +95,34 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
             yield
 
 
-def _start(spec: RunSpec, job: bytes, chaos: Chaos | None) -> Any:
+def _shape(task: Task, spec: RunSpec) -> ModelShape:
+    """The model's shape; what the task's own code raises is reported as the workers would report it."""
+    border = Border(worker="the driver", node="", rank=-1, generation=0, broken=lambda: False)
+    with border.at("building the model", 0):
+        return model_shape(task, spec)
+
+
+def _planner(spec: RunSpec, shape: ModelShape) -> Search:
+    """The run's planner; ConfigError where the model does not fit even on all the workers asked for."""
+    workers = [
+        (node, float(node["Resources"].get("memory", 0.0)))
+        for node in ray.nodes()
+        if node["Alive"] and node["Resources"].get("CPU", 0.0) >= spec.cpus_per_worker
+    ]
+    slots = [
+        int(n["Resources"]["CPU"] / spec.cpus_per_worker) if spec.cpus_per_worker else 1 for n, _ in workers
+    ]
+    shares = [memory / max(1, count) for (_, memory), count in zip(workers, slots, strict=True) if memory]
+    memory_bytes = int(min(shares)) if shares and not spec.gpus_per_worker else None
+    planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes)
+    seats = tuple(Seat(worker=f"w{i}", node=f"n{i}") for i in range(spec.max_workers))
+    plan = planner(seats)
+    if isinstance(plan, Infeasible):
+        raise ConfigError(field="scaling_config", problem=plan.reason)
+    return planner
+
+
+def _start(spec: RunSpec, job: bytes, planner: Search, chaos: Chaos | None) -> Any:
     """The run's controller, new. One that is still at work is left alone: LeaseHeld."""
     run = run_key(spec.storage_path, spec.name)
     _replace_old(run, spec)
@@ -110,6 +143,7 @@ def _start(spec: RunSpec, job: bytes, chaos: Chaos | None) -> Any:
             run=run,
             spec=spec,
             job=job,
+            planner=planner,
             environment=process_environment(),
             driver=f"pid {os.getpid()} on {os.uname().nodename}",
             faults=(chaos.schedule, chaos.labels) if chaos is not None else None,

@@ -45,7 +45,7 @@ from elastic_train.control.events import (
     WorkerReady,
 )
 from elastic_train.control.faults import FaultSchedule
-from elastic_train.errors import CheckpointError, ElasticTrainError, UserCodeError
+from elastic_train.errors import CheckpointError, ConfigError, ElasticTrainError, UserCodeError
 from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.recovery.evidence import FromStorage
 
@@ -183,6 +183,8 @@ class Performer:
         self._watch.add(name, handle)
         try:
             ready: Ready = answer(handle.ready.remote(), spec.timing.start_worker_s)
+        except ConfigError as error:
+            self._watch.lost(name, Cause(kind="user", detail=str(error), phase="configuration"))
         except UserCodeError as error:
             cause = Cause(kind="user", detail=error.error, phase=error.phase, traceback=error.traceback)
             self._watch.lost(name, cause)
@@ -216,6 +218,8 @@ class Performer:
             )
         except (ElasticTrainError, RayError) as error:
             cause = Cause(kind=_kind(error), detail=str(error).splitlines()[0][:300], phase="forming")
+            if isinstance(error, ConfigError):
+                cause = Cause(kind="user", detail=str(error), phase="configuration")
             if isinstance(error, UserCodeError):
                 cause = Cause(kind="user", detail=error.error, phase=error.phase, traceback=error.traceback)
             self._post(GroupBroken(at=0.0, generation=command.generation, worker="", cause=cause))

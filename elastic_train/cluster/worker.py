@@ -29,7 +29,7 @@ from elastic_train.cluster.training_thread import TrainingThread
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
 from elastic_train.control.faults import FaultSchedule
-from elastic_train.errors import ChecksumMismatch, UserCodeError
+from elastic_train.errors import ChecksumMismatch, ConfigError, UserCodeError
 from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.fragments import Fragments
@@ -242,7 +242,7 @@ class Worker:
                 on_save=self._writer.save,
                 faults=self._saboteur,
             )
-        except UserCodeError:
+        except (UserCodeError, ConfigError):
             raise
         except Exception as error:  # noqa: BLE001 - whatever importing the job's module raises is the job's own
             raise UserCodeError(
@@ -351,6 +351,8 @@ class Worker:
                 traceback=error.traceback,
                 **where,
             )
+        if isinstance(error, ConfigError):  # found by a worker, but a person's to mend
+            return Cause(kind="user", detail=str(error), phase="configuration", step=step, **where)
         if isinstance(error, GroupIsBroken):
             return Cause(kind="collective", detail=_plain(error.reason), phase=phase, step=step, **where)
         if isinstance(error, RayError):  # a holder died while it was read from

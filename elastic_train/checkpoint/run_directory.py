@@ -144,18 +144,23 @@ class RunDirectory:
     # -- deletion --
 
     def prune(
-        self, keep: Collection[int], in_flight: Collection[tuple[int, int]] = (), *, term: int
+        self,
+        keep: Collection[int],
+        in_flight: Collection[tuple[int, int]] = (),
+        *,
+        term: int,
+        writing: int | None = None,
     ) -> Pruned:
         """Delete every checkpoint whose slot is not in `keep`, and attempts that nobody will commit.
 
-        The newest commit stays whatever `keep` says; so do attempts of `in_flight` (generation, step),
-        attempts beyond the newest commit, whose writers may not have reported yet, and files that a kept
-        checkpoint refers to. What goes is first written to the log, so that a controller
-        that was fenced meanwhile deletes nothing that its successor counts on.
+        The newest commit stays whatever `keep` says; so do attempts of `in_flight` (generation, step), those
+        of the generation that is `writing` beyond the newest commit, because its writers may not have
+        reported yet, and files that a kept checkpoint refers to. What goes is first written to the log, so
+        that a controller that was fenced meanwhile deletes nothing that its successor counts on.
         """
         there = self._attempts()  # before the log is read: what is committed later isn't in it
         self.log.check(term)
-        slots, gone = self._unneeded(there, keep, in_flight)
+        slots, gone = self._unneeded(there, keep, in_flight, writing)
         if slots:
             self.log.append(Record(kind="prune", removes=slots), term)
         for directory, needed in gone.items():
@@ -167,7 +172,7 @@ class RunDirectory:
 
     def unneeded(self, keep: Collection[int]) -> tuple[tuple[int, ...], dict[str, int]]:
         """What `prune` would do without saves in flight: slots, and the bytes to go by directory."""
-        slots, gone = self._unneeded(self._attempts(), keep, ())
+        slots, gone = self._unneeded(self._attempts(), keep, (), None)
         sizes = {
             directory: sum(self.store.size(f) for f in self.store.list(directory) if f not in needed)
             for directory, needed in gone.items()
@@ -175,14 +180,18 @@ class RunDirectory:
         return slots, sizes
 
     def _unneeded(
-        self, there: set[str], keep: Collection[int], in_flight: Collection[tuple[int, int]]
+        self,
+        there: set[str],
+        keep: Collection[int],
+        in_flight: Collection[tuple[int, int]],
+        writing: int | None,
     ) -> tuple[tuple[int, ...], dict[str, set[str]]]:
         """Slots and directories to go, and the files in them that kept checkpoints need."""
         kept = self.log.valid()
         slots = tuple(r.slot for r in kept[:-1] if r.slot not in keep)
         stay = {r.path for r in kept if r.slot not in slots}
         stay |= {attempt_path(step=step, generation=generation) for generation, step in in_flight}
-        gone = sorted(path for path in there - stay if not kept or not _beyond(path, kept[-1]))
+        gone = sorted(path for path in there - stay if not (kept and _beyond(path, kept[-1], writing)))
         needed = {f for path in stay for f in self._refers_to(path)} if gone else set[str]()
         return slots, {d: {f for f in needed if f.startswith(d + "/")} for d in gone}
 
@@ -214,12 +223,12 @@ class RunDirectory:
         return decode(self.store.read(CONFIG), url=f"{self.store.url}/{CONFIG}")
 
 
-def _beyond(path: str, newest: Record) -> bool:
-    """Whether an attempt may still be on its way: of a later step, by a generation that is not older."""
+def _beyond(path: str, newest: Record, writing: int | None) -> bool:
+    """Whether an attempt may still be on its way: of a later step, by the generation that is writing."""
     found = _ATTEMPT.fullmatch(path.rpartition("/")[2])
     assert found is not None
     step, generation = int(found[1]), int(found[2])
-    return step > newest.step and generation >= newest.generation
+    return step > newest.step and generation == writing
 
 
 def _stored(record: Record) -> Stored:

@@ -64,7 +64,7 @@ class Committer:
         self._storage.submit(self._commit, command, self.lineage)
 
     def prune(self, command: Prune) -> None:
-        self._storage.submit(self._prune, command)
+        self._storage.submit(self._prune, command, self.lineage[-1][0] if self.lineage else None)
 
     def _commit(self, command: Commit, lineage: tuple[tuple[int, int], ...]) -> None:
         directory = attempt_path(step=command.step, generation=command.generation)
@@ -98,9 +98,9 @@ class Committer:
         else:
             self._post(CheckpointCommitted(at=0.0, stored=stored, metrics=command.metrics))
 
-    def _prune(self, command: Prune) -> None:
+    def _prune(self, command: Prune, writing: int | None) -> None:
         try:
-            self._run.prune(command.keep, command.in_flight, term=self._term)
+            self._run.prune(command.keep, command.in_flight, term=self._term, writing=writing)
         except Fenced as error:
             self._post(FencedOff(at=0.0, by_term=error.by_term))
         except (StorageError, CheckpointError) as error:

@@ -198,20 +198,20 @@ def test_pruned_checkpoints_are_history_and_count_as_such(run: RunDirectory, sav
 
 def test_attempts_in_flight_stay_and_orphans_go(run: RunDirectory, save: Save, cut: Cut) -> None:
     term = run.begin_term("a")
-    stored = save(run, term=term, step=3, generation=3)
-    for step, generation in ((2, 1), (2, 3), (9, 2)):
+    stored = save(run, term=term, step=1)
+    for step, generation in ((2, 1), (2, 3), (3, 3)):
         write_part(run.store, attempt_path(step=step, generation=generation), 0, [cut("w", np.zeros(2))])
-    run.prune([stored.slot], in_flight=[(3, 2)], term=term)  # (generation, step)
-    assert directories(run) == {stored.path, attempt_path(step=2, generation=3)}
+    run.prune([stored.slot], in_flight=[(3, 3)], term=term)
+    assert directories(run) == {stored.path, attempt_path(step=3, generation=3)}
 
 
 def test_an_attempt_whose_writers_did_not_report_yet_stays(run: RunDirectory, save: Save, cut: Cut) -> None:
     term = run.begin_term("a")
     stored = save(run, term=term, step=3, generation=3)
-    later = attempt_path(step=4, generation=3)
-    write_part(run.store, later, 0, [cut("w", np.zeros(2))])
-    run.prune([stored.slot], term=term)
-    assert directories(run) == {stored.path, later}
+    for step, generation in ((2, 3), (4, 2), (4, 3)):
+        write_part(run.store, attempt_path(step=step, generation=generation), 0, [cut("w", np.zeros(2))])
+    run.prune([stored.slot], term=term, writing=3)
+    assert directories(run) == {stored.path, attempt_path(step=4, generation=3)}
 
 
 def test_a_prune_that_died_half_way_is_finished_by_the_next(run: RunDirectory, save: Save) -> None:

@@ -1,4 +1,4 @@
-"""What the ranks of a plan would read of a checkpoint, and how much memory that takes, before anything is read."""
+"""What the ranks of a plan would read of a checkpoint, and the memory that takes; nothing is read."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def read_plan(checkpoint: Checkpoint, *, dp_shard: int) -> ReadPlan:
         for (tensor, state), info in checkpoint.tensors.items():
             item = ELEMENTS[info.dtype].bytes
             whole = not info.shape or state == "buffer"
-            own = (
-                (Box.whole(info.shape),) if whole else boxes(info.shape, (dp_shard,), (rank,), (Sharded(0),))
-            )
+            own = (Box.whole(info.shape),)
+            if not whole:
+                own = boxes(info.shape, (dp_shard,), (rank,), (Sharded(0),))
             held += sum(box.numel for box in own) * item
             if not whole or rank == 0:
                 requests += [(tensor, state, box) for box in own]

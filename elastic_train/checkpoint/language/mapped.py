@@ -90,7 +90,7 @@ class Mapped(Mapping[str, States]):
             for tile, both, many in means:
                 mean = many.astype(np.float64).mean(axis=0).astype(raw.dtype)
                 assert tile.source is not None
-                _stored_view(raw[both.slices], tile.source)[...] = mean
+                _stored_view(_part(raw, both), tile.source)[...] = mean
             if raw is not out:
                 for name in virtual.casts:
                     raw = raw.astype(ELEMENTS[name].numpy)
@@ -126,13 +126,13 @@ class Mapped(Mapping[str, States]):
                 continue
             place = both.within(box)
             if tile.source is None:
-                raw[place.slices] = np.zeros((), raw.dtype)
+                _part(raw, place)[...] = np.zeros((), raw.dtype)
                 continue
             at = source_box(tile.source, tile.box, both)
             request = (tile.source.tensor, tile.source.state, at)
             first, *others = tile.source.parts
             if not others:
-                target = _stored_view(raw[place.slices], tile.source)
+                target = _stored_view(_part(raw, place), tile.source)
                 wants.append(_Want(part=first, request=request, target=target))
                 continue
             many: Array = np.empty((1 + len(others), *at.sizes), raw.dtype)
@@ -142,9 +142,14 @@ class Mapped(Mapping[str, States]):
         return raw, means
 
 
+def _part(array: Array, box: Box) -> Array:
+    """A view, also of an array without dims, which indexing would make a number."""
+    return array[(*box.slices, ...)]
+
+
 def _stored_view(array: Array, at: Origin) -> Array:
     """A part of the result, seen with the dims of the stored tensor that fills it."""
-    kept = array[tuple(0 if axis is None else slice(None) for axis in at.axes)]
+    kept = array[(*(0 if axis is None else slice(None) for axis in at.axes), ...)]
     axes = [axis for axis in at.axes if axis is not None]
     turned = np.transpose(kept, np.argsort(axes)) if axes else kept
-    return turned[tuple(slice(None) if s in axes else np.newaxis for s in range(len(at.origin)))]
+    return turned[(*(slice(None) if s in axes else np.newaxis for s in range(len(at.origin))), ...)]

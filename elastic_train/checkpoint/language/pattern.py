@@ -1,7 +1,7 @@
 """Patterns that select tensors by name: text with captures, the same text writes names back.
 
 `{l}` is one part of a dotted name, `{p...}` one or more parts, `{p:q|k|v}` one of the listed words. A capture
-that occurs twice must have the same value in both places.
+that occurs twice must have the same value in both places; what it may be is said in one of them.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ class Pattern:
             raise ValueError(f"{self.text!r} is no pattern: write {{l}}, {{path...}} or {{p:q|k|v}}")
         object.__setattr__(self, "captures", tuple(captures))
         object.__setattr__(self, "_regex", re.compile("".join(parts)))
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """What captures may be, where it is said: `...` or `:q|k|v`."""
+        return {name: kind for name, kind in _CAPTURE.findall(self.text) if kind}
+
+    def with_kinds(self, kinds: Mapping[str, str]) -> Pattern:
+        """The pattern with kinds for captures that say none."""
+        return Pattern(_CAPTURE.sub(lambda f: f"{{{f[1]}{f[2] or kinds.get(f[1], '')}}}", self.text))
 
     def match(self, name: str) -> dict[str, str] | None:
         """The captures of a name, or None."""

@@ -61,6 +61,9 @@ class Rule:
                         field=f"{self.label}, {key}",
                         problem=f"{pattern.text!r} and {patterns[0].text!r} capture different words.",
                     )
+        kinds = {name: kind for p in (*self.select, *self.to) for name, kind in p.kinds.items()}
+        object.__setattr__(self, "select", tuple(p.with_kinds(kinds) for p in self.select))
+        object.__setattr__(self, "to", tuple(p.with_kinds(kinds) for p in self.to))
         if len(self.numbered) > 1:
             raise ConfigError(
                 field=f"{self.label}, to",

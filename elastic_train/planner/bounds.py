@@ -46,8 +46,9 @@ def totals(found: Candidates, stages: StageTable) -> Totals:
         one = Candidate(mesh=Mesh(tp=tp, cp=cp, ep=ep), virtual=1, recompute=RECOMPUTES[kind])
         times, memory = stages.of(one), stages.memory(one, 1)
         pp, virtual = found.pp[mine], found.virtual[mine]
+        slowest = np.array([times.slowest.of(n + 1) for n in range(int(pp.max()))])
         # Interleaved stages of a rank may balance out: then only the mean bounds them.
-        columns[0, mine] = np.where(virtual > 1, times.whole / pp, times.slowest[pp - 1])
+        columns[0, mine] = np.where(virtual > 1, times.whole / pp, slowest[pp - 1])
         table, block = memory.rows, memory.rows.block
         state, gradients, kept = table.state[block], table.gradients[block], memory.kept[block]
         with np.errstate(divide="ignore", invalid="ignore"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
 
 from elastic_train.planner.hardware import Fleet
@@ -13,6 +12,8 @@ from elastic_train.planner.ranking import Ranking
 from elastic_train.planner.scoring import Scored
 from elastic_train.planner.shape import ModelShape
 
+SLACK = 0.003
+"""Share of the goodput that predictions do not tell apart."""
 LIVE_TRIES = 64
 """Candidates, best first, among which one is sought whose new shards fit beside the old ones."""
 FROM_STORAGE = "; old shards do not fit beside new ones, so the state comes from storage"
@@ -47,10 +48,10 @@ def choose(problem: Problem) -> tuple[Scored, str] | Infeasible:
 
 def _best(ranking: Ranking) -> Scored | None:
     """The best whose new shards fit beside the old ones; the best where that holds for none of the first."""
-    tried = list(itertools.islice(ranking.best(), 1))
-    if tried and not tried[0].moves_live:
-        tried = list(itertools.islice(ranking.best(), LIVE_TRIES))
-    return next((scored for scored in tried if scored.moves_live), tried[0] if tried else None)
+    best = next(ranking.best(SLACK), None)
+    if best is None or best.moves_live:
+        return best
+    return next(ranking.best(SLACK, live_among=LIVE_TRIES), best)
 
 
 def _headline(scored: Scored, problem: Problem) -> str:

@@ -29,11 +29,11 @@ def impossible(workers: int, micro_batches: int, constraints: Parallelism) -> In
     """Why no mesh is possible, with the nearest legal values; None where one is."""
     if workers == 0:
         return Infeasible(reason="no worker is there, one is enough to start")
-    for axis in ("tp", "pp"):
+    for axis in ("tp", "pp", "cp", "ep"):
         if (getattr(constraints, axis) or 1) > 1:
             return Infeasible(
-                reason=f"parallelism.{axis}={getattr(constraints, axis)} is not possible: only data-parallel "
-                f"axes are planned, so the legal value is 1"
+                reason=f"parallelism.{axis}={getattr(constraints, axis)} is not possible: without the "
+                f"model's layers only data-parallel axes are planned, so the legal value is 1"
             )
     limit = min(workers, micro_batches)
     asked = {

@@ -19,6 +19,7 @@ from elastic_train.planner.candidates import Candidates, candidates, recomputes
 from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.limits import Limits
 from elastic_train.planner.plan import Mesh
+from elastic_train.planner.problem import Problem
 from elastic_train.planner.scoring import Draft, Scored, Scorer
 from elastic_train.planner.stage_table import StageTable
 
@@ -31,7 +32,7 @@ class Ranking:
     def __init__(self, problem: Problem, known: Limits) -> None:
         self._problem = problem
         fleet, shape, hardware = Fleet.of(problem.seats), problem.shape, problem.hardware
-        stages = StageTable(shape, hardware, fleet.workers)
+        stages = StageTable(shape, hardware)
         self._scorer = Scorer(problem, stages)
         self.candidates = found = candidates(
             fleet,
@@ -50,8 +51,13 @@ class Ranking:
             self._may = may_fit(found, self._bounds, hardware.memory_bytes)
         self._stages, self._fleet = stages, fleet
 
-    def best(self) -> Iterator[Scored]:
-        """In order of goodput, exactly; equal ones in the order of the columns."""
+    def best(self, slack: float = 0.0, live_among: int = 0) -> Iterator[Scored]:
+        """In order of goodput; equal ones in the order of the columns.
+
+        With `slack`, candidates that may be better by no more than that share are not looked at before
+        one is returned. With `live_among`, only those whose new shards fit beside the old, of so many looked at.
+        """
+        left = live_among
         indices = np.flatnonzero(self._may)
         order = indices[np.argsort(-self._goodput[indices], kind="stable")].tolist()
         heap: list[tuple[float, int, Draft | Scored | None]] = []  # (-goodput, index, how exact)
@@ -67,8 +73,17 @@ class Ranking:
             if isinstance(known, Scored):
                 yield known
                 continue
-            closer = self._scorer.draft(self.candidates.at(i)) if known is None else self._scorer.score(known)
-            heapq.heappush(heap, (-closer.goodput, i, closer))
+            if known is None:
+                closer = self._scorer.draft(self.candidates.at(i))
+                left -= 1
+                if live_among and not closer.live:
+                    if left <= 0:
+                        return
+                    continue
+            else:
+                closer = self._scorer.score(known)
+            bonus = 1 + slack * isinstance(closer, Scored)
+            heapq.heappush(heap, (-closer.goodput * bonus, i, closer))
 
     def any_fits(self) -> bool:
         """Whether some candidate fits in memory, the ones that need least of it first."""

@@ -84,14 +84,14 @@ def rows(table: Tensors, mesh: Mesh) -> Rows:
     sizes[tp, table.tp_dim[tp]] = -(-sizes[tp, table.tp_dim[tp]] // mesh.tp)
     sizes[ep, 0] = -(-sizes[ep, 0] // mesh.ep)
     sizes[table.cut, 0] = -(-sizes[table.cut, 0] // shard)
-    numel = sizes.prod(axis=1).astype(float)
+    numel: Floats = sizes.prod(axis=1).astype(np.float64)
     whole: Floats = np.where(table.cut, numel * shard, numel)
     item, gradient, compute = table.item, table.gradient, table.compute
     copied = table.cut if shard > 1 else table.sharded & (compute != item)
 
     def by_layer(values: Floats) -> Floats:
         sums = np.bincount(table.layer, weights=values, minlength=n).astype(float)
-        if shape.tied:  # the last layer has its own copy of the first layer's tensor
+        if shape.tied and mesh.pp > 1:  # the last layer has its own copy of the first layer's tensor
             sums[-1] += sums[0]
         return sums
 

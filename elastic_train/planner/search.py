@@ -1,4 +1,4 @@
-"""Choose a plan: the mesh that keeps most copies in the memory there is, and its place on the workers."""
+"""The planner of a run. Without the model's layers: the mesh that keeps most copies in the memory there is."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elastic_train.config import Parallelism, RunSpec
+from elastic_train.planner.candidates import RECOMPUTES
+from elastic_train.planner.choose import choose
 from elastic_train.planner.fit import Fit
+from elastic_train.planner.hardware import Hardware
 from elastic_train.planner.meshes import impossible, meshes
+from elastic_train.planner.outlook import Outlook
 from elastic_train.planner.place import place
-from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat, even_shares
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, Recompute, Seat, even_shares
+from elastic_train.planner.problem import Problem
 from elastic_train.planner.shape import ModelShape
 
 
@@ -30,19 +35,32 @@ class Choice:
 class Search:
     """The planner of one run, as a value: seats in, plan out.
 
-    `seats` come in order of preference; `previous` is the plan whose shards the workers hold.
+    `seats` come in order of preference; `previous` is the plan whose shards the workers hold. With the model's
+    layers and the hardware known, the plan of most predicted goodput is sought among all, with `recompute` and
+    `virtual` stages per rank that may be tried; otherwise the data-parallel plan that keeps most copies.
     """
 
     micro_batches: int
     constraints: Parallelism = field(default_factory=Parallelism)
     shape: ModelShape | None = None
     memory_bytes: int | None = None
+    hardware: Hardware | None = None
+    outlook: Outlook = field(default_factory=Outlook)
+    recompute: tuple[Recompute, ...] = RECOMPUTES
+    virtual: tuple[int, ...] = (1, 2, 4)
 
     def __call__(self, seats: tuple[Seat, ...], previous: Plan | None = None, /) -> Plan | Infeasible:
         choice = self.choice(seats, previous)
         return choice if isinstance(choice, Infeasible) else choice.plan
 
     def choice(self, seats: Sequence[Seat], previous: Plan | None = None) -> Choice | Infeasible:
+        problem = self.problem(seats, previous)
+        if problem is not None:
+            chosen = choose(problem)
+            if isinstance(chosen, Infeasible):
+                return chosen
+            scored, reason = chosen
+            return Choice(plan=scored.plan, reason=reason, moves_live=scored.moves_live)
         return choose_plan(
             seats,
             shape=self.shape,
@@ -52,14 +70,39 @@ class Search:
             previous=previous,
         )
 
+    def problem(self, seats: Sequence[Seat], previous: Plan | None = None) -> Problem | None:
+        """The whole search's problem; None where layers or hardware are not known."""
+        if self.shape is None or not self.shape.layers or self.hardware is None:
+            return None
+        return Problem(
+            seats=tuple(seats),
+            shape=self.shape,
+            hardware=self.hardware,
+            micro_batches=self.micro_batches,
+            constraints=self.constraints,
+            outlook=self.outlook,
+            previous=previous,
+            virtual=self.virtual,
+            recompute=self.recompute,
+        )
 
-def planner_for(spec: RunSpec, *, shape: ModelShape | None = None, memory_bytes: int | None = None) -> Search:
+
+def planner_for(
+    spec: RunSpec,
+    *,
+    shape: ModelShape | None = None,
+    memory_bytes: int | None = None,
+    hardware: Hardware | None = None,
+    outlook: Outlook | None = None,
+) -> Search:
     """The planner of a run; without a shape and a size every mesh is taken to fit."""
     return Search(
         micro_batches=spec.batch.micro_batches,
         constraints=spec.parallelism,
         shape=shape,
         memory_bytes=memory_bytes,
+        hardware=hardware,
+        outlook=outlook or Outlook(),
     )
 
 
@@ -72,7 +115,7 @@ def choose_plan(
     memory_bytes: int | None,
     previous: Plan | None = None,
 ) -> Choice | Infeasible:
-    """The best plan for the workers that are there; the same arguments give the same plan.
+    """The best data-parallel plan for the workers that are there; the same arguments give the same plan.
 
     Everything on every worker where that fits, because then any survivor holds all of it; else at least two
     copies, each cut over part of the workers; else one copy. Of equals, the mesh that uses most workers, with

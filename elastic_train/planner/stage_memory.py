@@ -93,8 +93,7 @@ def _largest(values: Floats) -> Floats:
     """The largest of [start, stop), as `spans` has the sums."""
     n = len(values)
     table = np.zeros((n + 1, n + 1))
-    if not values.any():
-        return table
-    for start in range(n):
-        table[start, start + 1 :] = np.maximum.accumulate(values[start:])
+    if values.any():
+        later = np.where(np.tri(n, k=-1, dtype=bool), 0.0, values[None, :])
+        table[:n, 1:] = np.maximum.accumulate(later, axis=1)
     return table

@@ -1,12 +1,8 @@
-"""Stage times of all candidates that cut layers alike, worked out once.
-
-`Times` knows no memory and bounds from below; `Fitting` counts only cuts that fit the memory of a worker.
-"""
+"""Stage times and memory of all candidates that cut layers alike, worked out once."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,37 +12,28 @@ from elastic_train.planner.plan import Mesh, Recompute
 from elastic_train.planner.rows import Floats, seconds, tensors_of
 from elastic_train.planner.shape import ModelShape
 from elastic_train.planner.stage_memory import StageMemory
-from elastic_train.planner.stages import cut, slowest
+from elastic_train.planner.stages import Slowest, cut
 
 Cut = tuple[int, int, int, Recompute]
 
 
-@dataclass(frozen=True, eq=False)
 class Times:
     """Seconds per layer under tp, cp, ep and a recomputation."""
 
-    each: Floats
-
-    @property
-    def whole(self) -> float:
-        return float(self.each.sum())
-
-    @cached_property
-    def slowest(self) -> Floats:
-        """By number of stages - 1."""
-        return slowest(self.each, len(self.each))
+    def __init__(self, each: Floats) -> None:
+        self.each, self.whole = each, float(each.sum())
+        self.slowest = Slowest(each)
 
 
 class StageTable:
     """Times and memory by what they depend on."""
 
-    def __init__(self, shape: ModelShape, hardware: Hardware, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, shape: ModelShape, hardware: Hardware) -> None:
         self._shape, self._hardware = shape, hardware
         self.tensors = tensors_of(shape)
         self._times: dict[Cut, Times] = {}
         self._memory: dict[tuple[Mesh, Recompute, bool, int], StageMemory] = {}
-        self._fitting: dict[tuple[Mesh, Recompute, bool, int], Floats] = {}
+        self._fitting: dict[tuple[Mesh, Recompute, bool, int], Slowest] = {}
 
     def times(self, tp: int, cp: int, ep: int, recompute: Recompute) -> Times:
         key = (tp, cp, ep, recompute)
@@ -74,16 +61,12 @@ class StageTable:
         stages = candidate.mesh.pp * candidate.virtual
         times = self.of(candidate)
         if self._hardware.memory_bytes is None:
-            return float(times.slowest[stages - 1])
+            return times.slowest.of(stages)
         key = self._key(candidate, rounds)
         if key not in self._fitting:
             memory, there = self.memory(candidate, rounds), self._hardware.memory_bytes
-            most = stages
-            if candidate.virtual == 1 and candidate.mesh.pp > 1:
-                inner = candidate.mesh.tp * candidate.mesh.cp * candidate.mesh.dp_shard
-                most = min(len(times.each), self._workers // inner)
-            self._fitting[key] = slowest(times.each, most, lambda distance: memory.fits(there, distance))
-        return float(self._fitting[key][stages - 1])
+            self._fitting[key] = Slowest(times.each, lambda distance: memory.fits(there, distance))
+        return self._fitting[key].of(stages)
 
     def cut(self, candidate: Candidate, rounds: int) -> tuple[int, ...]:
         """The positions of the best cut that fits."""

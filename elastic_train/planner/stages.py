@@ -32,24 +32,31 @@ def spans(values: Floats) -> Floats:
     return sums
 
 
-def slowest(seconds: Floats, most: int, allowed: Allowed | None = None) -> Floats:
-    """Time of the slowest stage of the best cut into 1 .. `most` stages; infinite where there is none."""
-    times = spans(seconds)
-    best = np.full(len(seconds) + 1, np.inf)
-    best[-1] = 0.0
-    answers = np.full(most, np.inf)
-    for stage in range(min(most, len(seconds))):
-        step = np.where(allowed(stage), times, np.inf) if allowed else times
-        best = np.maximum(step, best[None, :]).min(axis=1)
-        answers[stage] = best[0]
-    return answers
+class Slowest:
+    """Time of the slowest stage of the best cut by number of stages, worked out as far as it is asked for."""
+
+    def __init__(self, seconds: Floats, allowed: Allowed | None = None) -> None:
+        self._times, self._allowed = spans(seconds), allowed
+        self._best = np.full(len(seconds) + 1, np.inf)
+        self._best[-1] = 0.0
+        self._answers: list[float] = []
+
+    def of(self, stages: int) -> float:
+        """Seconds; infinite where there is no cut into so many."""
+        while len(self._answers) < stages:
+            step = self._times
+            if self._allowed is not None:
+                step = np.where(self._allowed(len(self._answers)), step, np.inf)
+            self._best = np.maximum(step, self._best[None, :]).min(axis=1)
+            self._answers.append(float(self._best[0]))
+        return self._answers[stages - 1]
 
 
 def cut(seconds: Floats, stages: int, limit: float, allowed: Allowed | None = None) -> tuple[int, ...]:
     """Where to cut: `stages` + 1 positions from 0 to n, no stage slower than `limit`.
 
-    Of these cuts the one with the least sum of squared times: what the slowest leaves free is spread evenly, and
-    the first stages, which hold most micro-batches, are the lighter ones.
+    Of these cuts the one with the least sum of squared times: what the slowest leaves free is spread evenly,
+    and the first stages, which hold most micro-batches, are the lighter ones.
     """
     times = spans(seconds)
     costs = np.where(times <= limit * (1 + 1e-12), times**2, np.inf)
@@ -62,7 +69,7 @@ def cut(seconds: Floats, stages: int, limit: float, allowed: Allowed | None = No
         total = step + best[None, :]
         choices.append(total.argmin(axis=1))
         best = total.min(axis=1)
-    assert np.isfinite(best[0]), "the limit was answered by slowest()"
+    assert np.isfinite(best[0]), "the limit was answered by Slowest"
     positions = [0]
     for choice in reversed(choices):
         positions.append(int(choice[positions[-1]]))

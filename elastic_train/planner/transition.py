@@ -98,7 +98,8 @@ def least_moved(kept: Floats, whole: Floats, copies: int) -> float:
     """
     if len(kept) < len(whole) * copies:  # somebody is new
         return float(whole.min())
-    return float((whole - kept.max(axis=0)).max())
+    least = len(kept) - copies  # a part goes to `copies` workers: one has no more than the last of the best
+    return float((whole - np.partition(kept, least, axis=0)[least]).max())
 
 
 def even_stages(held: Held, blocks: int) -> tuple[tuple[int, int], ...]:

@@ -1,0 +1,27 @@
+"""What a plan is sought for, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from elastic_train.config import Parallelism
+from elastic_train.planner.candidates import RECOMPUTES
+from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.outlook import Outlook
+from elastic_train.planner.plan import Plan, Recompute, Seat
+from elastic_train.planner.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """What a plan is sought for."""
+
+    seats: tuple[Seat, ...]
+    shape: ModelShape
+    hardware: Hardware
+    micro_batches: int
+    constraints: Parallelism = field(default_factory=Parallelism)
+    outlook: Outlook = field(default_factory=Outlook)
+    previous: Plan | None = None
+    virtual: tuple[int, ...] = (1, 2, 4)  # stages per rank that may be tried
+    recompute: tuple[Recompute, ...] = RECOMPUTES  # likewise

@@ -52,7 +52,7 @@ def test_every_tensor_is_bit_for_bit_the_one_of_the_converter(deepspeed: Path, n
         read = checkpoint.read(tensor, held)
         assert array.size == read.size
         if name == "b1" and tensor in ("pos.weight", "head.weight"):
-            # what the optimizer doesn't hold the converter takes from the module, in bfloat16; a tied name too
+            # what the optimizer does not hold the converter takes from the module, in bfloat16; ties too
             assert read.dtype.name == ("bfloat16" if tensor == "pos.weight" else "float32")
             read = read.astype(ml_dtypes.bfloat16).astype(np.float32)
         assert array.tobytes() == read.tobytes(), (tensor, state)

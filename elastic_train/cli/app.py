@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from elastic_train.cli import checkpoints, convert, status
-from elastic_train.cli.exits import exits
+from elastic_train.cli.exits import CAPACITY, exits
 from elastic_train.cli.job import load_job, run_job
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
@@ -32,6 +32,43 @@ def run(
     with exits():
         trainer = load_job(job)
     run_job(trainer, context.args, f"elastic-train run {job}")
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def plan(
+    context: typer.Context,
+    job: Annotated[str, typer.Argument(help="A job file; its own options may follow.")],
+    nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2.")],
+    before: Annotated[str, typer.Option(help="The nodes that the run is on now: what has to move.")] = "",
+    memory: Annotated[float | None, typer.Option(help="GiB of memory of a worker.")] = None,
+    tflops: Annotated[float, typer.Option(help="Tera-operations per second of a worker.")] = 0.05,
+    inside: Annotated[float, typer.Option(help="GB/s between workers of a node.")] = 5.0,
+    between: Annotated[float, typer.Option(help="GB/s of a node to the others.")] = 1.0,
+    latency: Annotated[float, typer.Option(help="Microseconds of a message.")] = 100.0,
+    as_json: Json = False,
+) -> None:
+    """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible."""
+    from elastic_train.cli.plan import show_plan
+    from elastic_train.planner.hardware import Hardware, Link
+
+    with exits() as leave:
+        feasible = show_plan(
+            job,
+            context.args,
+            nodes=nodes,
+            before=before,
+            hardware=Hardware(
+                inside=Link(latency_s=latency * 1e-6, bytes_per_s=inside * 1e9),
+                between=Link(latency_s=latency * 1e-6, bytes_per_s=between * 1e9),
+                memory_bytes=None if memory is None else int(memory * 2**30),
+            ),
+            flops_per_s=tflops * 1e12,
+            as_json=as_json,
+        )
+        if not feasible:
+            leave(CAPACITY)
 
 
 @app.command("status")

@@ -129,9 +129,9 @@ def _parts(scored: Scored) -> dict[str, float]:
 
 
 def _sizes(row: Row) -> str:
-    """Blocks per stage, equal neighbours together: 3x4+2 is four stages of three and one of two."""
+    """Blocks per stage, equal neighbours together: 4x3+2 is four stages of three and one of two."""
     runs = ((size, len(list(group))) for size, group in itertools.groupby(b - a for a, b in row.stages))
-    return "+".join(f"{size}x{n}" if n > 1 else str(size) for size, n in runs) or "all"
+    return "+".join(f"{n}x{size}" if n > 1 else str(size) for size, n in runs) or "all"
 
 
 def _limits(known: Limits) -> tuple[str, ...]:

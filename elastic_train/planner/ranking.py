@@ -55,7 +55,7 @@ class Ranking:
         """In order of goodput; equal ones in the order of the columns.
 
         With `slack`, candidates that may be better by no more than that share are not looked at before
-        one is returned. With `live_among`, only those whose new shards fit beside the old, of so many looked at.
+        one is returned. With `live_among`, only those whose new shards fit beside the old, of so many.
         """
         left = live_among
         indices = np.flatnonzero(self._may)

@@ -1,4 +1,4 @@
-"""The planner of a run. Without the model's layers: the mesh that keeps most copies in the memory there is."""
+"""The planner of a run. Without the model's layers: the mesh that keeps most copies in memory."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ class Choice:
 class Search:
     """The planner of one run, as a value: seats in, plan out.
 
-    `seats` come in order of preference; `previous` is the plan whose shards the workers hold. With the model's
-    layers and the hardware known, the plan of most predicted goodput is sought among all, with `recompute` and
-    `virtual` stages per rank that may be tried; otherwise the data-parallel plan that keeps most copies.
+    `seats` come in order of preference; `previous` is the plan whose shards the workers hold. With the
+    model's layers and the hardware known, the plan of most predicted goodput is sought among all, with
+    `recompute` and `virtual` stages per rank that may be tried; otherwise the data-parallel plan that keeps
+    most copies.
     """
 
     micro_batches: int

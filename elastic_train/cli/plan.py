@@ -1,0 +1,117 @@
+"""`plan`: the candidates for a job on given nodes, and why one of them is chosen. Nothing is started."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import typer
+
+from elastic_train.cli.job import load_job
+from elastic_train.config import RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.observe.text import columns
+from elastic_train.planner.choose import choose
+from elastic_train.planner.explain import explain
+from elastic_train.planner.explain import table as explain_table
+from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.problem import Problem
+from elastic_train.planner.shape import ModelShape
+
+if TYPE_CHECKING:
+    from elastic_train.api import ElasticTrainer
+
+
+def show_plan(
+    job: str,
+    arguments: Sequence[str],
+    *,
+    nodes: str,
+    before: str,
+    hardware: Hardware,
+    flops_per_s: float,
+    as_json: bool,
+) -> bool:
+    """Print the explanation; whether there is a plan. `before` are the nodes that the run is on now."""
+    from elastic_train.train.profile import profiled_shape
+
+    trainer = _made(load_job(job), arguments, f"elastic-train plan {job}")
+    spec = trainer.spec
+    shape = profiled_shape(trainer.task, spec, flops_per_s=flops_per_s)
+    if not shape.layers:
+        raise ConfigError(
+            field="JOB",
+            problem="its model is no sequence of blocks that runs on the meta device.",
+            remedy="The run itself then plans data-parallel axes from memory alone.",
+        )
+    problem = Problem(
+        seats=seats(nodes),
+        shape=shape,
+        hardware=hardware,
+        micro_batches=spec.batch.micro_batches,
+        constraints=spec.parallelism,
+        previous=_previous(before, shape, hardware, spec) if before else None,
+    )
+    explanation = explain(problem)
+    if as_json:
+        print(json.dumps({"nodes": nodes, "before": before, **explanation.json()}))
+        return explanation.feasible
+    if explanation.rows:
+        print(columns(explain_table(explanation.rows)) + "\n")
+    print(explanation.reason)
+    for limit in explanation.limits:
+        print(f"  {limit}")
+    return explanation.feasible
+
+
+def seats(nodes: str) -> tuple[Seat, ...]:
+    """`2x4,1x2`: two nodes of four workers and one of two."""
+    found: list[Seat] = []
+    node = 0
+    for part in nodes.split(","):
+        match = re.fullmatch(r"(\d+)x(\d+)", part.strip())
+        if match is None or not int(match[2]):
+            raise ConfigError(
+                field="--nodes", problem=f"{part!r} is not NODESxWORKERS.", remedy="For example 2x4,1x2."
+            )
+        for _ in range(int(match[1])):
+            found += [Seat(worker=f"w{node}.{i}", node=f"n{node}") for i in range(int(match[2]))]
+            node += 1
+    return tuple(found)
+
+
+def _previous(nodes: str, shape: ModelShape, hardware: Hardware, spec: RunSpec) -> Plan:
+    chosen = choose(
+        Problem(
+            seats=seats(nodes),
+            shape=shape,
+            hardware=hardware,
+            micro_batches=spec.batch.micro_batches,
+            constraints=spec.parallelism,
+        )
+    )
+    if isinstance(chosen, Infeasible):
+        raise ConfigError(field="--before", problem=f"there is no plan for {nodes}: {chosen.reason}.")
+    return chosen[0].plan
+
+
+def _made(trainer: Callable[..., ElasticTrainer], arguments: Sequence[str], name: str) -> ElasticTrainer:
+    """What the job's function returns for the options on the command line."""
+    made: list[ElasticTrainer] = []
+
+    @functools.wraps(trainer)
+    def command(**options: Any) -> None:
+        made.append(trainer(**options))
+
+    command.__annotations__ = get_type_hints(trainer, include_extras=True)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=inspect.getdoc(trainer))(command)
+    app(list(arguments), prog_name=name, standalone_mode=False)
+    if not made:  # --help was asked for and shown
+        raise typer.Exit
+    return made[0]

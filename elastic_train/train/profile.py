@@ -1,0 +1,185 @@
+"""What each layer of a task's model costs, read off one forward on the meta device: no memory is touched."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from elastic_train.config import RunSpec
+from elastic_train.planner.shape import Layer, ModelShape, TensorShape, Widths
+from elastic_train.train.build import DTYPE_OF, Blueprint, draw
+from elastic_train.train.collate import caller, collate
+from elastic_train.train.names import canonical
+from elastic_train.train.shape import model_shape
+from elastic_train.train.task import Rules, Task
+
+BACKWARD = 3.0  # forward and backward in times of the forward
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seen:
+    """By block, -1 before the first and `len(blocks)` after the last."""
+
+    flops: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    saved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    boundary: int = 0
+    sequence: int = 0
+    at: int = -1
+
+
+def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelShape:
+    """The shape with its layers. Seconds are operations over `flops_per_s`, until a run measures them.
+
+    The blocks are the members of the ModuleList or Sequential with most parameters. A model that has none, or
+    whose forward cannot run without values, keeps the shape without layers.
+    """
+    shape = model_shape(task, spec)
+    blueprint = draw(task, spec.precision)
+    path, blocks = _blocks(blueprint.model)
+    if len(blocks) < 2:
+        return shape
+    seen = _forward(task, spec, blueprint, blocks)
+    if seen is None:
+        return shape
+    rules = task.parallelize()
+    rows = tuple(
+        Layer(
+            name="before" if at < 0 else "after" if at == len(blocks) else f"{path}.{at}",
+            seconds=BACKWARD * seen.flops[at] / flops_per_s,
+            activation_bytes=int(seen.saved[at]),
+            block=0 <= at < len(blocks),
+            reductions=4 if 0 <= at < len(blocks) else 1,
+        )
+        for at in range(-1, len(blocks) + 1)
+    )
+    return replace(
+        shape,
+        tensors=_placed(shape.tensors, path, len(blocks), rules),
+        layers=rows,
+        boundary_bytes=seen.boundary,
+        widths=_widths(blueprint.model, seen.sequence) if rules.tensor_parallel else None,
+        compute_bytes=2 if spec.precision == "bf16" else None,
+        tied=bool(blueprint.parameters.aliases),
+    )
+
+
+def _blocks(model: nn.Module) -> tuple[str, list[nn.Module]]:
+    def size(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    found = [
+        (canonical(path), module)
+        for path, module in model.named_modules()
+        if path and isinstance(module, nn.ModuleList | nn.Sequential)
+    ]
+    if not found:
+        return "", []
+    path, module = max(found, key=lambda named: size(named[1]))
+    return path, list(module.children())
+
+
+def _forward(task: Task, spec: RunSpec, blueprint: Blueprint, blocks: list[nn.Module]) -> _Seen | None:
+    """Operations and saved bytes by block, for one micro-batch; None where forward needs values."""
+    seen, counter = _Seen(), FlopCounterMode(display=False)
+    parameters = {id(p) for p in blueprint.model.parameters()}
+    counted = 0.0
+
+    def settle(at: int) -> None:
+        nonlocal counted
+        total = float(counter.get_total_flops())
+        seen.flops[seen.at] += total - counted
+        counted, seen.at = total, at
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in parameters:
+            seen.saved[seen.at] += tensor.numel() * tensor.element_size()
+        return tensor
+
+    with ExitStack() as stack:
+        for number, block in enumerate(blocks):
+            enter, leave = _hooks(number, settle, seen)
+            stack.callback(block.register_forward_pre_hook(enter).remove)
+            stack.callback(block.register_forward_hook(leave).remove)
+        samples = [task.dataset()[0]] * spec.batch.micro_size
+        batch = collate(samples, torch.device("meta"), DTYPE_OF[spec.precision])
+        try:
+            with counter, torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+                caller(blueprint.model)(task.inputs(batch))
+                settle(len(blocks))
+        except (RuntimeError, NotImplementedError):
+            return None
+    return seen
+
+
+def _hooks(
+    number: int, settle: Callable[[int], None], seen: _Seen
+) -> tuple[Callable[..., None], Callable[..., None]]:
+    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        settle(number)
+
+    def leave(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+        settle(number + 1)
+        if isinstance(output, torch.Tensor):
+            seen.boundary = max(seen.boundary, output.numel() * output.element_size())
+            seen.sequence = output.shape[1] if output.ndim == 3 else 0
+
+    return enter, leave
+
+
+def _placed(
+    tensors: tuple[TensorShape, ...], path: str, blocks: int, rules: Rules
+) -> tuple[TensorShape, ...]:
+    """Tensors with their layer, unit and the dim that tensor parallelism cuts."""
+    placed: list[TensorShape] = []
+    passed = False
+    for tensor in tensors:
+        inside = tensor.fqn.startswith(f"{path}.")
+        passed = passed or inside
+        number = int(tensor.fqn[len(path) + 1 :].split(".")[0]) if inside else -1
+        layer = 1 + number if inside else (blocks + 1 if passed and tensor.sharded else 0)
+        placed.append(
+            replace(
+                tensor,
+                layer=layer,
+                unit=f"{path}.{number}" if inside else "",
+                tp_dim=_tp_dim(tensor, rules.tensor_parallel),
+            )
+        )
+    return tuple(placed)
+
+
+def _tp_dim(tensor: TensorShape, patterns: Mapping[str, str]) -> int | None:
+    module = tensor.fqn.rpartition(".")[0]
+    for pattern, style in patterns.items():
+        if fnmatch.fnmatchcase(module, pattern):
+            if style == "column":
+                return 0
+            return 1 if len(tensor.shape) > 1 else None
+    return None
+
+
+def _widths(model: nn.Module, sequence: int) -> Widths:
+    """Sizes that a model's configuration names, in the words of this package or of Hugging Face."""
+    config = getattr(model, "config", None)
+
+    def named(*names: str) -> int:
+        return next((int(v) for n in names if isinstance(v := getattr(config, n, None), int)), 0)
+
+    heads = named("heads", "num_attention_heads", "n_head")
+    return Widths(
+        hidden=named("dim", "hidden_size", "n_embd"),
+        heads=heads,
+        kv_heads=named("kv_heads", "num_key_value_heads") or heads,
+        feed_forward=named("hidden", "intermediate_size"),
+        sequence=sequence,
+        vocabulary=named("vocabulary", "vocab_size"),
+        experts=named("experts", "num_experts", "num_local_experts"),
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from elastic_train.control.faults import (
@@ -41,5 +43,10 @@ def test_no_kill_of_a_replica_costs_a_committed_step(runs: Runs) -> None:
     print(rough.summary)
     assert_same_training(rough, calm)
     assert rough.ledger.superseded == ()
-    assert sum(r.formed is not None for r in rough.records) > len(STORM.faults) - 3
+    assert sum(r.formed is not None for r in rough.records) > 5, "the kills were felt"
     assert rough.checkpoint is not None
+    # A worker's name is never used again: who leaves a group is one of those that were killed.
+    groups = [set(r.formed.workers) for r in rough.records if r.formed is not None]
+    left = sum(len(before - after) for before, after in pairwise(groups))
+    ranks = sum(isinstance(fault, KillRank) for fault in STORM.faults)
+    assert left <= ranks + CPUS, "survivors keep their processes and their seats"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from torch import nn
 
 from elastic_train.cluster.launch import fit
 from elastic_train.control.faults import (
@@ -32,6 +33,33 @@ class Breaks(Pretrain):
         if self.__dict__["calls"] == 5:
             raise ValueError("a bug of the job's own")
         return super().loss(output, micro_batch)
+
+
+class Empty(Pretrain):
+    """Has nothing to train on."""
+
+    def dataset(self):
+        return []
+
+
+class Vast(Pretrain):
+    """Does not fit on any worker."""
+
+    def model(self):
+        return nn.Embedding(1 << 30, 4096)
+
+
+def test_an_empty_data_set_is_a_mistake_of_the_configuration(runs: Runs) -> None:
+    task, spec = runs.spec("empty", max_steps=STEPS)
+    with pytest.raises(ConfigError, match="no samples"):
+        fit(Empty(**vars(task)), spec, address=None, local_nodes=0, quiet=True)
+
+
+def test_a_model_that_fits_nowhere_is_refused_before_anything_starts(runs: Runs) -> None:
+    task, spec = runs.spec("vast", max_steps=STEPS)
+    with pytest.raises(ConfigError, match=r"TiB"):
+        fit(Vast(**vars(task)), spec, address=None, local_nodes=0, quiet=True)
+    assert not (runs.storage / "vast" / "journal").exists()
 
 
 def test_user_code_that_raises_ends_the_run_with_its_own_traceback(runs: Runs) -> None:

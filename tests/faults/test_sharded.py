@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_train.config import Checkpoints, Parallelism
-from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
+from elastic_train.control.faults import Fault, FaultSchedule, KillNode, KillRank, Moment
 from tests.faults.conftest import Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
@@ -13,17 +13,18 @@ NODES, CPUS = 4, 1
 STEPS = 24
 
 
-def test_a_replicated_shard_survives_the_loss_of_a_node_or_a_rank(runs: Runs) -> None:
-    schedule = FaultSchedule(
-        faults=(
-            KillRank(when=Moment(step=6, phase="reduce"), rank=0),
-            KillNode(when=Moment(step=14, phase="optimizer"), node="n2"),
-        ),
-        seed=1,
-    )
+@pytest.mark.parametrize(
+    "fault",
+    [
+        KillRank(when=Moment(step=6, phase="reduce"), rank=0),
+        KillNode(when=Moment(step=14, phase="optimizer"), node="n2"),
+    ],
+    ids=["rank", "node"],
+)
+def test_a_replicated_shard_survives_the_loss_of_a_rank_or_a_node(runs: Runs, fault: Fault) -> None:
     rough = runs.disturbed(
-        "hsdp",
-        schedule,
+        f"hsdp-{type(fault).__name__}",
+        FaultSchedule(faults=(fault,), seed=1),
         workers="2:4",
         max_steps=STEPS,
         standby=0,

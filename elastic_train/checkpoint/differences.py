@@ -50,7 +50,13 @@ def differences(a: Readable, b: Readable) -> Iterator[Difference]:
             yield Difference(where=where, what=what)
     if dict(a.aliases) != dict(b.aliases):
         yield Difference(where="aliases", what=f"{dict(a.aliases)} in A, {dict(b.aliases)} in B")
-    yield from _documents(a.document, b.document)
+    if _trains(a) and _trains(b):
+        yield from _documents(a.document, b.document)
+
+
+def _trains(checkpoint: Readable) -> bool:
+    """Whether it knows of training at all; files of weights alone have no step to differ in."""
+    return (checkpoint.document.get("optimizer") or {}).get("class") != "none"
 
 
 def _hashes(checkpoint: Checkpoint) -> dict[Name, frozenset[tuple[object, ...]]]:

@@ -26,7 +26,7 @@ def index(resolved: Resolved, parts: Sequence[Checkpoint], *, url: str) -> Manif
     rows: list[Row] = []
     indices = [Index(p.manifest, url=p.url) for p in parts]
     for name, virtual in resolved.tensors.items():
-        at = _same(virtual)
+        at = _same(virtual, parts)
         if at is not None and (at.tensor, at.state) not in whole[at.parts[0]]:
             whole[at.parts[0]][at.tensor, at.state] = name
         else:
@@ -35,15 +35,16 @@ def index(resolved: Resolved, parts: Sequence[Checkpoint], *, url: str) -> Manif
     return Manifest.concat([*tables, Manifest.of(rows, url=url)], url=url, extra={})
 
 
-def _same(virtual: Virtual) -> Origin | None:
-    """The source of a tensor that is a stored one under another name."""
+def _same(virtual: Virtual, parts: Sequence[Checkpoint]) -> Origin | None:
+    """The source of a tensor that is all of a stored one, under another name."""
     if virtual.casts or len(virtual.tiles) != 1:
         return None
     (tile,) = virtual.tiles
     at = tile.source
     if at is None or len(at.parts) != 1 or any(at.origin) or at.axes != tuple(range(len(at.origin))):
         return None
-    return at
+    part, *_ = at.parts
+    return at if parts[part].tensors[at.tensor, at.state].shape == virtual.shape else None
 
 
 def _renamed(part: Checkpoint, names: Mapping[Name, Name]) -> Manifest:

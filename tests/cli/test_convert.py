@@ -1,0 +1,94 @@
+"""The conversion verbs of the command line, on another system's checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from typer.testing import CliRunner
+
+from elastic_train.checkpoint.reader import open_checkpoint
+from elastic_train.cli.app import app
+from elastic_train.cli.exits import CHECKPOINT, FINISHED, USAGE, USER_ERROR
+
+pytestmark = pytest.mark.ring1
+
+SPEC = """
+[[rule]]
+select = "qkv"
+to = ["q", "k", "v"]
+operations = [{ op = "split", parts = 3 }]
+"""
+
+
+def run(*arguments: object, code: int = FINISHED) -> str:
+    found = CliRunner().invoke(app, ["ckpt", *map(str, arguments)])
+    assert found.exit_code == code, found.output
+    return found.output
+
+
+@pytest.fixture
+def theirs(tmp_path: Path) -> Path:
+    (tmp_path / "theirs").mkdir()
+    save_file(
+        {"qkv": np.arange(24, dtype=np.float32).reshape(6, 4)}, tmp_path / "theirs" / "model.safetensors"
+    )
+    return tmp_path / "theirs"
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    (tmp_path / "spec.toml").write_text(SPEC)
+    return tmp_path / "spec.toml"
+
+
+def test_a_checkpoint_goes_in_and_comes_out_the_same(theirs: Path, spec: Path, tmp_path: Path) -> None:
+    ours, out = tmp_path / "run", tmp_path / "out"
+    assert "3 tensors" in run("import", theirs, ours, "--spec", spec)
+    np.testing.assert_array_equal(open_checkpoint(str(ours))["k"]["param"], np.arange(8, 16).reshape(2, 4))
+    assert "1 files" in run("export", ours, out, "--to", "hf", "--spec", spec)
+    run("diff", theirs, out)
+    run("diff", ours, out, "--spec", spec)
+    assert "dtype" not in run("export", ours, tmp_path / "bf16", "--to", "hf", "--dtype", "bf16")
+    assert "float32 [2, 4] in A, bfloat16 [2, 4] in B" in run(
+        "diff", ours, tmp_path / "bf16", code=USER_ERROR
+    )
+
+
+def test_the_map_is_printed_and_nothing_is_written(theirs: Path, spec: Path, tmp_path: Path) -> None:
+    text = run("import", theirs, tmp_path / "run", "--spec", spec, "--describe")
+    assert "k (param): float32 [2, 4], by spec.toml, rule 1 = qkv (param)[2:4,0:4]" in text
+    assert not (tmp_path / "run").exists()
+
+
+def test_reads_are_planned_before_they_are_done(theirs: Path, tmp_path: Path) -> None:
+    run("import", theirs, tmp_path / "run", "--copy")
+    plan = json.loads(run("plan", tmp_path / "run", "--to", "dp_shard=2,dp_replicate=3", "--json"))
+    assert [rank["state_bytes"] for rank in plan["ranks"]] == [48, 48]
+    assert plan["amplification"] == 2.0  # both halves are on one page, which each rank reads
+    text = run("plan", tmp_path / "run", "--to", "tp=2", code=USAGE)
+    assert "'tp=2' isn't dp_shard=N" in text
+
+
+def test_garbage_is_named_and_then_removed(theirs: Path, tmp_path: Path) -> None:
+    run("import", theirs, tmp_path / "run", "--copy")
+    left = tmp_path / "run" / "checkpoints" / "step-0000000000.g9"
+    left.mkdir()
+    (left / "w00000.safetensors").write_bytes(bytes(100))
+    assert "would remove checkpoints/step-0000000000.g9: 100" in run("gc", tmp_path / "run", "--dry-run")
+    assert left.exists()
+    assert "removed checkpoints/step-0000000000.g9" in run("gc", tmp_path / "run")
+    assert not left.exists()
+    assert "0 directories" in run("gc", tmp_path / "run", "--dry-run")
+    run("verify", tmp_path / "run")
+
+
+def test_wrong_usage_and_missing_checkpoints_are_said(theirs: Path, tmp_path: Path) -> None:
+    run("export", theirs, tmp_path / "out", "--to", "onnx", code=USAGE)
+    run("export", theirs, tmp_path / "out", "--to", "dcp", "--dtype", "bf16", code=USAGE)
+    run("import", theirs, tmp_path / "run", "--spec", tmp_path / "no.toml", code=USAGE)
+    (tmp_path / "empty").mkdir()
+    run("import", tmp_path / "empty", tmp_path / "run", code=CHECKPOINT)

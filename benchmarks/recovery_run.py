@@ -46,13 +46,13 @@ class Killer(Chaos):
         self._case = case
         self._records: list[Record] = []
         self._spare: str | None = None
-        self._began = time.monotonic()
+        self._since = time.monotonic()
         self._stopped = False
         self.killed_at: float | None = None
 
     def on_update(self, update: Update, controller: Any, store: Store) -> None:
         self._records += update.records
-        if time.monotonic() - self._began > GIVE_UP_S or self._over():
+        if time.monotonic() - self._since > GIVE_UP_S or self._over():
             if not self._stopped:
                 controller.stop.remote("measured")
             self._stopped = True
@@ -89,7 +89,7 @@ class Killer(Chaos):
         else:
             ids = (node.node_id for node in self._cluster.nodes)
             pids = self._cluster.processes(next(i for i in ids if i.startswith(victim.node)))
-        self.killed_at = sigkill(pids)
+        self.killed_at, self._since = sigkill(pids), time.monotonic()
 
 
 def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[str, Any] | None:

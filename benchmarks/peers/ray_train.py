@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import tempfile
@@ -27,7 +28,6 @@ from benchmarks.cases import (
     KEEP_ON,
     KILL_AFTER,
     MICRO_BATCH,
-    STEPS,
     Case,
     sigkill,
 )
@@ -75,7 +75,7 @@ def train(config: dict[str, Any]) -> None:
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
     note("ready", step)
-    while step < config["steps"]:
+    while step < _last_step(config["stop"]):
         for micro in range(rank, GLOBAL_BATCH // MICRO_BATCH, world):
             first = step * GLOBAL_BATCH + micro * MICRO_BATCH
             batch = torch.stack([data[(first + i) % len(data)] for i in range(MICRO_BATCH)])
@@ -96,6 +96,12 @@ def train(config: dict[str, Any]) -> None:
             ray_train.report({"step": step})
 
 
+def _last_step(stop: str) -> float:
+    """The step to end at, once the driver has chosen one that no rank reached yet."""
+    file = Path(stop)
+    return int(file.read_text()) if file.exists() else math.inf
+
+
 def run(case: Case) -> dict[str, Any]:
     from elastic_train.cluster.launch import prepare_local_environment
     from elastic_train.cluster.local import LocalCluster
@@ -105,32 +111,35 @@ def run(case: Case) -> dict[str, Any]:
         tempfile.TemporaryDirectory(prefix="rt-bench-") as storage,
         LocalCluster(case.nodes + case.spare, cpus=case.cpus) as cluster,
     ):
-        notes = Path(storage) / "notes.jsonl"
+        notes, stop = Path(storage) / "notes.jsonl", Path(storage) / "stop"
         failed: list[str] = []
-        thread = threading.Thread(target=_fit, args=(case, storage, notes, failed), daemon=True)
+        thread = threading.Thread(target=_fit, args=(case, storage, notes, stop, failed), daemon=True)
         thread.start()
         killed_at: float | None = None
         found: Note | None = None
-        if _wait(lambda: _newest(notes) > KILL_AFTER and _newest(notes) % CHECKPOINT_EVERY == 5, failed):
+        if _wait(lambda: _due(notes, case.workers), failed):
             victim = max(_read(notes), key=lambda n: (n["rank"], n["step"]))
             pids = [victim["pid"]] if case.kills == "worker" else cluster.processes(victim["node"])
             killed_at = sigkill(pids)
-            if _wait(lambda: _regained(notes, killed_at, case.planned), failed):
-                found = measure(_read(notes), killed_at, case.planned)
+            _wait(lambda: _regained(notes, killed_at, case.planned), failed)
+            found = measure(_read(notes), killed_at, case.planned)
+        whole = stop.with_suffix(".new")
+        whole.write_text(str(_newest(notes)["step"] + KEEP_ON))
+        whole.rename(stop)
         thread.join(END_S)
         steps = _read(notes)
     problem = failed[0] if failed else "never killed" if killed_at is None else "did not come back in time"
     return {**(found or {"problem": problem}), "step_s": _step_seconds(steps), "events": []}
 
 
-def _fit(case: Case, storage: str, notes: Path, failed: list[str]) -> None:
+def _fit(case: Case, storage: str, notes: Path, stop: Path, failed: list[str]) -> None:
     from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
     elastic = case.least < case.workers
     trainer = TorchTrainer(
         train,
-        train_loop_config={"notes": str(notes), "steps": STEPS},
+        train_loop_config={"notes": str(notes), "stop": str(stop)},
         scaling_config=ScalingConfig(
             num_workers=(case.least, case.workers) if elastic else case.workers,
             resources_per_worker={"CPU": 1},
@@ -187,12 +196,20 @@ def _regained(notes: Path, killed_at: float, planned: int) -> bool:
     found = measure(_read(notes), killed_at, planned)
     if found is None or found["kill_to_regained_s"] is None:
         return False
-    return _newest(notes) >= found["first_step"] + found["steps_redone"] + KEEP_ON
+    return _newest(notes)["step"] >= found["first_step"] + found["steps_redone"] + KEEP_ON
 
 
-def _newest(notes: Path) -> int:
+def _due(notes: Path, workers: int) -> bool:
+    newest = _newest(notes)
+    return (
+        newest["world"] == workers and newest["step"] > KILL_AFTER and newest["step"] % CHECKPOINT_EVERY == 5
+    )
+
+
+def _newest(notes: Path) -> Note:
+    """The last step that rank 0 ended."""
     own = [n for n in _read(notes) if n["kind"] == "step" and n["rank"] == 0]
-    return own[-1]["step"] if own else 0
+    return own[-1] if own else {"step": 0, "world": 0}
 
 
 def _read(notes: Path) -> list[Note]:

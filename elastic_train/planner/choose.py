@@ -87,8 +87,8 @@ def _nothing_fits(problem: Problem) -> Infeasible:
             remedies.append(f"{len(seats)} workers would do")
             break
     return Infeasible(
-        reason=f"{problem.shape.parameters:,} parameters need {bytes_text(need)} per worker on these "
-        f"{len(problem.seats)} at the least and a worker has {bytes_text(there)}: "
+        reason=f"{problem.shape.parameters:,} parameters need {bytes_text(need)} per worker at the "
+        f"least on {len(problem.seats)} and a worker has {bytes_text(there)}: "
         f"{', or '.join(remedies) or 'more workers do not help, larger ones do'}"
     )
 

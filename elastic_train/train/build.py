@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
+import torch._dynamo  # the meta device needs it for random values: seconds that no forming group should wait
 from torch import nn
 from torch.distributed.tensor import DTensor
 

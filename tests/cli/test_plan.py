@@ -1,0 +1,74 @@
+"""`elastic-train plan`: candidates for a job, read off a meta build; nothing is started."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from elastic_train.cli.app import app
+from elastic_train.config import Batch, RunSpec
+from elastic_train.train.profile import profiled_shape
+
+pytestmark = pytest.mark.ring2
+
+JOB = str(Path(__file__).parents[2] / "jobs" / "pretrain_lm.py")
+
+
+def plan(*arguments: str):
+    return CliRunner().invoke(app, ["plan", JOB, *arguments])
+
+
+def test_the_table_names_the_winner_first_and_why_the_others_lost():
+    shown = plan("--nodes", "2x2,1x1", "--size", "nano")
+    assert shown.exit_code == 0, shown.output
+    header, first, second, *_ = shown.output.splitlines()
+    assert header.split()[:3] == ["mesh", "ranks", "idle"]
+    assert first.endswith("chosen")
+    assert "less goodput" in second
+    assert "of 5 workers" in shown.output
+
+
+def test_json_holds_the_bytes_to_move_from_the_nodes_before():
+    shown = plan("--nodes", "2x2", "--before", "1x2", "--size", "nano", "--tflops", "0.0001", "--json")
+    rows = json.loads(shown.output)["rows"]
+    assert rows[0]["why_not"] == ""
+    assert rows[0]["moved"] > 0
+    assert {"memory", "step_s", "bubble", "stages"} <= rows[0].keys()
+
+
+def test_what_cannot_be_planned_ends_with_its_own_code():
+    nothing = plan("--nodes", "1x1", "--size", "nano", "--memory", "0.00001")
+    assert nothing.exit_code == 4
+    assert "parameters need" in nothing.output
+    assert plan("--nodes", "two").exit_code == 2
+
+
+def test_layers_are_what_a_forward_on_the_meta_device_shows():
+    from elastic_train.cli.job import load_job
+
+    task = load_job(JOB)(size="nano", seq_len=16, micro_size=2, global_size=4).task
+    spec = RunSpec(
+        name="r",
+        storage_path="s",
+        batch=Batch(global_size=4, micro_size=2),
+        max_steps=1,
+        min_workers=1,
+        max_workers=1,
+    )
+    shape = profiled_shape(task, spec, flops_per_s=1.0)
+    before, first, second, after = shape.layers
+    tokens, dim, hidden, narrow = 2 * 17, 32, 96, 16  # a window and the token after it
+    matrices = 2 * dim * dim + 2 * dim * narrow + 3 * dim * hidden
+    assert before.seconds == 0.0
+    assert first.seconds == second.seconds
+    attention = first.seconds - 3 * 2 * tokens * matrices
+    assert attention == 3 * 4 * tokens * 17 * dim
+    assert after.seconds == 3 * 2 * tokens * dim * 264
+    assert shape.boundary_bytes == tokens * dim * 4
+    assert (before.block, first.block, after.block) == (False, True, False)
+    by_layer = [sum(t.numel for t in shape.tensors if t.layer == i and t.trainable) for i in range(4)]
+    assert by_layer == [264 * dim, matrices + 2 * dim, matrices + 2 * dim, 264 * dim + dim]
+    assert first.activation_bytes > 0

@@ -29,6 +29,11 @@ def choose(problem: Problem) -> tuple[Scored, str] | Infeasible:
     if impossible is not None:
         return impossible
     ranking = Ranking(problem, known)
+    if len(ranking.candidates) == 0:
+        return Infeasible(
+            reason=f"no mesh of {fleet.workers} workers with {problem.micro_batches} micro-batches a step meets "
+            f"{problem.constraints}; leave an axis to the planner"
+        )
     best = _best(ranking)
     if best is None:
         return _nothing_fits(problem)

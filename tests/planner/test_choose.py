@@ -21,6 +21,7 @@ from elastic_train.planner.problem import Problem
 from elastic_train.planner.ranking import Ranking
 from elastic_train.planner.scoring import Scored
 from elastic_train.planner.search import Search
+from elastic_train.planner.shape import Widths
 from elastic_train.planner.transition import Held, moves, needed, shared
 from tests.planner.models import transformer
 
@@ -125,6 +126,12 @@ def test_a_plan_keeps_every_hard_limit(nodes: list[int], micro_batches: int, mem
 def test_a_constraint_that_cannot_be_names_the_nearest_legal_values(asked, nodes, words):
     reason = refusal(problem(*nodes, constraints=asked))
     assert [word for word in words if word not in reason] == [], reason
+
+
+def test_axes_that_no_mesh_meets_together_are_refused():
+    experts = replace(transformer(), widths=Widths(experts=4))
+    reason = refusal(problem(2, micro_batches=1, shape=experts, constraints=Parallelism(ep=2)))
+    assert "no mesh of 2 workers with 1 micro-batches" in reason
 
 
 def test_constraints_are_respected():

@@ -3,8 +3,8 @@
 Duan et al., "Parcae: Proactive, Liveput-Optimized DNN Training on Preemptible Instances" (NSDI 2024) give the
 step times of three meshes on 32 instances, times of messages, and a throughput-optimal mesh for every minute
 of four traces. Not given are batch and micro-batch, the time of a block, and the share of the sums of
-gradients that backward hides: these are fitted. At 24 and 25 instances two meshes are within 0.5 % of each other: other
-shares that fit the step times as well (0.14 to 0.25) agree on 87 % of the minutes instead of 92 %.
+gradients that backward hides: these are fitted. At 24 and 25 instances two meshes are within 0.5 % of each
+other: shares that fit the step times as well (0.14 to 0.25) agree on 87 % of the minutes instead of 92 %.
 """
 
 from __future__ import annotations

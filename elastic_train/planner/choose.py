@@ -31,8 +31,8 @@ def choose(problem: Problem) -> tuple[Scored, str] | Infeasible:
     ranking = Ranking(problem, known)
     if len(ranking.candidates) == 0:
         return Infeasible(
-            reason=f"no mesh of {fleet.workers} workers with {problem.micro_batches} micro-batches a step meets "
-            f"{problem.constraints}; leave an axis to the planner"
+            reason=f"no mesh of {fleet.workers} workers with {problem.micro_batches} micro-batches a step "
+            f"meets {problem.constraints}; leave an axis to the planner"
         )
     best = _best(ranking)
     if best is None:

@@ -14,6 +14,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster import ray_private
+from elastic_train.cluster.causes import cause_of
 from elastic_train.cluster.committing import Committer
 from elastic_train.cluster.forming import Cast, form
 from elastic_train.cluster.messages import Ready
@@ -46,7 +47,6 @@ from elastic_train.control.events import (
 )
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.errors import CheckpointError, ConfigError, ElasticTrainError, UserCodeError
-from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.recovery.evidence import FromStorage
 
 log = logging.getLogger(__name__)
@@ -183,11 +183,8 @@ class Performer:
         self._watch.add(name, handle)
         try:
             ready: Ready = answer(handle.ready.remote(), spec.timing.start_worker_s)
-        except ConfigError as error:
-            self._watch.lost(name, Cause(kind="user", detail=str(error), phase="configuration"))
-        except UserCodeError as error:
-            cause = Cause(kind="user", detail=error.error, phase=error.phase, traceback=error.traceback)
-            self._watch.lost(name, cause)
+        except (ConfigError, UserCodeError) as error:
+            self._watch.lost(name, cause_of(error, node=command.node))
         except GetTimeoutError:
             detail = f"{name} was not up {spec.timing.start_worker_s:.0f} s after its start"
             self._watch.lost(name, Cause(kind="silence", detail=detail, phase="starting"))
@@ -217,11 +214,7 @@ class Performer:
                 )
             )
         except (ElasticTrainError, RayError) as error:
-            cause = Cause(kind=_kind(error), detail=str(error).splitlines()[0][:300], phase="forming")
-            if isinstance(error, ConfigError):
-                cause = Cause(kind="user", detail=str(error), phase="configuration")
-            if isinstance(error, UserCodeError):
-                cause = Cause(kind="user", detail=error.error, phase=error.phase, traceback=error.traceback)
+            cause = cause_of(error, phase="forming")
             self._post(GroupBroken(at=0.0, generation=command.generation, worker="", cause=cause))
         else:
             for note in formed.notes:
@@ -282,7 +275,3 @@ class Performer:
         for worker in self._groups.get(generation, ()):
             if worker in self._handles:
                 self._handles[worker].request.remote(generation, pause=pause, save=save)
-
-
-def _kind(error: Exception) -> Any:
-    return "collective" if isinstance(error, GroupIsBroken | RayError) else "engine"

@@ -7,10 +7,8 @@ thread wait for their turn on it. A worker never decides: it does what it is tol
 from __future__ import annotations
 
 import os
-import re
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -19,8 +17,8 @@ import numpy as np
 import psutil
 import ray
 from ray import cloudpickle
-from ray.exceptions import RayError
 
+from elastic_train.cluster.causes import cause_of, traceback_text
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.outbox import Outbox
 from elastic_train.cluster.sabotage import Saboteur
@@ -252,7 +250,7 @@ class Worker:
                 step=0,
                 phase="loading the job",
                 error=f"{type(error).__name__}: {error}",
-                traceback=_text(error),
+                traceback=traceback_text(error),
             ) from None
 
     @property
@@ -339,27 +337,7 @@ class Worker:
 
     def _cause(self, error: BaseException) -> Cause:
         progress = self._member.progress() if self._member is not None else None
-        phase, step = (progress.phase, progress.step) if progress else ("starting", 0)
-        where = {"rank": progress.rank if progress else -1, "node": self._node}
-        line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
-        if isinstance(error, UserCodeError):
-            return Cause(
-                kind="user",
-                detail=error.error,
-                phase=error.phase,
-                step=error.step,
-                traceback=error.traceback,
-                **where,
-            )
-        if isinstance(error, ConfigError):  # found by a worker, but a person's to mend
-            return Cause(kind="user", detail=str(error), phase="configuration", step=step, **where)
-        if isinstance(error, GroupIsBroken):
-            return Cause(kind="collective", detail=_plain(error.reason), phase=phase, step=step, **where)
-        if isinstance(error, RayError):  # a holder died while it was read from
-            return Cause(kind="collective", detail=line, phase=phase, step=step, **where)
-        if isinstance(error, MemoryError):
-            return Cause(kind="memory", detail=line, phase=phase, step=step, **where)
-        return Cause(kind="engine", detail=line, phase=phase, step=step, traceback=_text(error), **where)
+        return cause_of(error, node=self._node, at=progress)
 
     def _standing(self) -> Standing:
         progress = self._member.progress() if self._member is not None else None
@@ -379,12 +357,3 @@ class Worker:
         """End this process: nobody is left to work for. Nothing durable depends on a clean exit."""
         os.write(2, f"worker {self._name} ends itself: {why}\n".encode())
         os._exit(1)
-
-
-def _plain(reason: str) -> str:
-    """A collective's error without the place in gloo's source and its advice."""
-    return re.sub(r"\[\S+\.cc:\d+\] ", "", reason).split(". This is typically")[0]
-
-
-def _text(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))

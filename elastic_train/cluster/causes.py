@@ -1,0 +1,61 @@
+"""What an error means for the run: whose fault it is, where it arose, in one line."""
+
+from __future__ import annotations
+
+import re
+import traceback
+
+from ray.exceptions import RayError
+
+from elastic_train.control.events import Cause
+from elastic_train.errors import ConfigError, GroupBroken, UserCodeError
+from elastic_train.train.member import Progress
+
+
+def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None, phase: str = "") -> Cause:
+    """The cause that an error is, with where the member was `at` when it arose."""
+    step, rank = (at.step, at.rank) if at is not None else (0, -1)
+    phase = phase or (at.phase if at is not None else "starting")
+    line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    match error:
+        case UserCodeError():
+            return Cause(
+                kind="user",
+                detail=error.error,
+                phase=error.phase,
+                step=error.step,
+                rank=rank,
+                node=node,
+                traceback=error.traceback,
+            )
+        case ConfigError():  # found by a worker, but a person's to mend
+            return Cause(
+                kind="user", detail=str(error), phase="configuration", step=step, rank=rank, node=node
+            )
+        case GroupBroken(reason=reason):
+            return Cause(
+                kind="collective", detail=_plain(reason), phase=phase, step=step, rank=rank, node=node
+            )
+        case RayError():  # a holder died while it was read from
+            return Cause(kind="collective", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case MemoryError():
+            return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case _:
+            return Cause(
+                kind="engine",
+                detail=line,
+                phase=phase,
+                step=step,
+                rank=rank,
+                node=node,
+                traceback=traceback_text(error),
+            )
+
+
+def traceback_text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _plain(reason: str) -> str:
+    """A collective's error without the place in gloo's source and its advice."""
+    return re.sub(r"\[\S+\.cc:\d+\] ", "", reason).split(". This is typically")[0]

@@ -6,6 +6,7 @@ many of them in a window is quarantined, each time for twice as long, and comes 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from elastic_train.control.commands import StartWorker
@@ -31,13 +32,23 @@ def quarantined(facts: Facts, at: float) -> frozenset[str]:
 
 
 def seats(facts: Facts, last: Plan | None) -> tuple[Seat, ...]:
-    """Ready workers on nodes that stay: the last plan's by rank first, then the others by age."""
+    """Ready workers on nodes that stay: the last plan's by rank first, then the others by age.
+
+    Of the others, those on nodes with fewer workers before them come first: a plan that takes only some then
+    stands on as many nodes as it can.
+    """
     leaving = draining(facts)
     domains = {node.name: node.domain for node in facts.nodes}
     order = {name: rank for rank, name in enumerate(last.workers)} if last is not None else {}
     ready = [w for w in facts.workers if w.status == "ready" and w.node not in leaving]
-    ready.sort(key=lambda w: order.get(w.name, len(order)))
-    return tuple(Seat(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in ready)
+    chosen = sorted((w for w in ready if w.name in order), key=lambda w: order[w.name])
+    others = [w for w in ready if w.name not in order]
+    while others:
+        taken = Counter(w.node for w in chosen)
+        nearest = min(others, key=lambda w: taken[w.node])  # the oldest of equals
+        others.remove(nearest)
+        chosen.append(nearest)
+    return tuple(Seat(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in chosen)
 
 
 def starting(facts: Facts) -> tuple[Worker, ...]:

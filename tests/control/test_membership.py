@@ -5,6 +5,10 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.commands import StartWorker, StopWorker
+from elastic_train.control.events import Node
+from elastic_train.control.membership import seats
+from elastic_train.control.states import Facts, Worker
+from elastic_train.planner.plan import Mesh, Plan
 
 pytestmark = pytest.mark.ring0
 
@@ -104,3 +108,14 @@ def test_losing_an_idle_worker_disturbs_nobody(play):
     before = play.phase
     play.lose("w0005")
     assert play.phase is before
+
+
+def test_a_plan_that_takes_only_some_workers_stands_on_many_nodes() -> None:
+    workers = tuple(
+        Worker(name=name, node=node, status="ready", since=0.0)
+        for name, node in (("w1", "a"), ("w2", "a"), ("w3", "a"), ("w4", "b"), ("w5", "c"))
+    )
+    facts = Facts(nodes=tuple(Node(name=n, slots=3) for n in "abc"), workers=workers)
+    assert [s.worker for s in seats(facts, None)] == ["w1", "w4", "w5", "w2", "w3"]
+    last = Plan(mesh=Mesh(dp_replicate=1), workers=("w2",), nodes=("a",), shares=((0,),))
+    assert [s.worker for s in seats(facts, last)][:3] == ["w2", "w4", "w5"]

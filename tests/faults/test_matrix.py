@@ -63,5 +63,6 @@ def test_a_storm_leaves_the_losses_as_they_were(runs: Runs, plan: str, kind: str
         else parallelism,
     )
     assert_same_training(rough, runs.calm(steps=STEPS))
-    if plan != "fsdp" and kind != "node":
-        assert rough.ledger.superseded == (), "a replica was left at every moment"
+    source = {r.formed.generation: r.formed.source for r in rough.records if r.formed is not None}
+    again = {source[entry.superseded_by] for entry in rough.ledger.superseded if entry.superseded_by}
+    assert "live" not in again, "while a copy is left no committed step is run again"

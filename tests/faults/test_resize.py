@@ -103,6 +103,6 @@ def test_workers_go_and_come_and_the_losses_stay(runs: Runs) -> None:
         ),
         seed=3,
     )
-    rough = runs.disturbed("resized", schedule, workers="1:4", global_size=13, max_steps=STEPS, standby=0)
+    rough = runs.disturbed("resized", schedule, workers="2:4", global_size=13, max_steps=STEPS, standby=0)
     assert_same_training(rough, runs.calm(steps=STEPS, global_size=13))
     assert rough.ledger.superseded == ()

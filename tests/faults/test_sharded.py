@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.faults import Fault, FaultSchedule, KillNode, KillRank, Moment
-from tests.faults.conftest import Runs, assert_same_training
+from tests.faults.conftest import TIMING, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 NODES, CPUS = 4, 1
 STEPS = 24
+WHOLE = replace(TIMING, join_window_s=60.0)  # the first group waits for all four workers
 
 
 @pytest.mark.parametrize(
@@ -29,6 +32,7 @@ def test_a_replicated_shard_survives_the_loss_of_a_rank_or_a_node(runs: Runs, fa
         max_steps=STEPS,
         standby=0,
         parallelism=Parallelism(dp_shard=2),
+        timing=WHOLE,
     )
     assert_same_training(rough, runs.calm(steps=STEPS))
     assert rough.ledger.superseded == ()

@@ -154,13 +154,13 @@ def run(case: Case) -> dict[str, Any]:
     return {
         **(found or {"problem": "never killed" if killed_at is None else "did not come back in time"}),
         "step_s": seconds[len(seconds) // 2] if seconds else None,
-        "events": [] if killed_at is None else timeline(result.records, killed_at),
+        "events": timeline(result.records, killed_at or result.records[0].seconds),
     }
 
 
 def timeline(records: Sequence[Record], killed_at: float) -> list[str]:
     """What the controller did from the kill on, for whoever wonders where the time went."""
-    told = [r for r in records if r.seconds > killed_at and not isinstance(r.event, StepCommitted)]
+    told = [r for r in records if r.seconds >= killed_at and not isinstance(r.event, StepCommitted)]
     return [
         f"+{r.seconds - killed_at:.3f} {type(r.event).__name__}: {r.reason} {' '.join(r.commands)}"
         for r in told[:40]

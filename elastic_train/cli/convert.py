@@ -24,7 +24,8 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.checkpoints import choose
 from elastic_train.cli.exits import FINISHED, USER_ERROR
 from elastic_train.errors import ConfigError
-from elastic_train.observe.text import bytes_text, columns
+from elastic_train.observe.text import columns
+from elastic_train.planner.plan import bytes_text
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.lease import Lease
 

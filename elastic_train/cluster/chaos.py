@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -45,7 +44,6 @@ class Chaos:
         self.labels = {short(node): label for label, node in self._nodes.items()}
         self._initial = frozenset(self._nodes)
         self._later = [(n, f) for n, f in enumerate(schedule.faults) if self._ours(f)]
-        self.done: list[tuple[float, Fault]] = []
 
     def on_update(self, update: Update, controller: Any, store: Store) -> None:
         """Do what is due by the steps that were committed."""
@@ -56,7 +54,6 @@ class Chaos:
                 self._later.remove((number, fault))
                 if claim(store, number):
                     self._say(f"chaos: {fault}")
-                    self.done.append((time.monotonic(), fault))
                     self._do(fault, controller, store)
 
     def _ours(self, fault: Fault) -> bool:

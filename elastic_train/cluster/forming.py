@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
@@ -43,7 +42,6 @@ class Formed:
 
     step: int
     digest: int
-    moved_bytes: int
     notes: tuple[str, ...]
 
 
@@ -63,7 +61,7 @@ def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float
         case Fresh():
             _join(command, cast, store, None, deadline_s)
             calls = [h.initialise.remote(command.generation) for h in _members(command, cast)]
-    return _agree(wait_all(calls, command.generation, deadline_s), None, 0)
+    return _agree(wait_all(calls, command.generation, deadline_s), None)
 
 
 def _members(command: Form, cast: Cast) -> list[Any]:
@@ -125,8 +123,7 @@ def _from_live(command: Form, origin: Live, cast: Cast, store: tuple[str, int], 
         calls.append(cast.handles[worker].gather.remote(command.generation, origin, own, others, document))
     filled = wait_all(calls, command.generation, deadline_s)
     expected = sum(wait_all(digests, command.generation, deadline_s)) % MOD
-    remote = np.array([same.get(rank, -1) for rank in range(len(needs))])[moves.rank] != moves.holder
-    return _agree(filled, expected, int(moves.nbytes[remote].sum()))
+    return _agree(filled, expected)
 
 
 def _plan(
@@ -143,7 +140,7 @@ def _plan(
     return moves
 
 
-def _agree(filled: Sequence[Filled], expected: int | None, moved_bytes: int) -> Formed:
+def _agree(filled: Sequence[Filled], expected: int | None) -> Formed:
     digests = {f.digest for f in filled}
     step = filled[0].step
     if len(digests) != 1 or len({f.step for f in filled}) != 1:
@@ -153,7 +150,7 @@ def _agree(filled: Sequence[Filled], expected: int | None, moved_bytes: int) -> 
             step=step, detail=f"digest {filled[0].digest:016x}, the holders had {expected:016x}"
         )
     notes = dict.fromkeys(note for f in filled for note in f.notes)
-    return Formed(step=step, digest=filled[0].digest, moved_bytes=moved_bytes, notes=tuple(notes))
+    return Formed(step=step, digest=filled[0].digest, notes=tuple(notes))
 
 
 def wait_all(refs: Sequence[ray.ObjectRef], generation: int, deadline_s: float) -> list[Any]:

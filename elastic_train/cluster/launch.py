@@ -59,11 +59,15 @@ def fit(
 ) -> Result:
     """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
-    token = probe(open_store(child_url(spec.storage_path, spec.name)))  # before anything is started
+    store = open_store(child_url(spec.storage_path, spec.name))
+    token = probe(store)  # before anything is started
     shape = _shape(task, spec)
     job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
     with _cluster(address, local_nodes):
-        _check_nodes_see(spec, token)
+        try:
+            _check_nodes_see(spec, token)
+        finally:
+            store.delete([token.path])
         controller = _start(spec, job, _planner(spec, shape), chaos)
         return follow(controller, spec, quiet=quiet, chaos=chaos)
 

@@ -26,13 +26,12 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """A worker process is up. `address` is its node's IP, `free_bytes` the memory that is left there."""
+    """A worker process is up. `address` is its node's IP."""
 
     worker: str
     node: str
     pid: int
     address: str
-    free_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class Outbox:
         self._heartbeat_s, self._grace_s = heartbeat_s, grace_s
         self._words: deque[Any] = deque()
         self._wake = threading.Event()
-        self._closed = threading.Event()
+        self._pause = threading.Event()
         self._heard = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
@@ -49,12 +49,8 @@ class Outbox:
         self._words.append(event)
         self._wake.set()
 
-    def close(self) -> None:
-        self._closed.set()
-        self._wake.set()
-
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while True:
             self._wake.wait(self._heartbeat_s)
             self._wake.clear()
             batch = list(self._words)
@@ -64,7 +60,7 @@ class Outbox:
                 if silent > self._grace_s:
                     self._expired(f"no word from the controller for {silent:.0f} s")
                     return
-                self._closed.wait(min(0.5, self._heartbeat_s))
+                self._pause.wait(min(0.5, self._heartbeat_s))
                 self._wake.set()
                 continue
             self._heard = time.monotonic()

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-import psutil
 import ray
 from ray import cloudpickle
 
@@ -95,7 +94,6 @@ class Worker:
             node=self._node,
             pid=os.getpid(),
             address=ray.util.get_node_ip_address(),
-            free_bytes=psutil.virtual_memory().available,
         )
 
     @ray.method(concurrency_group=LIFE)

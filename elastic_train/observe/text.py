@@ -1,12 +1,8 @@
-"""Text for people: aligned columns, byte counts."""
+"""Text for people: aligned columns."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-
-from elastic_train.planner.plan import bytes_text
-
-__all__ = ["bytes_text", "columns"]
 
 
 def columns(rows: Iterable[tuple[str, ...]]) -> str:

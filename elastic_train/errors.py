@@ -10,6 +10,9 @@ ElasticTrainError
 |-- CapacityTimeout           the workers that the run needs did not come in time
 |-- GroupBroken               a collective failed or was aborted: this generation of the group is over
 |-- StateMismatch             after a restore the ranks do not hold the state they should
+|-- UndoRefused               a step cannot be run backwards without guessing; nothing was changed
+|-- MemoryTooSmall            what is to be kept in memory does not fit
+|-- SnapshotFailed            more snapshots in a row failed than the budget allows
 |-- StorageError              a storage operation failed after its retries
 |   |-- StorageNotFound       nothing at that path
 |   `-- AlreadyExists         a conditional create lost
@@ -136,6 +139,46 @@ class StateMismatch(ElasticTrainError):
 
     def __str__(self) -> str:
         return f"the restored state of step {self.step} is not the one that was kept: {self.detail}"
+
+
+@dataclass(kw_only=True, eq=False)
+class MemoryTooSmall(ElasticTrainError):
+    what: str
+    where: str
+    needed: int  # bytes
+    free: int  # bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} of the state need {self.needed / 1e6:,.1f} MB in {self.where}, which has "
+            f"{self.free / 1e6:,.1f} MB. Give it more memory, use more nodes, or turn snapshots off with "
+            "Checkpoints(peers=False)."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class SnapshotFailed(ElasticTrainError):
+    step: int
+    failures: int
+    problem: str
+
+    def __str__(self) -> str:
+        many = f"{self.failures} snapshots in a row came to nothing"
+        return f"{many}, the last at step {self.step}: {self.problem}"
+
+
+@dataclass(kw_only=True, eq=False)
+class UndoRefused(ElasticTrainError):
+    optimizer: str
+    tensor: str  # empty where the optimizer itself is to blame
+    reason: str
+
+    def __str__(self) -> str:
+        of = f" of {self.tensor}" if self.tensor else ""
+        return (
+            f"the last step of {self.optimizer}{of} cannot be undone: {self.reason}. "
+            "Nothing was changed; go back to an older state."
+        )
 
 
 @dataclass(kw_only=True, eq=False)

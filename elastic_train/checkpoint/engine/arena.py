@@ -1,0 +1,92 @@
+"""Memory for snapshots, there before the first step: slots of equal size, every page touched.
+
+A first touch costs ten times a copy, and memory that is missing must be missed before training begins.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from elastic_train.errors import MemoryTooSmall
+
+ALIGN = 4096
+_MEMINFO = Path("/proc/meminfo")
+_CGROUP = Path("/sys/fs/cgroup")
+SPARE = 0.05
+"""Share of what is free that stays free."""
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGN) * ALIGN
+
+
+def slot_bytes(sizes: Iterable[int]) -> int:
+    """What one snapshot of fragments of these sizes takes, each from a page's start if it is large."""
+    return aligned(sum(aligned(size) if size >= ALIGN else -(-size // 64) * 64 for size in sizes)) or ALIGN
+
+
+class Arena:
+    """`slots` regions of `size` bytes in one mapping: of this process, or of a file in shared memory."""
+
+    def __init__(self, mapping: mmap.mmap, *, slots: int, size: int) -> None:
+        assert len(mapping) >= slots * size
+        self.slots, self.size = slots, size
+        self._mapping = mapping
+        self._view = memoryview(mapping)
+
+    @classmethod
+    def private(cls, size: int, *, slots: int) -> Arena:
+        """Memory of this process; MemoryTooSmall if the machine or its control group has less."""
+        size = aligned(size)
+        require(slots * size, free=free_memory(), what=f"{slots} snapshots", where="memory")
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+        return cls(mmap.mmap(-1, slots * size, flags=flags), slots=slots, size=size)
+
+    @classmethod
+    def create(cls, path: Path, size: int, *, slots: int) -> Arena:
+        """A new file in shared memory; MemoryTooSmall, and no file, if it doesn't fit."""
+        size = aligned(size)
+        left = os.statvfs(path.parent)
+        free = min(left.f_bavail * left.f_frsize, free_memory())
+        require(slots * size, free=free, what=f"{slots} snapshots", where=str(path.parent))
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.posix_fallocate(descriptor, 0, slots * size)
+        except OSError:
+            path.unlink()
+            raise
+        finally:
+            os.close(descriptor)
+        return cls.attach(path, size, slots=slots)
+
+    @classmethod
+    def attach(cls, path: Path, size: int, *, slots: int) -> Arena:
+        """The same memory in another process."""
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            return cls(mmap.mmap(descriptor, slots * size, flags=flags), slots=slots, size=size)
+        finally:
+            os.close(descriptor)
+
+    def slot(self, number: int) -> memoryview:
+        return self._view[number * self.size : (number + 1) * self.size]
+
+
+def require(needed: int, *, free: int, what: str, where: str) -> None:
+    """MemoryTooSmall, with the figures, unless `needed` bytes and a little more are free."""
+    if needed > free * (1 - SPARE):
+        raise MemoryTooSmall(what=what, where=where, needed=needed, free=free)
+
+
+def free_memory() -> int:
+    """Bytes that this process may still take: of the machine, or of its control group if that has less."""
+    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
+    if limit.exists() and (most := limit.read_text().strip()) != "max":
+        free = min(free, int(most) - int(used.read_text()))
+    return max(free, 0)

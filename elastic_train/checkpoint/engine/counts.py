@@ -1,0 +1,21 @@
+"""What the engine did, in numbers that a person or a policy reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counts:
+    """`blocked_s` is what training waited or worked for snapshots, `copy_s` what the copying took in all."""
+
+    begun: int = 0
+    delivered: int = 0
+    torn: int = 0
+    failed: int = 0
+    skipped: int = 0
+    coalesced: int = 0
+    waited: int = 0
+    bytes: int = 0
+    blocked_s: float = 0.0
+    copy_s: float = 0.0

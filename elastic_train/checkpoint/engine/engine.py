@@ -1,0 +1,248 @@
+"""The engine: a snapshot begins after a commit, is copied in the background, and is handed on when whole.
+
+    engine.begin(step, sources, payload)     # right after step's update, before the next forward
+    engine.fence()                           # right before the next update: what is not copied yet is
+    ...                                      # `deliver(taken)` is called on a thread of the engine
+    taken.release()                          # the receiver needs the slot no more
+
+Lazy, asynchronous copying as in DataStates-LLM (Maurya et al., HPDC 2024). Theirs copies device tensors while
+they are immutable; here a version and a fingerprint prove that they were.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Literal, TypeVar
+
+from elastic_train.checkpoint.engine.arena import Arena
+from elastic_train.checkpoint.engine.audit import audited
+from elastic_train.checkpoint.engine.copying import Copying, Place
+from elastic_train.checkpoint.engine.counts import Counts
+from elastic_train.checkpoint.engine.source import Source
+from elastic_train.errors import MemoryTooSmall, SnapshotFailed
+
+P = TypeVar("P")
+Pressure = Literal["wait", "skip", "coalesce"]
+"""Where every slot is in use when a snapshot is due: wait for one, leave it out, or take it as soon as one is
+free."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Taken(Generic[P]):
+    """A whole snapshot. Its slot stays as it is until `release`, which may be called from any thread."""
+
+    step: int
+    slot: int
+    memory: memoryview
+    places: tuple[Place, ...]
+    payload: P
+    release: Callable[[], None]
+
+    def bytes_of(self, place: Place) -> memoryview:
+        return self.memory[place.offset : place.offset + place.nbytes]
+
+
+class Engine(Generic[P]):
+    """`begin`, `fence`, `check` and `close` belong to the training thread, the rest to any.
+
+    `deliver` may raise; after more than `budget` snapshots in a row that came to nothing, `check` raises.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        deliver: Callable[[Taken[P]], None],
+        *,
+        pressure: Pressure = "skip",
+        budget: int = 3,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._arena, self._deliver, self._note = arena, deliver, note
+        self._pressure, self._budget = pressure, budget
+        self._counts = Counts()
+        self._free = set(range(arena.slots))
+        self._news = threading.Condition()  # guards _free, _counts and _problems
+        self._current: Copying | None = None
+        self._eager: set[str] = set()
+        self._problems: list[str] = []
+        self._failed: SnapshotFailed | None = None
+        self._owed = False
+        self._copies: queue.SimpleQueue[tuple[int, int, Copying, P] | None] = queue.SimpleQueue()
+        self._whole: queue.SimpleQueue[Taken[P] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._copy_all, name="snapshot", daemon=True),
+            threading.Thread(target=self._deliver_all, name="deliver", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def counts(self) -> Counts:
+        with self._news:
+            return self._counts
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody uses."""
+        with self._news:
+            return len(self._free)
+
+    @property
+    def owed(self) -> bool:
+        """Whether a snapshot that was due is still to be taken, as soon as there is a slot."""
+        return self._owed
+
+    def begin(self, step: int, sources: Sequence[Source], payload: P) -> bool:
+        """Start the snapshot of `step`; False where there was no slot and the policy is not to wait.
+
+        Sources come in the order of their next writes. Raises MemoryTooSmall if they exceed a slot.
+        """
+        began = time.monotonic()
+        self.fence()
+        self.check()
+        slot = self._slot()
+        if slot is None:
+            return False
+        number = self._counts.begun
+        copying = Copying(sources, self._arena.slot(slot), audited(number, len(sources)))
+        end = max((p.offset + p.nbytes for p in copying.places), default=0)
+        if end > self._arena.size:
+            self._give_back(slot)
+            raise MemoryTooSmall(what="a snapshot", where="its slot", needed=end, free=self._arena.size)
+        copying.copy_unsettled(self._eager)
+        self._current, self._owed = copying, False
+        self._copies.put((step, slot, copying, payload))
+        self._count(begun=1, bytes=sum(s.nbytes for s in sources), blocked_s=time.monotonic() - began)
+        return True
+
+    def fence(self, key: str | None = None) -> None:
+        """Before a write: everything that will be written up to the fragment `key`, or all, is copied."""
+        current = self._current
+        if current is None:
+            return
+        began = time.monotonic()
+        current.finish(key)
+        if key is None:
+            self._current = None
+        self._count(blocked_s=time.monotonic() - began)
+
+    def check(self) -> None:
+        """Raise SnapshotFailed if more snapshots in a row failed than the budget allows."""
+        with self._news:
+            failed, self._failed = self._failed, None
+            spent = len(self._problems) > self._budget
+        if failed is not None and spent:
+            raise failed
+
+    def close(self) -> None:
+        """End what was begun, hand it on, and raise what was not raised yet."""
+        self.fence()
+        self._copies.put(None)
+        for thread in self._threads:
+            thread.join()
+        if self._failed is not None:
+            raise self._failed
+
+    # -- private
+
+    def _slot(self) -> int | None:
+        with self._news:
+            if not self._free:
+                match self._pressure:
+                    case "skip":
+                        self._add(skipped=1)
+                        return None
+                    case "coalesce":
+                        self._owed = True
+                        self._add(coalesced=1)
+                        return None
+                    case "wait":
+                        self._add(waited=1)
+                        self._news.wait_for(lambda: bool(self._free))
+            return self._free.pop()
+
+    def _give_back(self, slot: int) -> None:
+        with self._news:
+            self._free.add(slot)
+            self._news.notify_all()
+
+    def _copy_all(self) -> None:
+        while (job := self._copies.get()) is not None:
+            step, slot, copying, payload = job
+            began = time.monotonic()
+            while copying.help():
+                pass
+            copying.finish()
+            changed = copying.changed() if copying.error is None else ()
+            self._count(copy_s=time.monotonic() - began)
+            if copying.error is not None:
+                self._fail(step, f"{type(copying.error).__name__}: {copying.error}")
+            elif changed:
+                self._tear(step, changed)
+            else:
+                self._whole.put(
+                    Taken(
+                        step=step,
+                        slot=slot,
+                        memory=copying.memory,
+                        places=copying.places,
+                        payload=payload,
+                        release=_once(lambda slot=slot: self._give_back(slot)),
+                    )
+                )
+                continue
+            self._give_back(slot)
+        self._whole.put(None)
+
+    def _tear(self, step: int, changed: tuple[str, ...]) -> None:
+        """What changed under a copy is copied before training goes on, from the next snapshot on."""
+        self._eager |= set(changed)
+        self._count(torn=1)
+        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
+        self._note(
+            f"the snapshot of step {step} was dropped: {names} changed outside the update. From now on it is "
+            "copied before the next step begins, which takes time; write parameters in the optimizer only."
+        )
+
+    def _deliver_all(self) -> None:
+        while (taken := self._whole.get()) is not None:
+            try:
+                self._deliver(taken)
+            except Exception as error:  # noqa: BLE001 - surfaces at the next check or at close
+                taken.release()
+                self._fail(taken.step, f"{type(error).__name__}: {error}")
+            else:
+                with self._news:
+                    self._problems, self._failed = [], None
+                    self._add(delivered=1)
+
+    def _fail(self, step: int, problem: str) -> None:
+        with self._news:
+            self._problems.append(problem)
+            self._failed = SnapshotFailed(step=step, failures=len(self._problems), problem=problem)
+            self._add(failed=1)
+        self._note(f"the snapshot of step {step} failed: {problem}")
+
+    def _count(self, **more: float) -> None:
+        with self._news:
+            self._add(**more)
+
+    def _add(self, **more: float) -> None:
+        self._counts = replace(self._counts, **{k: getattr(self._counts, k) + v for k, v in more.items()})
+
+
+def _once(call: Callable[[], None]) -> Callable[[], None]:
+    """The call, made the first time only: two holders of a slot may both give it up."""
+    lock, left = threading.Lock(), [call]
+
+    def release() -> None:
+        with lock:
+            due = left.pop() if left else None
+        if due is not None:
+            due()
+
+    return release

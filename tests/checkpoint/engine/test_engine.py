@@ -1,0 +1,325 @@
+"""Snapshots of memory that a step reads and an update writes, under every order of the threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import xxhash
+
+from elastic_train.checkpoint.engine import audit
+from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
+from elastic_train.checkpoint.engine.copying import BLOCK
+from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
+from elastic_train.errors import MemoryTooSmall, SnapshotFailed
+
+pytestmark = pytest.mark.ring1
+WAIT_S = 20.0
+
+
+class Memory:
+    """A fragment whose owner counts its writes. `gate` holds a copy until it is set."""
+
+    def __init__(self, key: str, size: int, *, settled: bool = True) -> None:
+        self.key, self.settled = key, settled
+        self.data = np.random.default_rng(abs(hash(key)) % 2**32).integers(0, 255, size, dtype=np.uint8)
+        self.writes = 0
+        self.reached, self.gate = threading.Event(), threading.Event()
+        self.gate.set()
+
+    @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    def version(self) -> int:
+        return self.writes
+
+    def fingerprint(self) -> int:
+        return xxhash.xxh3_64_intdigest(self.data)
+
+    def fingerprint_of(self, copied: memoryview) -> int:
+        return xxhash.xxh3_64_intdigest(copied)
+
+    def copy(self, start: int, stop: int, target: memoryview) -> None:
+        self.reached.set()
+        assert self.gate.wait(WAIT_S)
+        np.frombuffer(target, np.uint8)[:] = self.data[start:stop]
+
+    def add(self, value: int, *, seen: bool = True) -> None:
+        """A write; one that is not `seen` changes no version, as through `.data` or a custom operation."""
+        self.data += np.uint8(value)
+        self.writes += seen
+
+
+class Shelf:
+    """Receives snapshots and keeps their bytes; each is given back when the test says so, or at once."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        self.keep, self.taken = keep, list[Taken[Any]]()
+        self.bytes: dict[int, dict[str, bytes]] = {}
+        self.news = threading.Condition()
+
+    def __call__(self, taken: Taken[Any]) -> None:
+        found = {place.key: bytes(taken.bytes_of(place)) for place in taken.places}
+        with self.news:
+            self.bytes[taken.step] = found
+            self.taken.append(taken)
+            self.news.notify_all()
+        if not self.keep:
+            taken.release()
+
+    def wait_for(self, step: int) -> dict[str, bytes]:
+        with self.news:
+            assert self.news.wait_for(lambda: step in self.bytes, WAIT_S)
+            return self.bytes[step]
+
+
+@contextmanager
+def engine_of(
+    sources: list[Memory],
+    deliver: Callable[[Taken[Any]], None],
+    *,
+    slots: int = 2,
+    pressure: Pressure = "skip",
+    budget: int = 3,
+    note: Callable[[str], None] = lambda _: None,
+) -> Iterator[Engine[Any]]:
+    arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=slots)
+    engine: Engine[Any] = Engine(arena, deliver, pressure=pressure, budget=budget, note=note)
+    yield engine
+    engine.close()
+
+
+def three() -> list[Memory]:
+    return [Memory("a", 3 * BLOCK + 5), Memory("b", 70), Memory("c", 2 * BLOCK)]
+
+
+def as_bytes(sources: list[Memory]) -> dict[str, bytes]:
+    return {s.key: s.data.tobytes() for s in sources}
+
+
+def test_each_snapshot_is_the_state_right_after_its_step() -> None:
+    sources, shelf = three(), Shelf()
+    expected: dict[int, dict[str, bytes]] = {}
+    with engine_of(sources, shelf, slots=3, pressure="wait") as engine:
+        for step in range(1, 8):
+            engine.fence()
+            for source in sources:
+                source.add(step)
+            expected[step] = as_bytes(sources)
+            assert engine.begin(step, sources, None)
+    assert shelf.bytes == expected
+    assert engine.counts.delivered == 7
+    assert engine.counts.torn == 0
+
+
+def test_the_update_waits_for_what_is_being_copied_and_copies_the_rest_itself() -> None:
+    sources, shelf = three(), Shelf()
+    sources[0].gate.clear()
+    with engine_of(sources, shelf) as engine:
+        assert engine.begin(1, sources, None)
+        expected = as_bytes(sources)
+        assert sources[0].reached.wait(WAIT_S)
+        passed = threading.Event()
+        training = threading.Thread(target=lambda: (engine.fence(), passed.set()))
+        training.start()
+        assert not passed.wait(0.05)
+        sources[0].gate.set()
+        training.join(WAIT_S)
+        assert passed.is_set()
+        for source in sources:
+            source.add(1)
+        assert shelf.wait_for(1) == expected
+
+
+def test_the_update_of_the_first_fragment_does_not_wait_for_the_last() -> None:
+    sources, shelf = three(), Shelf()
+    with engine_of(sources, shelf) as engine:
+        sources[2].gate.clear()
+        assert engine.begin(1, sources, None)
+        expected = as_bytes(sources)
+        engine.fence("a")
+        sources[0].add(1)
+        sources[2].gate.set()
+        assert shelf.wait_for(1) == expected
+
+
+def test_a_write_that_did_not_wait_is_never_handed_on() -> None:
+    sources, shelf, notes = three(), Shelf(), list[str]()
+    with engine_of(sources, shelf, note=notes.append) as engine:
+        sources[0].gate.clear()
+        assert engine.begin(1, sources, None)
+        sources[2].add(1)
+        sources[0].gate.set()
+        engine.fence()
+    assert not shelf.bytes
+    assert engine.counts.torn == 1
+    assert "c changed outside the update" in notes[0]
+
+
+def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first() -> None:
+    sources, shelf, notes = three(), Shelf(), list[str]()
+    with engine_of(sources, shelf, note=notes.append) as engine:
+        sources[0].gate.clear()
+        assert engine.begin(1, sources, None)
+        assert sources[0].reached.wait(WAIT_S)
+        sources[2].add(1, seen=False)
+        sources[0].gate.set()
+        engine.fence()
+        while not notes:
+            engine.fence()
+        assert engine.begin(2, sources, None)
+        expected = as_bytes(sources)
+        sources[2].add(1, seen=False)
+        assert shelf.wait_for(2) == expected
+    assert engine.counts.torn == 1
+
+
+def test_every_fragment_is_audited_in_its_turn() -> None:
+    fragments = 70
+    for number in range(audit.ALL):
+        assert audit.audited(number, fragments) == tuple(range(fragments))
+    turns = [audit.audited(number, fragments) for number in range(audit.ALL, audit.ALL + audit.TURNS)]
+    assert sorted(index for turn in turns for index in turn) == list(range(fragments))
+
+
+def test_what_changes_between_updates_is_copied_before_training_goes_on() -> None:
+    statistics, shelf = Memory("running_mean", 128, settled=False), Shelf()
+    sources = [Memory("a", 2 * BLOCK), statistics]
+    with engine_of(sources, shelf) as engine:
+        assert engine.begin(1, sources, None)
+        expected = as_bytes([statistics])["running_mean"]
+        statistics.add(7)
+        assert shelf.wait_for(1)["running_mean"] == expected
+    assert engine.counts.torn == 0
+
+
+@pytest.mark.parametrize("pressure", ["skip", "coalesce"])
+def test_without_a_free_slot_training_goes_on_and_what_was_left_out_is_counted(pressure: Pressure) -> None:
+    sources, shelf = [Memory("a", 100)], Shelf(keep=True)
+    with engine_of(sources, shelf, slots=1, pressure=pressure) as engine:
+        assert engine.begin(1, sources, None)
+        shelf.wait_for(1)
+        assert not engine.begin(2, sources, None)
+        assert engine.owed == (pressure == "coalesce")
+        shelf.taken[0].release()
+        assert engine.begin(3, sources, None)
+        assert not engine.owed
+        shelf.wait_for(3)
+        shelf.taken[1].release()
+    counted = (engine.counts.skipped, engine.counts.coalesced)
+    assert counted == ((1, 0) if pressure == "skip" else (0, 1))
+
+
+def test_waiting_for_a_slot_ends_when_one_is_given_back() -> None:
+    sources, shelf = [Memory("a", 100)], Shelf(keep=True)
+    with engine_of(sources, shelf, slots=1, pressure="wait") as engine:
+        assert engine.begin(1, sources, None)
+        shelf.wait_for(1)
+        release = threading.Timer(0.05, shelf.taken[0].release)
+        release.start()
+        assert engine.begin(2, sources, None)
+        shelf.wait_for(2)
+        shelf.taken[1].release()
+        shelf.taken[0].release()  # given up twice: the slot of the second snapshot is not touched
+    assert engine.counts.waited == 1
+
+
+def test_a_slot_in_use_keeps_its_bytes_while_other_snapshots_pass() -> None:
+    sources = [Memory("a", 1000)]
+    first: list[tuple[Taken[Any], bytes]] = []
+
+    def deliver(taken: Taken[Any]) -> None:
+        if taken.step == 1:
+            first.append((taken, bytes(taken.bytes_of(taken.places[0]))))
+        else:
+            taken.release()
+
+    with engine_of(sources, deliver, slots=2, pressure="wait") as engine:
+        for step in range(1, 10):
+            engine.fence()
+            sources[0].add(step)
+            assert engine.begin(step, sources, None)
+        taken, then = first[0]
+        assert bytes(taken.bytes_of(taken.places[0])) == then
+        taken.release()
+
+
+def test_a_failed_delivery_stops_nothing_within_the_budget_and_surfaces_beyond_it() -> None:
+    sources, problems = [Memory("a", 100)], list[str]()
+
+    def deliver(taken: Taken[Any]) -> None:
+        raise OSError("the disk is full")
+
+    arena = Arena.private(4096, slots=2)
+    engine: Engine[Any] = Engine(arena, deliver, pressure="wait", budget=2, note=problems.append)
+    for step in range(1, 4):
+        assert engine.begin(step, sources, None)
+        while len(problems) < step:
+            engine.fence()
+    with pytest.raises(SnapshotFailed, match="the disk is full"):
+        engine.begin(4, sources, None)
+    engine.close()
+
+
+def test_an_error_after_the_last_step_surfaces_at_close() -> None:
+    sources = [Memory("a", 100)]
+
+    def deliver(taken: Taken[Any]) -> None:
+        raise OSError("the disk is full")
+
+    engine: Engine[Any] = Engine(Arena.private(4096, slots=1), deliver)
+    assert engine.begin(5, sources, None)
+    with pytest.raises(SnapshotFailed, match="step 5"):
+        engine.close()
+
+
+def test_a_copy_that_fails_fails_the_snapshot_and_not_the_training_thread() -> None:
+    class Broken(Memory):
+        def copy(self, start: int, stop: int, target: memoryview) -> None:
+            raise RuntimeError("the device is gone")
+
+    shelf, notes = Shelf(), list[str]()
+    engine: Engine[Any] = Engine(Arena.private(4096, slots=1), shelf, note=notes.append)
+    assert engine.begin(1, [Broken("a", 100)], None)
+    engine.fence()
+    with pytest.raises(SnapshotFailed, match="the device is gone"):
+        engine.close()
+    assert not shelf.bytes
+    assert engine.free == 1
+
+
+def test_memory_that_is_not_there_is_missed_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(MemoryTooSmall, match=r"3 snapshots of the state need 3,000,\d+,\d+\.\d MB in memory"):
+        Arena.private(10**15, slots=3)
+    with pytest.raises(MemoryTooSmall, match="has"):
+        Arena.create(tmp_path / "segment", 10**15, slots=2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_state_that_outgrew_its_slot_is_refused_and_the_slot_stays_free() -> None:
+    engine: Engine[Any] = Engine(Arena.private(4096, slots=1), Shelf())
+    with pytest.raises(MemoryTooSmall):
+        engine.begin(1, [Memory("a", 5000)], None)
+    assert engine.free == 1
+    engine.close()
+
+
+def test_two_mappings_of_a_segment_see_the_same_snapshot(tmp_path: Path) -> None:
+    sources = [Memory("a", 5000)]
+    here = Arena.create(tmp_path / "segment", slot_bytes([5000]), slots=2)
+    there = Arena.attach(tmp_path / "segment", here.size, slots=2)
+    shelf = Shelf(keep=True)
+    engine: Engine[Any] = Engine(here, shelf)
+    assert engine.begin(1, sources, None)
+    shelf.wait_for(1)
+    taken = shelf.taken[0]
+    place = taken.places[0]
+    seen = there.slot(taken.slot)[place.offset : place.offset + place.nbytes]
+    assert bytes(seen) == sources[0].data.tobytes()
+    engine.close()

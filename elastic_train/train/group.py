@@ -1,9 +1,10 @@
 """One generation's process group: formed, broken from any thread, destroyed; many times in one process.
 
-gloo on CPU is broken through the sockets below it; sub-groups and meshes made later in a generation share its
-one listening socket and are broken with it, whoever made them. NCCL is broken by aborting its communicators:
-written against torch 2.13, untested on several GPUs. There the launcher must set
-TORCH_NCCL_ASYNC_ERROR_HANDLING=0, or torch's watchdog ends a process whose communicator was aborted.
+gloo on CPU is broken through the sockets below it, and an operation that does not notice is left behind;
+sub-groups and meshes made later in a generation share its one listening socket and are broken with it,
+whoever made them. NCCL is broken by aborting its communicators: written against torch 2.13, untested on
+several GPUs. There the launcher must set TORCH_NCCL_ASYNC_ERROR_HANDLING=0, or torch's watchdog ends a
+process whose communicator was aborted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
+from elastic_train.train.interruptible import InterruptibleGroup
 from elastic_train.train.rendezvous import InterruptibleStore, check_in, forget_client, store_client
 from elastic_train.train.sockets import Endpoint, endpoints, listening, shut_connections
 from elastic_train.train.stale import forget_meshes
@@ -91,6 +93,7 @@ class Group:
         self._over = False
         self._lock = threading.Lock()  # a break looks at sockets only while they are this generation's
         self._gloo_device: object | None = None
+        self._made: list[InterruptibleGroup] = []
         self._local: Endpoint | None = None
         self._remote: frozenset[Endpoint] = frozenset()
         self._store: InterruptibleStore | None = None
@@ -153,6 +156,9 @@ class Group:
             self._over = True
         if dist.is_initialized():
             dist.destroy_process_group()
+        for made in self._made:
+            made.release()
+        self._made.clear()
         # A failed construction leaves torch's counter of group names behind, which must agree between members
         # that lived through it and members that are new.
         c10d._world.group_count = 0
@@ -160,8 +166,11 @@ class Group:
         self._gloo_device = None
         _current = None
 
-    def connect_gloo(self, options: Any, backend_options: object) -> ProcessGroupGloo:
-        """Construct one gloo group over this generation's listening socket; torch calls it for each group."""
+    def connect_gloo(self, options: Any) -> ProcessGroupGloo | InterruptibleGroup:
+        """Construct one gloo group over this generation's listening socket; torch calls it for each group.
+
+        Beside NCCL it must be a plain backend: torch would take a group of ours for that of every device.
+        """
         gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         gloo._devices = [self._gloo_device]
         gloo._threads = 2
@@ -172,7 +181,11 @@ class Group:
         made.options.group_name = options.group_id
         made.options.global_ranks_in_group = options.global_ranks_in_group
         made._set_sequence_number_for_group()
-        return made
+        if self._device.type != "cpu":
+            return made
+        group = InterruptibleGroup(made, options.store, self.check)
+        self._made.append(group)
+        return group
 
     def _shut(self, elapsed_s: float) -> bool:
         """Shut what is connected; whether there may be more to come."""
@@ -217,9 +230,9 @@ class Group:
 _current: Group | None = None
 
 
-def _connect_gloo(options: Any, backend_options: object) -> ProcessGroupGloo:
+def _connect_gloo(options: Any, _backend_options: object) -> ProcessGroupGloo | InterruptibleGroup:
     assert _current is not None, "a gloo group is made inside a generation"
-    return _current.connect_gloo(options, backend_options)
+    return _current.connect_gloo(options)
 
 
 dist.Backend.register_backend(GLOO, _connect_gloo, extended_api=True, devices=["cpu"])

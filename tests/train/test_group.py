@@ -81,16 +81,28 @@ def total(state: State, value: float) -> float:
     return tensor.item()
 
 
-def reduce_forever(state: State) -> str:
+def reduce_forever(state: State, elements: int) -> str:
     """All-reduces until one fails; says whether the failure is recognised."""
-    tensor = torch.ones(1 << 16)
+    state["reduced"] = False
+    tensor = torch.ones(elements)
     try:
         while True:
             tensor.fill_(1)
             dist.all_reduce(tensor)
             state["reduced"] = True
-    except RuntimeError as error:
+    except (RuntimeError, GroupBroken) as error:
         return f"{is_collective_error(error)}"
+
+
+def receive_from_absent(state: State, operation: str) -> str:
+    """The last rank never answers, and its neighbours' messages don't fit into the sockets."""
+    state["reduced"] = True
+    tensor = torch.ones(1 << 22)
+    try:
+        getattr(dist, operation)(tensor, dist.get_world_size() - 1)
+    except (RuntimeError, GroupBroken) as error:
+        return f"{is_collective_error(error)}"
+    return "done"
 
 
 def wait_in_subgroup(state: State, mesh: Mesh) -> str:
@@ -101,7 +113,7 @@ def wait_in_subgroup(state: State, mesh: Mesh) -> str:
         return "absent"
     try:
         dist.all_reduce(torch.ones(4), group=inner)
-    except RuntimeError as error:
+    except (RuntimeError, GroupBroken) as error:
         return f"{is_collective_error(error)}"
     return "reduced"
 
@@ -181,12 +193,13 @@ def wait_until(condition: Any, timeout: float = 30.0) -> None:
         threading.Event().wait(0.01)
 
 
+@pytest.mark.parametrize("elements", [1 << 16, 1 << 22])
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_survivors_of_a_lost_peer_unblock_within_a_second_of_the_break_and_form_again(
-    pool: GlooPool, new_generation: Iterator[int], how: str
+    pool: GlooPool, new_generation: Iterator[int], how: str, elements: int
 ) -> None:
     start(pool, next(new_generation), [0, 1, 2, 3])
-    busy = pool.call_async(reduce_forever)
+    busy = pool.call_async(reduce_forever, elements)
     survivors = [0, 1, 3]
     wait_until(lambda: all(pool.control(rank, has_reduced) for rank in range(4)))
     getattr(pool, how)(2)
@@ -201,6 +214,19 @@ def test_survivors_of_a_lost_peer_unblock_within_a_second_of_the_break_and_form_
     assert pool.run(total, PerRank([1.0, 2.0, 4.0]), ranks=survivors) == [7.0] * 3
     pool.run(destroy, ranks=survivors)
     pool.kill(2)
+
+
+@pytest.mark.parametrize("operation", ["send", "recv"])
+def test_a_message_of_which_a_part_is_under_way_ends_by_a_break(
+    pool: GlooPool, new_generation: Iterator[int], operation: str
+) -> None:
+    start(pool, next(new_generation), [0, 1, 2])
+    busy = pool.call_async(receive_from_absent, operation, ranks=[0, 1])
+    wait_until(lambda: all(pool.control(rank, has_reduced) for rank in (0, 1)))
+    for rank in (0, 1):
+        pool.control(rank, break_group)
+    assert busy.results(timeout=2) == ["True"] * 2
+    pool.run(destroy, ranks=[0, 1, 2])
 
 
 def test_a_generation_whose_last_member_never_comes_ends_by_a_break(

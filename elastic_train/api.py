@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_train.config import Batch, Checkpoints, Parallelism, Precision, RunSpec, Timing
+from elastic_train.config import Batch, Checkpoints, Parallelism, Precision, ResumeFrom, RunSpec, Timing
 from elastic_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,8 +24,9 @@ MAX_FAILURES = 3
 class ElasticTrainer:
     """Trains a `Task` on as many workers as there are, from `num_workers`' minimum to its maximum.
 
-    Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`. Nothing is started
-    before `fit`; whatever is wrong with the configuration is raised here, as a ConfigError.
+    Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`. `resume_from` is a
+    checkpoint of any known system that a new run begins with, as a URL or with a specification. Nothing is
+    started before `fit`; whatever is wrong with the configuration is raised here, as a ConfigError.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class ElasticTrainer:
         checkpoints: Checkpoints | None = None,
         standby: int = 1,
         timing: Timing | None = None,
+        resume_from: ResumeFrom | str | None = None,
         **unknown: Any,
     ) -> None:
         _refuse(unknown)
@@ -49,6 +51,7 @@ class ElasticTrainer:
 
         check_task(task)
         self.task = task
+        self.resume_from = ResumeFrom(url=resume_from) if isinstance(resume_from, str) else resume_from
         self.spec = _spec(
             batch=batch,
             max_steps=max_steps,
@@ -71,7 +74,14 @@ class ElasticTrainer:
         """
         from elastic_train.cluster.launch import fit
 
-        return fit(self.task, self.spec, address=address, local_nodes=local_nodes, quiet=quiet)
+        return fit(
+            self.task,
+            self.spec,
+            address=address,
+            local_nodes=local_nodes,
+            quiet=quiet,
+            resume_from=self.resume_from,
+        )
 
 
 def open_checkpoint(url: str) -> Checkpoint:

@@ -76,6 +76,19 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeFrom:
+    """A checkpoint of another run or system that a new run begins with, read where it lies or copied.
+
+    `specification` is the text of a map of names and layouts (docs/language.md), "" where they are those of
+    the model. Once the run has a checkpoint of its own, it goes on from that.
+    """
+
+    url: str
+    specification: str = ""
+    copy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parallelism:
     """Constraints on the plan; None leaves an axis to the planner."""
 

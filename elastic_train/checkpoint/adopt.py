@@ -35,6 +35,8 @@ GENERATION = 0
 PART = 256 << 20
 """Bytes of one file of a copy, which are in memory while it is written."""
 LEASE_S = 10.0
+OF_THE_OTHER_RUN = ("lineage", "metrics", "state_digest")
+"""What a document says of the run that wrote it, under that run's names."""
 
 
 def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> Stored:
@@ -69,7 +71,7 @@ def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> S
 
 def _completed(source: Mapped) -> dict[str, Any]:
     """The document with a step; a checkpoint of weights alone begins a run, with all of them trainable."""
-    document = dict(source.document)
+    document = {k: v for k, v in source.document.items() if k not in OF_THE_OTHER_RUN}
     if document.get("step") is None:
         document["step"] = 0
     if not document.get("trainable"):

@@ -14,6 +14,7 @@ from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastic_train.checkpoint.begin import begin
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.controller import Controller, Update
@@ -22,7 +23,7 @@ from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, controller_name, run_key
 from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.result import Result
-from elastic_train.config import RunSpec
+from elastic_train.config import ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError, LeaseHeld, StorageError
 from elastic_train.planner.plan import Infeasible, Seat
 from elastic_train.planner.search import Search, planner_for
@@ -56,6 +57,7 @@ def fit(
     local_nodes: int,
     quiet: bool,
     chaos: Chaos | None = None,
+    resume_from: ResumeFrom | None = None,
 ) -> Result:
     """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
@@ -68,6 +70,8 @@ def fit(
             _check_nodes_see(spec, token)
         finally:
             store.delete([token.path])
+        if resume_from is not None:
+            begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
         controller = _start(spec, job, _planner(spec, shape), chaos)
         return follow(controller, spec, quiet=quiet, chaos=chaos)
 
@@ -149,7 +153,7 @@ def _start(spec: RunSpec, job: bytes, planner: Search, chaos: Chaos | None) -> A
             job=job,
             planner=planner,
             environment=process_environment(),
-            driver=f"pid {os.getpid()} on {os.uname().nodename}",
+            driver=_driver(),
             faults=(chaos.schedule, chaos.labels) if chaos is not None else None,
         )
     )
@@ -163,6 +167,10 @@ def _replace_old(run: str, spec: RunSpec) -> None:
             if update.ended is None:
                 raise LeaseHeld(run=spec.name, holder="its controller on this cluster", age_s=0.0)
         ray.kill(old, no_restart=True)
+
+
+def _driver() -> str:
+    return f"pid {os.getpid()} on {os.uname().nodename}"
 
 
 def _absolute(path: str) -> str:

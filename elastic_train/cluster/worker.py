@@ -20,15 +20,15 @@ from ray import cloudpickle
 from elastic_train.cluster.causes import cause_of, traceback_text
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.outbox import Outbox
+from elastic_train.cluster.restoring import restore
 from elastic_train.cluster.sabotage import Saboteur
-from elastic_train.cluster.saving import PartWriter, read_in_batches
+from elastic_train.cluster.saving import PartWriter
 from elastic_train.cluster.training_thread import TrainingThread
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
 from elastic_train.control.faults import FaultSchedule
-from elastic_train.errors import ChecksumMismatch, ConfigError, UserCodeError
+from elastic_train.errors import ConfigError, UserCodeError
 from elastic_train.errors import GroupBroken as GroupIsBroken
-from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
 from elastic_train.train.loop import StepReport
@@ -164,17 +164,7 @@ class Worker:
 
         def fill() -> Filled:
             checkpoint = self._writer.open(stored)
-            needs = self._owner.needs(whole(checkpoint.fragments()))
-            for boxes, arrays in read_in_batches(checkpoint, needs):
-                self._owner.fill(boxes, arrays)
-            filled = self._filled(checkpoint.document)
-            kept = checkpoint.document.get("state_digest")
-            if kept is not None and filled.digest != kept:
-                raise ChecksumMismatch(
-                    url=checkpoint.url,
-                    problem=f"the restored state's digest is {filled.digest:016x} and {kept:016x} was saved.",
-                )
-            return filled
+            return restore(self._owner, checkpoint)
 
         return self._on_training(generation, fill)
 

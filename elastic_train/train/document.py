@@ -12,6 +12,7 @@ import torch
 
 from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.expected import in_own_names
 from elastic_train.train.fragments import DTYPE_NAMES, DTYPES, is_fragment
 from elastic_train.train.optimizer import hyperparameters
 from elastic_train.train.shards import Shards
@@ -55,6 +56,7 @@ def restore(
     `filled` are the optimizer's state tensors that were given memory and values. Hyperparameters come from
     the code, but for those that the schedule drives.
     """
+    document = in_own_names(document, shards.aliases)
     _check_trainable(shards, document["trainable"])
     kept = document["optimizer"]
     listed = {(fqn, state) for fqn, state in kept["states"]}
@@ -78,13 +80,17 @@ def restore(
     shards.optimizer.__setstate__(
         {"state": shards.optimizer.state, "param_groups": shards.optimizer.param_groups}
     )
-    notes = _hyperparameters(shards, kept["groups"])
+    scheduled = shards.schedule is not None and document["schedule"] is not None
+    driven = shards.schedule.driven if shards.schedule is not None and scheduled else frozenset[str]()
+    notes = _hyperparameters(shards, kept["groups"], driven)
     if kept["class"] != type(shards.optimizer).__name__:
         notes.append(
             f"optimizer: the run used {kept['class']}, the code has {type(shards.optimizer).__name__}"
         )
     if shards.schedule is not None and document["schedule"] is not None:
         notes += shards.schedule.load(document["schedule"])
+    elif shards.schedule is not None and "foreign" in document:
+        notes += shards.schedule.advance(document["step"])
     elif (shards.schedule is None) != (document["schedule"] is None):
         notes.append("schedule: " + ("the code has none" if shards.schedule is None else "it starts anew"))
     shards.step, shards.evaluated = document["step"], document["evaluated"]
@@ -104,9 +110,8 @@ def _check_trainable(shards: Shards, trainable: list[str]) -> None:
         )
 
 
-def _hyperparameters(shards: Shards, groups: list[dict[str, Any]]) -> list[str]:
+def _hyperparameters(shards: Shards, groups: list[dict[str, Any]], driven: frozenset[str]) -> list[str]:
     """Restore what the schedule drives; the code's values stay for the rest, differences are told."""
-    driven = shards.schedule.driven if shards.schedule else frozenset[str]()
     before = {fqn: group["hyperparameters"] for group in groups for fqn in group["params"]}
     names = {id(p): fqn for fqn, p in shards.parameters.items()}
     notes: list[str] = []

@@ -21,16 +21,16 @@ from elastic_train.data.identity import DataIdentity, identify
 from elastic_train.data.loader import Loader
 from elastic_train.data.numbered import numbered
 from elastic_train.data.order import SampleOrder
-from elastic_train.errors import GroupBroken, TensorMismatch
+from elastic_train.errors import GroupBroken
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train import document as documents
-from elastic_train.train import seeded
+from elastic_train.train import expected, seeded
 from elastic_train.train.assemble import assemble
 from elastic_train.train.build import initialise
 from elastic_train.train.digest import reduced_digest
-from elastic_train.train.fragments import DTYPES, cut_into, parts, shard_like
+from elastic_train.train.fragments import cut_into, parts
 from elastic_train.train.group import Group
 from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
 from elastic_train.train.saving import share
@@ -201,31 +201,26 @@ class Member:
             border=self._border,
         )
 
-    def needs(self, states: Iterable[tuple[str, str]] | Fragments | None = None) -> Fragments:
+    def needs(
+        self, states: Iterable[tuple[str, str]] | Fragments | None = None, *, foreign: bool = False
+    ) -> Fragments:
         """The boxes that this rank must be given. `states` are the (tensor, state) that exist anywhere.
 
-        State of the optimizer that exists gets memory here. A table also tells dtypes and shapes; with names
-        alone a state has those of its parameter. None: parameters and buffers only.
+        State of the optimizer that exists gets memory here. A table also tells dtypes and shapes: whatever
+        doesn't fit is a TensorMismatch; with names alone a state has those of its parameter. None: parameters
+        and buffers only. Buffers that a `foreign` state lacks have their initial values.
         """
         shards = self._forming
-        names = states.names if isinstance(states, Fragments) else tuple(states or ())
-        kinds = (
-            dict(zip(states.names, zip(states.dtypes, states.shapes, strict=True), strict=True))
-            if isinstance(states, Fragments)
-            else {}
-        )
-        self._filled = {}
-        for fqn, state in names:
-            if state in ("param", "buffer"):
-                continue
-            parameter = shards.parameters.get(fqn)
-            if parameter is None:
-                raise TensorMismatch(url=f"{fqn} {state}", problem="the model has no parameter of this name.")
-            dtype, shape = kinds.get((fqn, state), (None, shards.shapes[fqn]))
-            self._filled[fqn, state] = shard_like(
-                parameter, tuple(shape), DTYPES[dtype] if dtype else parameter.dtype, self._device
-            )
-        return self._incoming().table()
+        if not isinstance(states, Fragments):
+            self._filled = expected.memory_for(shards, states or (), {})
+            return self._incoming().table()
+        kinds = expected.kinds_of(shards, states)
+        initial = expected.check(shards, kinds, foreign=foreign)
+        if initial:
+            self.initialise()
+        self._filled = expected.memory_for(shards, kinds, kinds)
+        table = self._incoming().table()
+        return table.take(np.array([table.names[key] not in initial for key in table.key.tolist()], bool))
 
     def fill(self, boxes: Fragments, arrays: Sequence[np.ndarray]) -> None:
         """Copy bytes into the new shards."""
@@ -257,8 +252,9 @@ class Member:
     def load(self, document: dict[str, Any]) -> list[str]:
         """Take a document's scalars, after `fill`; sentences about what differs from the code."""
         _, _, identity = self._dataset()
-        data = document["data"]
-        DataIdentity(length=data["length"], fingerprint=data["fingerprint"]).require(identity)
+        data = document.get("data")
+        if data is not None:  # other systems don't say what they trained on
+            DataIdentity(length=data["length"], fingerprint=data["fingerprint"]).require(identity)
         return documents.restore(self._forming, document, self._filled)
 
     def digest(self) -> int:

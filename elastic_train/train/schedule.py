@@ -6,6 +6,7 @@ what its steps change is state; the rest comes from the code when a run is resum
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -74,6 +75,17 @@ class Schedule:
             state = _set(state, path.split("."), value)
         self._scheduler.load_state_dict(state)
         return notes
+
+    def advance(self, steps: int) -> list[str]:
+        """Go where the code's own schedule is after so many steps, unless losses matter to it."""
+        name = type(self._scheduler).__name__
+        if isinstance(self._scheduler, ReduceLROnPlateau):
+            return [f"schedule: {name} starts anew, without the losses before step {steps}"]
+        with warnings.catch_warnings():  # torch warns of schedules that are ahead of their optimizer
+            warnings.simplefilter("ignore", UserWarning)
+            for _ in range(steps):
+                self.step(0.0)
+        return [f"schedule: the code's {name}, at step {steps}"]
 
 
 def scheduler_of(made: object, optimizer: torch.optim.Optimizer) -> Schedule | None:

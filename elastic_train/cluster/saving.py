@@ -1,13 +1,13 @@
-"""A worker's hand on checkpoints: writes its part at a step boundary, reads what it needs of one."""
+"""A worker's hand on checkpoints: writes its shares behind the step, reads what it needs of one."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
+from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
@@ -19,10 +19,13 @@ from elastic_train.geometry.digest import of_boxes
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import child_url, open_store
-from elastic_train.train.member import Progress
+from elastic_train.train.saver import Share
 
 READ_BYTES = 64 * 2**20
 """How many bytes of a checkpoint a worker holds at once beside its shards."""
+
+SLOTS = 2
+"""Snapshots that a worker holds on their way to storage: one being written, one being copied."""
 
 
 def document_path(directory: str) -> str:
@@ -31,46 +34,48 @@ def document_path(directory: str) -> str:
 
 
 class PartWriter:
-    """Writes in the training thread; a save that fails is reported and never stops training."""
+    """Writes a share and says so. A save that fails is reported and never stops training."""
 
-    def __init__(
-        self,
-        spec: RunSpec,
-        post: Callable[[Event], None],
-        *,
-        where: Callable[[], Progress],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, spec: RunSpec, post: Callable[[Event], None], *, clock: Callable[[], float]) -> None:
         self.store = open_store(child_url(spec.storage_path, spec.name))
-        self._post, self._where, self._clock = post, where, clock
+        self._post, self._clock = post, clock
 
-    def save(self, step: int, pieces: list[Piece], document: dict[str, Any]) -> None:
-        at, began = self._where(), self._clock()
-        directory = attempt_path(step=step, generation=at.generation)
+    def save(self, share: Share) -> None:
+        """On any thread but the training thread. The share's memory is given back at the end."""
+        began = self._clock()
+        directory = attempt_path(step=share.step, generation=share.generation)
         try:
-            if at.rank == 0:
-                self.store.write(document_path(directory), json.dumps(document).encode())
-            part = write_part(self.store, directory, at.rank, pieces)
+            if share.rank == 0:
+                self.store.write(document_path(directory), json.dumps(share.document).encode())
+            part = write_part(self.store, directory, share.rank, share.pieces)
+            digest = _digest(share.pieces)
         except StorageError as error:
-            problem = f"rank {at.rank}: {error}"
-            self._post(SaveFailed(at=0.0, generation=at.generation, step=step, problem=problem))
+            problem = f"rank {share.rank}: {error}"
+            self._post(SaveFailed(at=0.0, generation=share.generation, step=share.step, problem=problem))
             return
+        finally:
+            share.release()
         self._post(
             PartWritten(
                 at=0.0,
-                generation=at.generation,
-                step=step,
-                rank=at.rank,
+                generation=share.generation,
+                step=share.step,
+                rank=share.rank,
                 seconds=self._clock() - began,
                 bytes=part.bytes,
                 manifest=part.manifest,
                 digest=part.digest,
-                state_digest=_digest(pieces),
+                state_digest=digest,
             )
         )
 
     def open(self, stored: Stored) -> Checkpoint:
         return Checkpoint.of(RunDirectory(self.store), stored)
+
+
+def memory(generation: int, size: int) -> Arena:
+    """Slots for snapshots in this process."""
+    return Arena.private(size, slots=SLOTS)
 
 
 def read_in_batches(

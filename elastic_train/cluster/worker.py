@@ -6,6 +6,7 @@ thread wait for their turn on it. A worker never decides: it does what it is tol
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -22,7 +23,7 @@ from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.outbox import Outbox
 from elastic_train.cluster.restoring import restore
 from elastic_train.cluster.sabotage import Saboteur
-from elastic_train.cluster.saving import PartWriter
+from elastic_train.cluster.saving import PartWriter, memory
 from elastic_train.cluster.training_thread import TrainingThread
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
@@ -33,7 +34,9 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
 from elastic_train.train.loop import StepReport
 from elastic_train.train.member import Member, Seat
+from elastic_train.train.saver import Lazy
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 CONTROL, READ, LIFE = "control", "read", "life"
 CONCURRENCY = {CONTROL: 8, READ: 4, LIFE: 1}
@@ -70,9 +73,7 @@ class Worker:
             expired=self._exit,
         )
         self._member: Member | None = None
-        self._writer = PartWriter(
-            spec, self._outbox.post, where=lambda: self._owner.progress(), clock=time.monotonic
-        )
+        self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
         self._saboteur = None
         if faults is not None:
             self._saboteur = Saboteur(
@@ -225,7 +226,7 @@ class Worker:
                 self._spec,
                 device=device,
                 on_step=self._on_step,
-                on_save=self._writer.save,
+                saving=lambda described: Lazy(described, self._writer.save, memory=memory, note=log.warning),
                 faults=self._saboteur,
             )
         except (UserCodeError, ConfigError):

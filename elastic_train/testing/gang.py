@@ -18,6 +18,7 @@ from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
 from elastic_train.train.member import Member, RunEnd, Seat, StepReport
+from elastic_train.train.saver import Share
 from elastic_train.train.task import Task
 
 State = dict[str, Any]
@@ -31,11 +32,14 @@ def start(state: State, task: Task, spec: RunSpec) -> None:
         task,
         spec,
         on_step=lambda report: state.get("on_step", state["reports"].append)(report),
-        on_save=lambda step, pieces, document: state["saved"].append(
-            (step, [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in pieces], document)
-        ),
+        on_save=lambda share: state["saved"].append(_kept(share)),
         faults=lambda phase, step, micro: state.get("faults", _no_fault)(phase, step, micro),
     )
+
+
+def _kept(share: Share) -> tuple[int, list[Any], Any]:
+    pieces = [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in share.pieces]
+    return share.step, pieces, share.document
 
 
 def end(state: State) -> None:
@@ -95,14 +99,24 @@ class Gang:
     def plan(
         self, dp_replicate: int, dp_shard: int, shares: tuple[tuple[int, ...], ...] | None = None
     ) -> Plan:
-        """A plan on that many processes, each a node of its own."""
-        mesh = Mesh(dp_replicate=dp_replicate, dp_shard=dp_shard)
+        """A data-parallel plan on that many processes, each a node of its own."""
+        return self.plan_on(Mesh(dp_replicate=dp_replicate, dp_shard=dp_shard), shares=shares)
+
+    def plan_on(
+        self,
+        mesh: Mesh,
+        *,
+        shares: tuple[tuple[int, ...], ...] | None = None,
+        stages: tuple[tuple[int, int], ...] = (),
+    ) -> Plan:
+        """A plan on as many processes as the mesh has ranks. `stages` are needed where pp is above 1."""
         names = tuple(f"w{i}" for i in range(mesh.size))
         return Plan(
             mesh=mesh,
             workers=names,
             nodes=names,
             shares=shares or even_shares(self.spec.batch.micro_batches, mesh.dp),
+            stages=stages,
         )
 
     def form(self, plan: Plan, processes: Sequence[int] | None = None, origin: From | None = None) -> int:

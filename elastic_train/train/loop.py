@@ -13,6 +13,7 @@ from elastic_train.data.order import SampleOrder, fold_digests
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.evaluate import Evaluator
 from elastic_train.train.group import Group
+from elastic_train.train.saver import Saver
 from elastic_train.train.shards import Shards
 from elastic_train.train.step import Mark, Stepper
 from elastic_train.train.task import Task
@@ -72,10 +73,11 @@ class Loop:
         mark: Mark,
         requests: Requests,
         on_step: Callable[[StepReport], None],
-        on_save: Callable[[Shards], None] | None,
+        saver: Saver | None,
     ) -> None:
         self._spec, self._shards, self._border, self._mark = spec, shards, border, mark
-        self._requests, self._on_step, self._on_save = requests, on_step, on_save
+        self._requests, self._on_step, self._saver = requests, on_step, saver
+        self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._voted_at = time.monotonic()
         with border.collective("preparing", shards.step or 0):
             self._stepper = Stepper(
@@ -116,9 +118,8 @@ class Loop:
             self._evaluate(self._report(vote, Ballot.unpacked(vote.values)))
         while (step := self._at()) < self._spec.max_steps:
             outcome = self._step(step + 1)
-            if self._save_due(step + 1, outcome) and self._on_save is not None:
-                self._mark("save", step + 1, -1)
-                self._on_save(self._shards)
+            if self._saver is not None:
+                self._save(self._saver, step + 1, outcome)
             if outcome.pause > 0:
                 return RunEnd(kind="paused", step=step + 1)
         return RunEnd(kind="finished", step=step)
@@ -126,13 +127,19 @@ class Loop:
     def _step(self, step: int) -> Ballot:
         ballot = self._stepper.gradients(step)
         pause, save = self._requests.pause, self._requests.save
-        vote = self._stepper.vote(step, replace(ballot, pause=float(pause), save=float(save)))
+        ballot = replace(ballot, pause=float(pause), save=float(save))
+        if self._saver is not None:
+            busy, behind = self._saver.busy(storage=False), self._saver.busy(storage=True)
+            ballot = replace(ballot, busy=float(busy), behind=float(behind))
+        vote = self._stepper.vote(step, ballot)
         # Only what entered this vote is done; a request that came during it waits for the next.
         self._requests.pause ^= pause
         self._requests.save ^= save
         outcome = Ballot.unpacked(vote.values)
         report = self._report(vote, outcome)
         self._on_step(report)
+        if self._saver is not None:
+            self._saver.fence()
         self._mark("optimizer", step, -1)
         with self._border.at("the optimizer", step):
             apply(self._shards, vote, self._spec)
@@ -165,6 +172,19 @@ class Loop:
             ids_digest=fold_digests(outcome.ids),
             vote=vote,
         )
+
+    def _save(self, saver: Saver, step: int, outcome: Ballot) -> None:
+        """Take the snapshots that are due and have room on every rank: all ranks decide the same.
+
+        The last step's and a pause's checkpoints wait for room; another one is taken as soon as there is.
+        """
+        due = self._owed or self._save_due(step, outcome)
+        must = due and (step == self._spec.max_steps or outcome.pause > 0)
+        storage = must or (due and outcome.behind == 0)
+        self._owed = due and not storage
+        if storage or (saver.every_step and outcome.busy == 0):
+            self._mark("save", step, -1)
+            saver.take(self._shards, storage=storage, wait=must)
 
     def _save_due(self, step: int, outcome: Ballot) -> bool:
         every = self._spec.checkpoints.every

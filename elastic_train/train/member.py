@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from elastic_train.checkpoint.piece import Piece
 from elastic_train.config import RunSpec
 from elastic_train.data.identity import DataIdentity, identify
 from elastic_train.data.loader import Loader
@@ -33,14 +32,14 @@ from elastic_train.train.digest import reduced_digest
 from elastic_train.train.fragments import cut_into, parts
 from elastic_train.train.group import Group
 from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
-from elastic_train.train.saving import share
+from elastic_train.train.saver import Described, Direct, Saver, Share
 from elastic_train.train.serving import Index
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task, check_task
 from elastic_train.train.update import apply
 from elastic_train.train.user_code import Border
 
-OnSave = Callable[[int, list[Piece], dict[str, Any]], None]
+OnSave = Callable[[Share], None]
 Faults = Callable[[str, int, int], None]
 
 
@@ -71,9 +70,9 @@ class Progress:
 class Member:
     """`on_step` hears of each committed step at once, and again with metrics if it was evaluated.
 
-    It must not block. `on_save` gets this rank's share of a checkpoint, (step, pieces, document), at a step
-    boundary; the pieces view live memory and are copied or written before it returns. `faults` is called at
-    (phase, step, micro-batch).
+    It must not block. `saving` makes what takes snapshots; in its absence `on_save` gets this rank's share of
+    a checkpoint at a step boundary, as views of live memory that stay as they are until it returns. `faults`
+    is called at (phase, step, micro-batch).
     """
 
     def __init__(
@@ -84,11 +83,15 @@ class Member:
         device: str = "cpu",
         on_step: Callable[[StepReport], None],
         on_save: OnSave | None = None,
+        saving: Callable[[Described], Saver] | None = None,
         faults: Faults | None = None,
     ) -> None:
         check_task(task)
         self._task, self._spec, self._device = task, spec, torch.device(device)
-        self._on_step, self._on_save, self._faults = on_step, on_save, faults
+        self._on_step, self._faults = on_step, faults
+        self._saver = saving(self._described) if saving is not None else None
+        if saving is None and on_save is not None:
+            self._saver = Direct(self._described, on_save)
         self._held: dict[int, Shards] = {}
         self._next: Shards | None = None
         self._filled: dict[tuple[str, str], torch.Tensor] = {}
@@ -281,6 +284,8 @@ class Member:
         assert self._group is not None
         assert self._border is not None
         order, loader, _ = self._dataset()
+        if self._saver is not None:
+            self._saver.start(shards)
         loop = Loop(
             task=self._task,
             spec=self._spec,
@@ -291,12 +296,14 @@ class Member:
             border=self._border,
             mark=lambda phase, step, micro: self._mark_at(shards.generation, shards.rank, phase, step, micro),
             on_step=self._on_step,
-            on_save=self._saved if self._on_save is not None else None,
+            saver=self._saver,
             requests=self._requests,
         )
         try:
             return loop.run()
         finally:
+            if self._saver is not None:
+                self._saver.end()
             shards.settle()
             with self._lock:
                 self._index = None
@@ -305,7 +312,10 @@ class Member:
     def save(self) -> None:
         """Save the state that is held once more, where nothing runs."""
         (shards,) = self._held.values()
-        self._saved(shards)
+        assert self._saver is not None
+        self._saver.start(shards)
+        self._saver.take(shards, storage=True, wait=True)
+        self._saver.end()
 
     def close(self) -> None:
         """Leave the group and drop everything."""
@@ -316,7 +326,6 @@ class Member:
             self._data[1].close()
 
     # -- private -------------------------------------------------------------------------------------------
-
     @property
     def _forming(self) -> Shards:
         assert self._next is not None, "join comes first"
@@ -374,11 +383,6 @@ class Member:
                 loader = Loader(dataset, seed=seed, seeding=seeded.sample)
             self._data = (SampleOrder(identity.length, self._spec.batch), loader, identity)
         return self._data
-
-    def _saved(self, shards: Shards) -> None:
-        assert self._on_save is not None
-        assert shards.step is not None
-        self._on_save(shards.step, share(tuple(parts(shards))), self._described(shards))
 
     def _mark_at(
         self, generation: int, rank: int, phase: str, step: int, micro_batch: int, *, fault: bool = True

@@ -12,7 +12,8 @@ class Ballot:
     """One rank's numbers before the vote, their sums over all ranks after it; all of them float64.
 
     `squares` is of the summed gradient before any scaling, each element counted once. `ids` are digests of
-    consumed sample ids, below 2^40 each. Flags count the ranks that raised them.
+    consumed sample ids, below 2^40 each. Flags count the ranks that raised them:
+    `busy` where there is no room for a snapshot, `behind` where there is none for one that goes to storage.
     """
 
     squares: float = 0.0
@@ -21,6 +22,8 @@ class Ballot:
     nonfinite: float = 0.0
     pause: float = 0.0
     save: float = 0.0
+    busy: float = 0.0
+    behind: float = 0.0
     ids: float = 0.0
 
     def packed(self, device: torch.device) -> torch.Tensor:

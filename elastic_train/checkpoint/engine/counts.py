@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,3 +19,6 @@ class Counts:
     bytes: int = 0
     blocked_s: float = 0.0
     copy_s: float = 0.0
+
+    def __add__(self, other: Counts) -> Counts:
+        return Counts(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})

@@ -62,7 +62,8 @@ class Engine(Generic[P]):
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._arena, self._deliver, self._note = arena, deliver, note
-        self._pressure, self._budget = pressure, budget
+        self._pressure: Pressure = pressure
+        self._budget = budget
         self._counts = Counts()
         self._free = set(range(arena.slots))
         self._news = threading.Condition()  # guards _free, _counts and _problems
@@ -96,15 +97,18 @@ class Engine(Generic[P]):
         """Whether a snapshot that was due is still to be taken, as soon as there is a slot."""
         return self._owed
 
-    def begin(self, step: int, sources: Sequence[Source], payload: P) -> bool:
+    def begin(
+        self, step: int, sources: Sequence[Source], payload: P, *, pressure: Pressure | None = None
+    ) -> bool:
         """Start the snapshot of `step`; False where there was no slot and the policy is not to wait.
 
-        Sources come in the order of their next writes. Raises MemoryTooSmall if they exceed a slot.
+        `pressure` is for one that may not be left out. Sources come in the order of their next writes.
+        Raises MemoryTooSmall if they exceed a slot.
         """
         began = time.monotonic()
         self.fence()
         self.check()
-        slot = self._slot()
+        slot = self._slot(self._pressure if pressure is None else pressure)
         if slot is None:
             return False
         number = self._counts.begun
@@ -138,10 +142,14 @@ class Engine(Generic[P]):
         if failed is not None and spent:
             raise failed
 
-    def close(self) -> None:
-        """End what was begun, hand it on, and raise what was not raised yet."""
+    def retire(self) -> None:
+        """Begin nothing more. Live memory is free to change when this returns; the rest ends by itself."""
         self.fence()
         self._copies.put(None)
+
+    def close(self) -> None:
+        """End what was begun, hand it on, and raise what was not raised yet."""
+        self.retire()
         for thread in self._threads:
             thread.join()
         if self._failed is not None:
@@ -149,10 +157,10 @@ class Engine(Generic[P]):
 
     # -- private
 
-    def _slot(self) -> int | None:
+    def _slot(self, pressure: Pressure) -> int | None:
         with self._news:
             if not self._free:
-                match self._pressure:
+                match pressure:
                     case "skip":
                         self._add(skipped=1)
                         return None

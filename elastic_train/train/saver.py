@@ -1,0 +1,217 @@
+"""Saving as the loop sees it: what is due after a step, and what the next update has to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
+from elastic_train.checkpoint.engine.counts import Counts
+from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.train.fragments import Part, own_share, parts
+from elastic_train.train.saving import share
+from elastic_train.train.shards import Shards
+from elastic_train.train.sources import pin, sources
+
+Described = Callable[[Shards], dict[str, Any]]
+EXPECTED_SLOTS = 2
+"""Tensors of optimizer state per parameter that memory is reserved for while none exists: Adam's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """One rank's part of a snapshot. `storage`: a checkpoint was asked for, so it belongs in storage too."""
+
+    generation: int
+    rank: int
+    step: int
+    pieces: tuple[Piece, ...]
+    document: Mapping[str, Any]
+    storage: bool = True
+    slot: int = -1
+    offsets: tuple[int, ...] = ()  # of the pieces in the slot
+    release: Callable[[], None] = lambda: None
+
+
+class Saver(Protocol):
+    """Belongs to the training thread. `every_step`: a snapshot is wanted whenever one is possible."""
+
+    every_step: bool
+
+    def start(self, shards: Shards) -> None: ...
+    def busy(self, *, storage: bool) -> bool:
+        """Whether this rank has no slot for a snapshot now: it enters the vote, so that all ranks agree."""
+        ...
+
+    def fence(self) -> None:
+        """Nothing may be written before this returns."""
+        ...
+
+    def take(self, shards: Shards, *, storage: bool, wait: bool) -> None: ...
+    def end(self) -> None:
+        """No step of this generation runs any more; what was begun is still handed on."""
+        ...
+
+
+class Direct:
+    """Hands on live memory at the step boundary and waits: for state that is small, and for tests."""
+
+    every_step = False
+
+    def __init__(self, described: Described, deliver: Callable[[Share], None]) -> None:
+        self._described, self._deliver = described, deliver
+
+    def start(self, shards: Shards) -> None:
+        return None
+
+    def busy(self, *, storage: bool) -> bool:
+        return False
+
+    def fence(self) -> None:
+        return None
+
+    def take(self, shards: Shards, *, storage: bool, wait: bool) -> None:
+        assert shards.step is not None
+        self._deliver(
+            Share(
+                generation=shards.generation,
+                rank=shards.rank,
+                step=shards.step,
+                pieces=tuple(share(tuple(parts(shards)))),
+                document=self._described(shards),
+            )
+        )
+
+    def end(self) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Note:
+    shards: tuple[int, int]  # generation, rank
+    parts: tuple[Part, ...]
+    document: dict[str, Any]
+    storage: bool
+
+
+class Lazy:
+    """Copies in the background into `memory(generation, bytes)`; `deliver` gets each whole share on a thread
+    of the engine, and gives its slot back by `share.release()`.
+
+    `crowded(storage)` says what beside the slots speaks against a snapshot now, such as a copy on another
+    node that is not complete; `taking` is told when one begins.
+    """
+
+    def __init__(
+        self,
+        described: Described,
+        deliver: Callable[[Share], None],
+        *,
+        memory: Callable[[int, int], Arena],
+        note: Callable[[str], None],
+        every_step: bool = False,
+        crowded: Callable[[bool], bool] = lambda storage: False,
+        taking: Callable[[int], None] = lambda step: None,
+    ) -> None:
+        self.every_step = every_step
+        self._described, self._deliver, self._memory, self._note = described, deliver, memory, note
+        self._crowded, self._taking = crowded, taking
+        self._engine: Engine[_Note] | None = None
+        self._reserved = 0
+        self._stream: torch.cuda.Stream | None = None
+        self._before = Counts()
+
+    @property
+    def counts(self) -> Counts:
+        """Of all generations of this process."""
+        return self._before + self._engine.counts if self._engine is not None else self._before
+
+    def start(self, shards: Shards) -> None:
+        """Reserve memory for this generation, before its first step."""
+        held = own_share(tuple(parts(shards)))
+        sizes = [part.view.numel() * part.view.element_size() for part in held]
+        if not any(shards.optimizer.state.values()):
+            sizes += [size for size in sizes for _ in range(EXPECTED_SLOTS)]
+        if shards.device.type == "cuda":
+            self._stream = torch.cuda.Stream(shards.device)
+        self._reserve(shards.generation, slot_bytes(sizes))
+
+    def busy(self, *, storage: bool) -> bool:
+        engine = self._engine
+        return engine is None or engine.free == 0 or self._crowded(storage)
+
+    def fence(self) -> None:
+        if self._engine is not None:
+            self._engine.fence()
+
+    def take(self, shards: Shards, *, storage: bool, wait: bool) -> None:
+        assert shards.step is not None
+        self._taking(shards.step)
+        found = sources(own_share(tuple(parts(shards))), self._stream)
+        needed = slot_bytes(source.nbytes for source in found)
+        if needed > self._reserved:
+            self._reserve(shards.generation, needed)
+        assert self._engine is not None
+        note = _Note(
+            shards=(shards.generation, shards.rank),
+            parts=tuple(source.part for source in found),
+            document=self._described(shards),
+            storage=storage,
+        )
+        pressure: Pressure | None = "wait" if wait else None
+        self._engine.begin(shards.step, found, note, pressure=pressure)
+
+    def end(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.retire()
+            self._before = self._before + engine.counts
+
+    # -- private
+
+    def _reserve(self, generation: int, size: int) -> None:
+        self.end()
+        arena = self._memory(generation, size)
+        if self._stream is not None and not all(pin(arena.slot(n)) for n in range(arena.slots)):
+            self._note("the memory for snapshots could not be pinned: copies from the device are slower")
+        self._engine = Engine(arena, self._hand_on, budget=BUDGET, note=self._note)
+        self._reserved = size
+
+    def _hand_on(self, taken: Taken[_Note]) -> None:
+        note = taken.payload
+        generation, rank = note.shards
+        self._deliver(
+            Share(
+                generation=generation,
+                rank=rank,
+                step=taken.step,
+                pieces=tuple(
+                    _piece(part, taken.bytes_of(place))
+                    for part, place in zip(note.parts, taken.places, strict=True)
+                ),
+                document=note.document,
+                storage=note.storage,
+                slot=taken.slot,
+                offsets=tuple(place.offset for place in taken.places),
+                release=taken.release,
+            )
+        )
+
+
+BUDGET = 10**9
+"""Snapshots in a row that may fail: each is reported, and the controller decides what that means."""
+
+
+def _piece(part: Part, data: memoryview) -> Piece:
+    return Piece(
+        tensor=part.tensor,
+        state=part.state,
+        dtype=part.dtype,
+        shape=part.shape,
+        box=part.box,
+        data=data,
+    )

@@ -21,7 +21,7 @@ from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
 from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
-from elastic_train.recovery.evidence import Fresh, FromStorage, Live
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
 from elastic_train.train.member import Seat
 
 MOD = 1 << 64
@@ -55,6 +55,8 @@ def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float
     match command.origin:
         case Live() as origin:
             return _from_live(command, origin, cast, store, deadline_s)
+        case Mixed(step=step):
+            raise StateMismatch(step=step, detail="nobody serves the parts that no survivor holds")
         case FromStorage(stored=stored):
             _join(command, cast, store, None, deadline_s)
             calls = [h.restore.remote(command.generation, stored) for h in _members(command, cast)]

@@ -16,7 +16,7 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders
-from elastic_train.recovery.evidence import Live
+from elastic_train.recovery.evidence import Live, Mixed
 from elastic_train.recovery.lineage import alive, extend
 
 GENERATIONS_PER_TERM = 1000
@@ -121,7 +121,7 @@ def _complete(facts: Facts, phase: Waiting, candidates: tuple[Seat, ...], policy
 
 def _better_on_its_way(facts: Facts, choice: Choice) -> bool:
     """Whether a commit that was ordered would save more steps; memory never waits for storage."""
-    if isinstance(choice.origin, Live):
+    if isinstance(choice.origin, Live | Mixed):
         return False
     return any(
         a.committing and a.step > choice.step and alive(facts.lineage, a.generation, a.step)

@@ -15,9 +15,9 @@ from elastic_train.control.commands import End, Form
 from elastic_train.control.events import Event
 from elastic_train.control.journal import decode, encode
 from elastic_train.control.states import Outcome
-from elastic_train.recovery.evidence import Fresh, FromStorage, Live
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
 
-Source = Literal["fresh", "live", "storage"]
+Source = Literal["fresh", "live", "mixed", "storage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +125,8 @@ def _formed(form: Form) -> Formed:
             source, step = "fresh", 0
         case Live(step=step):
             source = "live"
+        case Mixed(step=step):
+            source = "mixed"
         case FromStorage(stored=stored):
             source, step = "storage", stored.step
     mesh = form.plan.mesh

@@ -1,19 +1,34 @@
 """The ladder back: the newest step that the evidence can assemble, at the least cost, and why.
 
-A step is assembled from holdings of one generation of the lineage. A rank counts at step s if it stands
-there, or if it stands at s - 1, kept the reduced gradient of s, and the outcome of the vote on s is known:
-then it rolls forward, bitwise like those that passed. Where no survivors cover a step that is newer than the
-last committed checkpoint, the checkpoint is the origin. Only a run that never committed one may start afresh.
+A step is assembled part by part from what is left of one generation of the lineage: survivors that stand
+there, that roll forward with the reduced gradient they kept, or that undo a step; peer memory; the replay of
+a stage from the log of its boundary. Of several ways to one step an exact one comes before an undo, a cheap
+one before a dear one. Where nothing assembles a step that is newer than the last committed checkpoint, the
+checkpoint is the origin. Only a run that never committed one may start afresh.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.coverage import covers, missing
-from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Origin, Stored, Vote
+from elastic_train.recovery import explain, versions
+from elastic_train.recovery.candidates import Candidate, candidates, group
+from elastic_train.recovery.costs import Costs
+from elastic_train.recovery.coverage import missing
+from elastic_train.recovery.evidence import (
+    Fresh,
+    FromStorage,
+    Holding,
+    Live,
+    Logged,
+    Mixed,
+    Origin,
+    Snapshot,
+    Stored,
+    Vote,
+)
 from elastic_train.recovery.lineage import Lineage, alive
 
 
@@ -31,16 +46,20 @@ class Evidence:
     seen: tuple[int, Vote] | None
     stored: Stored | None
     ever_stored: bool
+    snapshots: tuple[Snapshot, ...] = ()
+    logs: tuple[Logged, ...] = ()
+    costs: Costs = field(default_factory=Costs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """Where the next generation starts. `lost` committed steps are run again."""
+    """Where the next generation starts. `lost` committed steps are run again; `seconds` is the estimate."""
 
     origin: Origin
     step: int
     lost: int
     reason: str
+    seconds: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,73 +70,58 @@ class Unrecoverable:
 
 
 def choose(evidence: Evidence) -> Choice | Unrecoverable:
-    """The newest step that can be assembled; of equals, the one in memory, of the younger generation."""
-    live = _newest_live(evidence)
-    stored = evidence.stored
-    if live is not None and (stored is None or live.step >= stored.step):
-        return _choice(evidence, live, live.step, _live_reason(evidence, live))
+    """The newest step that can be assembled; of equals, the exact, the cheap, of the younger generation."""
+    best = max(options(evidence), key=lambda c: c.key, default=None)
+    stored, costs = evidence.stored, evidence.costs
+    if best is not None and not (stored is not None and _from_storage_first(best, stored, costs)):
+        reason = explain.assembled(best.origin, len(holders(evidence, best.origin)))
+        return _choice(evidence, best.origin, best.step, reason, best.seconds)
     if stored is not None:
-        why = _why_not_live(evidence)
-        return _choice(
-            evidence,
-            FromStorage(stored=stored),
-            stored.step,
-            f"from the checkpoint of step {stored.step}: {why}",
-        )
+        reason = f"from the checkpoint of step {stored.step}: {_why_not_live(evidence)}"
+        return _choice(evidence, FromStorage(stored=stored), stored.step, reason, costs.storage_s())
     if evidence.ever_stored:
         return Unrecoverable(
             reason=f"the run committed checkpoints and none of them can be read; {_why_not_live(evidence)}"
         )
-    return _choice(
-        evidence, Fresh(), 0, f"from step 0: no checkpoint was ever committed and {_why_not_live(evidence)}"
+    reason = f"from step 0: no checkpoint was ever committed and {_why_not_live(evidence)}"
+    return _choice(evidence, Fresh(), 0, reason, 0.0)
+
+
+def options(evidence: Evidence) -> tuple[Candidate, ...]:
+    """Every step that survivors, peer memory and logs assemble, with or without the checkpoint's help."""
+    stored = evidence.stored
+    if stored is not None and not alive(evidence.lineage, stored.generation, stored.step):
+        stored = None  # a checkpoint of another lineage is no part of a mixture
+    lefts = group(
+        (h for _, held in evidence.holdings for h in held),
+        evidence.snapshots,
+        evidence.logs,
+        evidence.plans,
+        votes(evidence),
+        stored,
     )
+    return candidates(lefts, evidence.lineage, evidence.costs)
 
 
 def holders(evidence: Evidence, origin: Origin) -> tuple[str, ...]:
     """The workers whose holdings the origin takes fragments from."""
-    if not isinstance(origin, Live):
+    if not isinstance(origin, Live | Mixed):
         return ()
     return tuple(
         worker
         for worker, held in evidence.holdings
-        if any(h.generation == origin.generation and _stands_at(h, origin.step, origin.vote) for h in held)
+        if any(h.generation == origin.generation and _serves(h, origin) for h in held)
     )
 
 
-def _newest_live(evidence: Evidence) -> Live | None:
-    """The newest covered step; among its generations the youngest."""
-    votes = _votes(evidence)
-    by_generation: dict[int, list[Holding]] = {}
-    for _, held in evidence.holdings:
-        for holding in held:
-            by_generation.setdefault(holding.generation, []).append(holding)
-    best: Live | None = None
-    for generation, held in sorted(by_generation.items()):
-        plan = evidence.plans.get(generation)
-        if plan is None:
-            continue
-        steps = {h.step for h in held} | {h.reached for h in held if h.reached is not None}
-        for step in sorted(steps):
-            if (best is not None and step < best.step) or not alive(evidence.lineage, generation, step):
-                continue
-            vote = votes.get((generation, step))
-            if covers(plan.mesh, {h.rank for h in held if _stands_at(h, step, vote)}):
-                behind = any(h.step == step - 1 and h.reached == step for h in held)
-                best = Live(generation=generation, step=step, vote=vote if behind else None)
-    return best
-
-
-def _stands_at(holding: Holding, step: int, vote: Vote | None) -> bool:
-    return holding.step == step or (vote is not None and holding.step == step - 1 and holding.reached == step)
-
-
-def _votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
+def votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
     """Every known outcome, by (generation, step)."""
     known = {
-        (holding.generation, holding.applied.step): holding.applied
+        (holding.generation, vote.step): vote
         for _, held in evidence.holdings
         for holding in held
-        if holding.applied is not None
+        for vote in (holding.applied, holding.passed)
+        if vote is not None
     }
     if evidence.seen is not None:
         generation, vote = evidence.seen
@@ -125,17 +129,25 @@ def _votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
     return known
 
 
-def _choice(evidence: Evidence, origin: Origin, step: int, reason: str) -> Choice:
+def _serves(holding: Holding, origin: Live | Mixed) -> bool:
+    """Whether anything of a holding gets to the origin's step."""
+    found = {versions.way(holding, n, origin.step, origin.vote) for n in versions.names((holding,))}
+    return bool(found & ({"live", "forward", "undo"} if origin.undo else {"live", "forward"}))
+
+
+def _from_storage_first(best: Candidate, stored: Stored, costs: Costs) -> bool:
+    """Whether the checkpoint is newer, or of the same step and exact or cheaper where the other isn't."""
+    if best.step != stored.step:
+        return best.step < stored.step
+    return (best.exact, -best.seconds) < (True, -costs.storage_s())
+
+
+def _choice(evidence: Evidence, origin: Origin, step: int, reason: str, seconds: float) -> Choice:
     lost = max(evidence.step - step, 0)
     again = "1 committed step is" if lost == 1 else f"{lost} committed steps are"
     cost = f"{again} run again" if lost else "no committed step is lost"
-    return Choice(origin=origin, step=step, lost=lost, reason=f"{reason}; {cost}")
-
-
-def _live_reason(evidence: Evidence, live: Live) -> str:
-    forward = " after rolling forward" if live.vote is not None else ""
-    count = len(holders(evidence, live))
-    return f"{count} workers hold step {live.step} of generation {live.generation}{forward}"
+    seconds += evidence.costs.again_s(lost)
+    return Choice(origin=origin, step=step, lost=lost, reason=f"{reason}; {cost}", seconds=seconds)
 
 
 def _why_not_live(evidence: Evidence) -> str:

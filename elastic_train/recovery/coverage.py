@@ -10,22 +10,24 @@ from collections.abc import Collection
 
 from elastic_train.planner.plan import Mesh
 
+Part = tuple[int, int]
 
-def part(mesh: Mesh, rank: int) -> tuple[int, int]:
+
+def part(mesh: Mesh, rank: int) -> Part:
     """Which part of the state a rank holds: its stage, and its place there without `dp_replicate`."""
     inner = mesh.dp_shard * mesh.cp * mesh.tp
     return rank // (inner * mesh.dp_replicate), rank % inner
 
 
+def parts(mesh: Mesh) -> tuple[Part, ...]:
+    """Every part of the state, by stage."""
+    return tuple(dict.fromkeys(part(mesh, rank) for rank in range(mesh.size)))
+
+
 def missing(mesh: Mesh, ranks: Collection[int]) -> tuple[int, ...]:
     """The first rank of every part that none of `ranks` holds; empty where they cover the state."""
     held = {part(mesh, rank) for rank in ranks}
-    first: dict[tuple[int, int], int] = {}
+    first: dict[Part, int] = {}
     for rank in range(mesh.size):
         first.setdefault(part(mesh, rank), rank)
     return tuple(rank for at, rank in first.items() if at not in held)
-
-
-def covers(mesh: Mesh, ranks: Collection[int]) -> bool:
-    """Whether `ranks` hold every part of the state between them."""
-    return len({part(mesh, rank) for rank in ranks}) == mesh.size // mesh.dp_replicate

@@ -22,6 +22,11 @@ class Holding:
 
     `reached` is step + 1 if the rank also kept the whole reduced gradient of the next step (it entered the
     vote), so that it can roll forward. `applied` is the outcome of the vote that led to `step`.
+
+    Where updates run inside backward, an update may have been interrupted between parameters: those named in
+    `ahead` are at step + 1 already, those in `kept` at `step` with their reduced gradient, and `passed` is
+    the outcome for step + 1. `undoable` says that the gradient of the newest update is still kept and that
+    the optimizer's rules can run it backwards.
     """
 
     generation: int  # whose plan cut these shards
@@ -29,6 +34,37 @@ class Holding:
     step: int
     reached: int | None = None
     applied: Vote | None = None
+    ahead: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+    passed: Vote | None = None
+    undoable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """A part of the state in peer memory: what `rank` held at `step` under the plan of `generation`.
+
+    Whole and verified, or the `share` (i of n) of it that this copy has. `keeper` serves it.
+    """
+
+    keeper: str
+    generation: int
+    rank: int
+    step: int
+    share: tuple[int, int] = (0, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """A pipeline stage's steps that can be replayed: `first` to `last`, without a gap.
+
+    Everything that crossed its boundaries is kept by the senders, and so is every vote's outcome.
+    """
+
+    generation: int
+    stage: int  # pp index
+    first: int
+    last: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +87,13 @@ class Fresh:
 class Live:
     """Take the fragments that survivors hold: cut by `generation`'s plan, at `step`.
 
-    Holders at step - 1 roll forward with `vote` first.
+    Holders at step - 1 roll forward with `vote` first; with `undo` those at step + 1 go back.
     """
 
     generation: int
     step: int
     vote: Vote | None = None
+    undo: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,4 +107,34 @@ class FromStorage:
         return self.stored.step
 
 
-Origin = Fresh | Live | FromStorage
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """Run a lost stage's micro-batches of the steps after `base` again, from the log of its boundary.
+
+    Its state at `base` comes from peer memory or, where `peers` is empty, from the checkpoint `stored`.
+    """
+
+    log: Logged
+    base: int
+    peers: tuple[Snapshot, ...] = ()
+    stored: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed:
+    """Take each part of the state from where it is left, all at `step` under `generation`'s plan.
+
+    Survivors as in Live, then `peers`, then `stored`, a checkpoint of just this step, and `replays` of whole
+    stages. What survivors hold is taken from them.
+    """
+
+    generation: int
+    step: int
+    vote: Vote | None = None
+    undo: bool = False
+    peers: tuple[Snapshot, ...] = ()
+    stored: Stored | None = None
+    replays: tuple[Replay, ...] = ()
+
+
+Origin = Fresh | Live | FromStorage | Mixed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Origin
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, Origin
 
 Lineage = tuple[tuple[int, int], ...]
 """(generation, the step it started from), oldest first. Its steps end where the next one starts."""
@@ -22,7 +22,7 @@ def extend(lineage: Lineage, origin: Origin, generation: int) -> Lineage:
     match origin:
         case Fresh():
             return ((generation, 0),)
-        case Live(generation=source, step=step):
+        case Live(generation=source, step=step) | Mixed(generation=source, step=step):
             kept = _through(lineage, source)
         case FromStorage(stored=stored):
             step = stored.step

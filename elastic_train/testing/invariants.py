@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_train.control.commands import Commit, Form, Go, StopWorker
 from elastic_train.control.events import Event, GroupBroken, GroupReady, Settled, StepCommitted
 from elastic_train.control.states import Facts, Outcome, State
-from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Stored
+from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Mixed, Stored
 from elastic_train.testing.simulated_cluster import SimulatedCluster
 
 
@@ -33,7 +33,7 @@ def check_transition(before: State, event: Event, outcome: Outcome, cluster: Sim
 def _check_form(before: State, form: Form, cluster: SimulatedCluster) -> None:
     facts = before.facts
     origin = form.origin
-    step = origin.step if isinstance(origin, Live | FromStorage) else 0
+    step = 0 if isinstance(origin, Fresh) else origin.step
     assert form.generation > facts.generation, "generations only grow"
     best = _best_step(facts, cluster)
     assert step >= best, f"no committed step is lost beyond what the evidence allows ({step} < {best})"
@@ -53,7 +53,9 @@ def _check_form(before: State, form: Form, cluster: SimulatedCluster) -> None:
 def _follow_line(form: Form, step: int, cluster: SimulatedCluster) -> None:
     """A state is told by who committed its step: a dead generation's never comes back into the lineage."""
     match form.origin:
-        case Live(generation=source) | FromStorage(stored=Stored(generation=source)):
+        case (
+            Live(generation=source) | Mixed(generation=source) | FromStorage(stored=Stored(generation=source))
+        ):
             start = cluster.forms[source].lineage[-1][1]
         case Fresh():
             source, start = 0, 0

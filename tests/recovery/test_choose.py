@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.planner.plan import Mesh, Plan, even_shares
@@ -181,6 +181,7 @@ def test_the_holders_are_those_that_stand_at_the_origin_or_can_come_there():
     assert holders(given_evidence, Fresh()) == ()
 
 
+@settings(deadline=None)
 @given(
     replicas=st.integers(1, 3),
     shards=st.integers(1, 3),

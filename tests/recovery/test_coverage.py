@@ -1,11 +1,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.planner.plan import Mesh
-from elastic_train.recovery.coverage import covers, missing, part
+from elastic_train.recovery.coverage import missing, part, parts
 
 pytestmark = pytest.mark.ring0
 
@@ -19,6 +19,7 @@ MESHES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(mesh=MESHES)
 def test_ranks_that_differ_only_in_their_replica_hold_the_same_part(mesh):
     def coordinate(rank: int) -> tuple[tuple[str, int], ...]:
@@ -31,17 +32,19 @@ def test_ranks_that_differ_only_in_their_replica_hold_the_same_part(mesh):
     assert len(set(by_part.values())) == len(by_part) == mesh.size // mesh.dp_replicate
 
 
+@settings(deadline=None)
 @given(mesh=MESHES, data=st.data())
-def test_ranks_cover_the_state_exactly_when_no_part_is_missing(mesh, data):
+def test_the_missing_ranks_complete_the_state(mesh, data):
     ranks = data.draw(st.sets(st.integers(0, mesh.size - 1)))
     gone = missing(mesh, ranks)
-    assert covers(mesh, ranks) is (gone == ())
-    assert covers(mesh, ranks | set(gone))
+    assert {part(mesh, rank) for rank in ranks | set(gone)} == set(parts(mesh))
+    assert not {part(mesh, rank) for rank in ranks} & {part(mesh, rank) for rank in gone}
+    assert missing(mesh, ranks | set(gone)) == ()
 
 
 def test_one_whole_replica_is_enough():
     mesh = Mesh(pp=2, dp_replicate=2, dp_shard=2)
-    assert covers(mesh, {0, 3, 4, 5})
+    assert missing(mesh, {0, 3, 4, 5}) == ()
     assert missing(mesh, {0, 2, 4, 5}) == (1,)
 
 

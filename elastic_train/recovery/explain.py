@@ -1,0 +1,29 @@
+"""A choice in one sentence, for the journal and for people."""
+
+from __future__ import annotations
+
+from elastic_train.recovery.evidence import Live, Mixed
+
+
+def assembled(origin: Live | Mixed, workers: int) -> str:
+    """Where the parts of a step come from; `workers` survivors serve some."""
+    means = [
+        *(["rolling forward"] if origin.vote is not None else []),
+        *(["undoing a step"] if origin.undo else []),
+    ]
+    after = f" after {' and '.join(means)}" if means else ""
+    where = f"step {origin.step} of generation {origin.generation}"
+    if isinstance(origin, Live):
+        return f"{workers} workers hold {where}{after}"
+    sources = [f"{workers} workers hold a part{after}"] if workers else []
+    if origin.peers:
+        keepers = len({snapshot.keeper for snapshot in origin.peers})
+        ranks = len({snapshot.rank for snapshot in origin.peers})
+        sources.append(
+            f"the part{'s' * (ranks > 1)} of {ranks} rank{'s' * (ranks > 1)} "
+            f"{'are' if ranks > 1 else 'is'} in the memory of {keepers} node{'s' * (keepers > 1)}"
+        )
+    if origin.stored is not None:
+        sources.append("the rest is in the checkpoint of that step")
+    sources += [f"stage {r.log.stage} is replayed from step {r.base}" for r in origin.replays]
+    return f"{where} is put together: {', '.join(sources)}"

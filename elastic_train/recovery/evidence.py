@@ -23,10 +23,10 @@ class Holding:
     `reached` is step + 1 if the rank also kept the whole reduced gradient of the next step (it entered the
     vote), so that it can roll forward. `applied` is the outcome of the vote that led to `step`.
 
-    Where updates run inside backward, an update may have been interrupted between parameters: those named in
-    `ahead` are at step + 1 already, those in `kept` at `step` with their reduced gradient, and `passed` is
-    the outcome for step + 1. `undoable` says that the gradient of the newest update is still kept and that
-    the optimizer's rules can run it backwards.
+    Where updates run inside backward, an update may have been interrupted between parameters. Then every one
+    is named: those in `ahead` are at step + 1 already, those in `kept` at `step` with their reduced gradient,
+    those in `behind` at `step` without; `passed` is the outcome for step + 1. `undoable` says that the
+    gradient of the newest update is still kept and that the optimizer's rules can run it backwards.
     """
 
     generation: int  # whose plan cut these shards
@@ -36,6 +36,7 @@ class Holding:
     applied: Vote | None = None
     ahead: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    behind: tuple[str, ...] = ()
     passed: Vote | None = None
     undoable: bool = False
 

@@ -16,7 +16,7 @@ WAYS: tuple[Way, ...] = ("live", "forward", "undo")
 """The best first."""
 
 REST = ""
-"""Stands for every parameter that no holding names."""
+"""Stands for all parameters alike, where no update was interrupted."""
 
 
 def way(holding: Holding, name: str, step: int, vote: Vote | None) -> Way | None:
@@ -34,9 +34,9 @@ def way(holding: Holding, name: str, step: int, vote: Vote | None) -> Way | None
 
 
 def names(holdings: Iterable[Holding]) -> tuple[str, ...]:
-    """The parameters that some holding tells apart, and REST for all others."""
-    told = {name for h in holdings for name in (*h.ahead, *h.kept)}
-    return (REST, *sorted(told))
+    """What to ask about: each parameter where an update was interrupted, else all of them as one."""
+    told = {name for h in holdings for name in (*h.ahead, *h.kept, *h.behind)}
+    return tuple(sorted(told)) or (REST,)
 
 
 def steps(holdings: Iterable[Holding]) -> frozenset[int]:

@@ -6,6 +6,7 @@ RunDirectory.commit.
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ def check_aliases(manifest: Manifest, aliases: Mapping[str, str], *, url: str) -
 
 
 def _part(store: Store, directory: str, part: Part) -> Manifest:
-    """A part's manifest, if it is the one that was reported and its data file is all there."""
+    """A part's manifest, if it is the one that was reported and all the data it names is there."""
     url = f"{store.url}/{directory}/{part.manifest}"
     try:
         data = store.read(f"{directory}/{part.manifest}")
@@ -97,7 +98,7 @@ def _part(store: Store, directory: str, part: Part) -> Manifest:
     ends = np.array(manifest.table.column("byte_offset").to_numpy()) + manifest.fragments.nbytes
     files = np.array(manifest.strings("file"), dtype=object)
     for file in manifest.distinct("file"):
-        end = int(ends[files == file].max())
-        if not store.exists(f"{directory}/{file}") or store.size(f"{directory}/{file}") < end:
+        end, path = int(ends[files == file].max()), posixpath.normpath(f"{directory}/{file}")
+        if not store.exists(path) or store.size(path) < end:
             raise FragmentMissing(url=url, problem=f"{file} should have {end} bytes and is gone or shorter.")
     return manifest

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from elastic_train.checkpoint.commit import MANIFEST, Assembled
@@ -192,7 +193,8 @@ class RunDirectory:
         stay = {r.path for r in kept if r.slot not in slots}
         stay |= {attempt_path(step=step, generation=generation) for generation, step in in_flight}
         gone = sorted(path for path in there - stay if not (kept and _beyond(path, kept[-1], writing)))
-        needed = {f for path in stay for f in self._refers_to(path)} if gone else set[str]()
+        writers = [path for path in sorted({*there, *stay}) if path not in gone]
+        needed = {f for path in writers for f in self._refers_to(path)} if gone else set[str]()
         return slots, {d: {f for f in needed if f.startswith(d + "/")} for d in gone}
 
     def _attempts(self) -> set[str]:
@@ -202,13 +204,17 @@ class RunDirectory:
         return {f"{CHECKPOINTS}/{n}" for n in names if _ATTEMPT.fullmatch(n)}
 
     def _refers_to(self, path: str) -> list[str]:
-        """Files of other checkpoints that a kept one needs."""
-        try:
-            data = self.store.read(f"{path}/{MANIFEST}")
-        except StorageNotFound:
-            return []
-        files = Manifest.decode(data, url=f"{self.store.url}/{path}").distinct("file")
-        return [posixpath.normpath(f"{path}/{f}") for f in files if f.startswith("../")]
+        """Files of other checkpoints that a kept one needs, or one that is being written."""
+        manifest = f"{path}/{MANIFEST}"
+        found = [f for f in self.store.list(path) if f.endswith(".parquet")]
+        needed: set[str] = set()
+        for part in [manifest] if manifest in found else found:
+            with suppress(StorageNotFound):  # deleted meanwhile
+                files = Manifest.decode(self.store.read(part), url=f"{self.store.url}/{path}").distinct(
+                    "file"
+                )
+                needed |= {posixpath.normpath(f"{path}/{f}") for f in files if f.startswith("../")}
+        return sorted(needed)
 
     def _check_log(self) -> None:
         """A run with checkpoints has a log: without it, starting at step 0 would be silent."""

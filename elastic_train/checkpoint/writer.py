@@ -1,4 +1,4 @@
-"""Writing one writer's share of a checkpoint: a data file and the part manifest that describes it.
+"""Writing one writer's share of a checkpoint: its data files and the part manifest that describes them.
 
 Takes bytes, knows no tensors library. Each piece goes from its own memory to the store; nothing is gathered.
 """
@@ -11,8 +11,12 @@ from dataclasses import dataclass
 from elastic_train.checkpoint.checksums import content_hash, crc, digest, pages
 from elastic_train.checkpoint.manifest import Manifest, Row
 from elastic_train.checkpoint.piece import Piece
-from elastic_train.checkpoint.safetensors_layout import lay_out
+from elastic_train.checkpoint.safetensors_layout import Layout, lay_out
+from elastic_train.checkpoint.unchanged import Unchanged
 from elastic_train.storage.store import Store
+
+STABLE = "-stable.safetensors"
+"""How the name of a file ends that holds what later checkpoints may refer to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,16 +31,45 @@ class Part:
     bytes: int
 
 
-def write_part(store: Store, directory: str, writer: int, pieces: Sequence[Piece]) -> Part:
+def write_part(
+    store: Store,
+    directory: str,
+    writer: int,
+    pieces: Sequence[Piece],
+    *,
+    unchanged: Unchanged | None = None,
+) -> Part:
     """Write the pieces durably; after an error nothing of the part is visible.
 
     Pieces are read once, in the order of the file, and may be views of memory that must not change meanwhile.
+    Those that are `unchanged` are read to hash them, and become references.
     """
+    unchanged = unchanged or Unchanged()
     stem = f"w{writer:05d}"
-    layout = lay_out(pieces, writer=writer)
     rows: list[Row] = []
+    moving: list[Piece] = []
+    stable: list[Piece] = []
+    for piece in pieces:
+        key = (piece.tensor, piece.state, piece.dtype, piece.shape, piece.box)
+        known = unchanged.row(key, content_hash(piece.bytes())) if key in unchanged.rows else None
+        if known is not None:
+            rows.append(known)
+        else:
+            (stable if piece.tensor in unchanged.stable else moving).append(piece)
+    written = 0
+    if moving or not stable:
+        written += _write_file(store, directory, f"{stem}.safetensors", lay_out(moving, writer=writer), rows)
+    if stable:
+        written += _write_file(store, directory, f"{stem}{STABLE}", lay_out(stable, writer=writer), rows)
+    table = Manifest.of(rows, url=f"{store.url}/{directory}").encode()
+    store.write(f"{directory}/{stem}.parquet", table)
+    return Part(writer=writer, manifest=f"{stem}.parquet", digest=digest(table), bytes=written + len(table))
+
+
+def _write_file(store: Store, directory: str, file: str, layout: Layout, rows: list[Row]) -> int:
+    """Write one data file and add its rows; its bytes."""
     end = len(layout.head)
-    with store.stream(f"{directory}/{stem}.safetensors") as sink:
+    with store.stream(f"{directory}/{file}") as sink:
         sink.write(layout.head)
         for placed in layout.placed:
             piece, view = placed.piece, placed.piece.bytes()
@@ -54,13 +87,11 @@ def write_part(store: Store, directory: str, writer: int, pieces: Sequence[Piece
                     dtype=piece.dtype,
                     shape=piece.shape,
                     box=piece.box,
-                    file=f"{stem}.safetensors",
+                    file=file,
                     byte_offset=placed.start,
                     checksums=tuple(sums),
                     hash=content_hash(view),
                     logical=piece.logical,
                 )
             )
-    table = Manifest.of(rows, url=f"{store.url}/{directory}").encode()
-    store.write(f"{directory}/{stem}.parquet", table)
-    return Part(writer=writer, manifest=f"{stem}.parquet", digest=digest(table), bytes=end + len(table))
+    return end

@@ -8,18 +8,19 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from elastic_train.checkpoint.engine.arena import Arena
+from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.references import References
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Event, PartWritten, SaveFailed
-from elastic_train.errors import StorageError
+from elastic_train.errors import CheckpointError, StorageError
 from elastic_train.geometry.digest import of_boxes
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import child_url, open_store
-from elastic_train.train.saver import Share
 
 READ_BYTES = 64 * 2**20
 """How many bytes of a checkpoint a worker holds at once beside its shards."""
@@ -38,6 +39,7 @@ class PartWriter:
 
     def __init__(self, spec: RunSpec, post: Callable[[Event], None], *, clock: Callable[[], float]) -> None:
         self.store = open_store(child_url(spec.storage_path, spec.name))
+        self._references = References(RunDirectory(self.store))
         self._post, self._clock = post, clock
 
     def save(self, share: Share) -> None:
@@ -47,9 +49,11 @@ class PartWriter:
         try:
             if share.rank == 0:
                 self.store.write(document_path(directory), json.dumps(share.document).encode())
-            part = write_part(self.store, directory, share.rank, share.pieces)
+            parameters = {piece.tensor for piece in share.pieces if piece.state == "param"}
+            unchanged = self._references.unchanged(parameters - set(share.document["trainable"]))
+            part = write_part(self.store, directory, share.rank, share.pieces, unchanged=unchanged)
             digest = _digest(share.pieces)
-        except StorageError as error:
+        except (StorageError, CheckpointError) as error:
             problem = f"rank {share.rank}: {error}"
             self._post(SaveFailed(at=0.0, generation=share.generation, step=share.step, problem=problem))
             return

@@ -8,6 +8,7 @@ from elastic_train.models.attention import Attention
 from elastic_train.models.mlp import SwiGLU
 from elastic_train.models.sizes import LlamaConfig
 from elastic_train.models.weights import Embedding, Linear
+from elastic_train.train.task import Rules
 
 
 class Block(nn.Module):
@@ -42,6 +43,22 @@ class Llama(nn.Module):
         self.head = Linear(config.dim, config.vocabulary, std=0.02)
         if config.tied:
             self.head.weight = self.embed.weight
+
+    @staticmethod
+    def rules() -> Rules:
+        """How the model is divided: heads, feed-forward layer and vocabulary over tp, stages between layers."""
+        return Rules(
+            tensor_parallel={
+                "embed": "row",
+                "layers.*.attention.w[qkv]": "column",
+                "layers.*.attention.wo": "row",
+                "layers.*.mlp.gate": "column",
+                "layers.*.mlp.up": "column",
+                "layers.*.mlp.down": "row",
+                "head": "column_gathered",
+            },
+            stages=("layers.*",),
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         """int64 [batch, sequence] -> logits [batch, sequence, vocabulary]."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, plan_transfer
@@ -18,7 +19,6 @@ from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
 from elastic_train.train.member import Member, RunEnd, Seat, StepReport
-from elastic_train.train.saver import Share
 from elastic_train.train.task import Task
 
 State = dict[str, Any]

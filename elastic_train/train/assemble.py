@@ -10,6 +10,7 @@ from elastic_train.planner.plan import Plan
 from elastic_train.train import optimizer as optimizers
 from elastic_train.train.build import Blueprint, allocate, draw, tensors
 from elastic_train.train.parallelize import divide
+from elastic_train.train.place import place_on
 from elastic_train.train.probe import check_sharded_update
 from elastic_train.train.schedule import scheduler_of
 from elastic_train.train.shards import Shards
@@ -34,16 +35,21 @@ def assemble(
     shapes = _shapes(blueprint)
     with border.at("building the optimizer", 0):
         whole, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
-    if mesh is not None:
-        with border.collective("dividing the model", 0):
-            divide(blueprint, task.parallelize(), plan.mesh, mesh)
+    trainable = tuple(fqn for fqn, tensor in tensors(blueprint.parameters).items() if tensor.requires_grad)
+    regions, stages = None, {}
+    with border.collective("dividing the model", 0):
+        if mesh is not None:
+            divided = divide(blueprint, task.parallelize(), plan, mesh, device)
+            blueprint, regions, stages = divided.blueprint, divided.regions, divided.stages
+        place = place_on(mesh, plan.mesh, rank, stages)
     allocate(blueprint, device)
     parameters = tensors(blueprint.parameters)
     optimizer = optimizers.move(whole, groups, parameters)  # type: ignore[arg-type]
-    if mesh is not None and plan.mesh.dp_shard > 1:
-        with border.collective("trying the optimizer", 0):
-            ndims = {fqn: len(shapes[fqn]) for fqn in parameters}
-            check_sharded_update(optimizer, groups, ndims, mesh["dp_shard"], device)
+    with border.collective("trying the optimizer", 0):
+        ndims = {fqn: len(shapes[fqn]) for group in groups for fqn in group}
+        for axis in ("dp_shard", "tp"):
+            if mesh is not None and getattr(plan.mesh, axis) > 1:
+                check_sharded_update(optimizer, groups, ndims, mesh[axis], device)
     # After the trial: a scheduler hooks itself into optimizer.step.
     with border.at("building the schedule", 0):
         schedule = scheduler_of(task.schedule(optimizer), optimizer)
@@ -54,6 +60,10 @@ def assemble(
         blueprint=blueprint,
         aliases=blueprint.parameters.aliases,
         mesh=mesh,
+        place=place,
+        regions=regions,
+        groups=groups,
+        trainable=trainable,
         shapes=shapes,
         parameters=parameters,  # type: ignore[arg-type]
         buffers=tensors(blueprint.buffers),

@@ -69,8 +69,9 @@ class _Watched:
 class ChangingBuffers:
     """The buffers of one rank's model. `watch` each micro-batch, then `fold` once per step."""
 
-    def __init__(self, model: nn.Module, world_size: int) -> None:
-        self._world_size = world_size
+    def __init__(self, model: nn.Module, world_size: int, data: dist.ProcessGroup | None = None) -> None:
+        """`data` are the ranks that run other micro-batches through the same part of the model."""
+        self._data = data
         named = buffers_of(model)
         self._norms = _norms(named)
         self._width = sum(2 * norm.width + 1 for norm in self._norms)
@@ -106,7 +107,7 @@ class ChangingBuffers:
     def fold(self, micro_batches: int) -> dict[str, Tensor]:
         """Values that the buffers have after a step of that many micro-batches; the buffers stay as they are.
 
-        All ranks call it together and get the same values.
+        All `data` ranks call it together and get the same values.
         """
         rows, self._rows = self._rows, {}
         if not self._norms:
@@ -114,8 +115,8 @@ class ChangingBuffers:
         table = self._zeros(micro_batches)
         for index, row in rows.items():
             table[index] = row
-        if self._world_size > 1:
-            dist.all_reduce(table)
+        if self._data is not None:
+            dist.all_reduce(table, group=self._data)
         table = table.double()
         return {fqn: value for norm in self._norms for fqn, value in _folded(norm, table).items()}
 

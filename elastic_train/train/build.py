@@ -26,12 +26,14 @@ DTYPE_OF = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
-    """The whole model without memory. `constants` are tensors that the model's code gave values itself."""
+    """A model without memory. `constants` are tensors that the model's code gave values itself, `givers` (by
+    path) are modules of other stages that initialise a tensor which is tied to one of this stage."""
 
     model: nn.Module
     parameters: Named
     buffers: Named
     constants: Mapping[str, torch.Tensor]
+    givers: tuple[tuple[str, nn.Module], ...] = ()
 
 
 def draw(task: Task, precision: Precision) -> Blueprint:
@@ -104,27 +106,31 @@ def initialise(
         for fqn, slots in named.slots.items()
         for slot in slots
     }
-    for path, module in blueprint.model.named_modules():
+    for path, module in (*blueprint.model.named_modules(), *blueprint.givers):
         fqn = canonical(path)
         own = [n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None]
         if not own:
             continue
         shards = {name: getattr(module, name) for name in own}
-        names = {name: first[id(module), name] for name in own}
+        # A giver's other tensors are not on this stage: they are made for its init and go nowhere.
+        names = {name: first.get((id(module), name)) for name in own}
+        sizes = {name: shapes[own] if own else tuple(shards[name].shape) for name, own in names.items()}
         with seeded(fqn), torch.no_grad(), default_dtype(DTYPE_OF[precision]), torch.device(device):
             for name, shard in shards.items():
-                whole = torch.empty(shapes[names[name]], dtype=shard.dtype, device=device)
+                whole = torch.empty(sizes[name], dtype=shard.dtype, device=device)
                 setattr(module, name, _like(shard, _untouched(whole)))
             if not all(names[name] in blueprint.constants for name in own):
                 task.init(module, fqn)
             for name, shard in shards.items():
-                whole = blueprint.constants.get(names[name])
+                if names[name] is None:
+                    continue
+                whole = blueprint.constants.get(names[name] or "")
                 if whole is None:
                     whole = getattr(module, name)
                     _check_touched(whole, f"{fqn}.{name}" if fqn else name, module)
                 # Its own name, not that of another module it is tied to: then it is this module's to give.
                 if canonical(f"{path}.{name}" if path else name) == names[name]:
-                    if tuple(whole.shape) != tuple(shapes[names[name]]):
+                    if tuple(whole.shape) != tuple(sizes[name]):
                         raise ConfigError(
                             field="task.init",
                             problem=f"changed the shape of {names[name]!r} to {tuple(whole.shape)}.",

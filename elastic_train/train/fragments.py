@@ -20,6 +20,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import ITEM_BYTES, Fragments
 from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, boxes
+from elastic_train.train.place import Place
 from elastic_train.train.shards import Shards
 
 DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
@@ -28,11 +29,17 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One box of a logical tensor and the memory that holds it: `view` has the sizes of `box`.
+class Replica:
+    """Which of the ranks that hold the same boxes a rank is; `axes` are those along which they differ."""
 
-    `replica` says which of how many ranks that hold the same box this one is.
-    """
+    index: int = 0
+    count: int = 1
+    axes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One box of a logical tensor and the memory that holds it: `view` has the sizes of `box`."""
 
     tensor: str
     state: str
@@ -40,7 +47,7 @@ class Part:
     shape: tuple[int, ...]
     box: Box
     view: torch.Tensor
-    replica: tuple[int, int]
+    replica: Replica
 
 
 def parts(
@@ -50,17 +57,16 @@ def parts(
 
     `extra` are state tensors by (fqn, state) that the optimizer does not have yet; they replace its own.
     """
-    mesh = shards.plan.mesh
-    everyone = (mesh.dp_index(shards.rank), mesh.dp)
+    place = shards.place
     for fqn, parameter in shards.parameters.items():
-        yield from _parts(fqn, "param", parameter.detach(), everyone)
+        yield from _parts(fqn, "param", parameter.detach(), place)
         for state, value in shards.optimizer.state.get(parameter, {}).items():
             if is_fragment(state, value, parameter) and (fqn, state) not in extra:
-                yield from _parts(fqn, state, value, everyone)
+                yield from _parts(fqn, state, value, place)
     for fqn, buffer in shards.buffers.items():
-        yield from _parts(fqn, "buffer", buffer, everyone)
+        yield from _parts(fqn, "buffer", buffer, place)
     for (fqn, state), value in extra.items():
-        yield from _parts(fqn, state, value, everyone)
+        yield from _parts(fqn, state, value, place)
 
 
 def table(held: Iterable[Part]) -> Fragments:
@@ -92,20 +98,29 @@ def shard_like(
     )
 
 
-def replica_of(value: DTensor) -> tuple[int, int]:
-    """Which of how many ranks that hold the same boxes this one is."""
-    mesh = value.device_mesh
-    coordinate = mesh.get_coordinate()
-    assert coordinate is not None
-    sizes = [
-        (mesh.size(axis), coordinate[axis])
-        for axis, placement in enumerate(value.placements)
-        if isinstance(placement, Replicate)
+def replica_of(fqn: str, value: torch.Tensor, place: Place) -> Replica:
+    """Which of the ranks that hold the same boxes of a tensor this one is."""
+    cut: set[str] = set()
+    if isinstance(value, DTensor):
+        names = value.device_mesh.mesh_dim_names
+        assert names is not None
+        cut = {n for n, p in zip(names, value.placements, strict=True) if not isinstance(p, Replicate)}
+    stages = place.stages_of(fqn)
+    sizes = [(str(stages), len(stages), stages.index(place.stage))] if len(stages) > 1 else []
+    at = place.mesh.coordinate(place.rank)
+    sizes += [
+        (axis, getattr(place.mesh, axis), at[axis])
+        for axis in ("dp_replicate", "dp_shard", "cp", "tp")
+        if axis not in cut and getattr(place.mesh, axis) > 1
     ]
     index = 0
-    for size, at in sizes:
-        index = index * size + at
-    return index, math.prod(size for size, _ in sizes)
+    for _, size, own in sizes:
+        index = index * size + own
+    return Replica(
+        index=index,
+        count=math.prod(size for _, size, _ in sizes),
+        axes=tuple(axis for axis, _, _ in sizes),
+    )
 
 
 def cut_into(whole: torch.Tensor, shard: torch.Tensor) -> None:
@@ -142,14 +157,14 @@ def write_box(part: Part, box: Box, data: np.ndarray) -> None:
 def own_share(held: Sequence[Part]) -> Iterator[Part]:
     """What this rank writes of a checkpoint: of all that its replicas hold too, an equal part of the bytes.
 
-    Boxes with equally many replicas are laid end to end and cut into as many ranges, at rows.
+    Boxes that the same ranks hold are laid end to end and cut into as many ranges, at rows.
     """
-    by_replica: dict[tuple[int, int], list[Part]] = {}
+    by_replica: dict[Replica, list[Part]] = {}
     for part in held:
         by_replica.setdefault(part.replica, []).append(part)
-    for (index, count), group in by_replica.items():
+    for replica, group in by_replica.items():
         total = sum(p.view.numel() * p.view.element_size() for p in group)
-        low, high = total * index // count, total * (index + 1) // count
+        low, high = (total * at // replica.count for at in (replica.index, replica.index + 1))
         start = 0
         for part in group:
             size = part.view.numel() * part.view.element_size()
@@ -179,8 +194,8 @@ def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
     )
 
 
-def _parts(fqn: str, state: str, value: torch.Tensor, everyone: tuple[int, int]) -> Iterator[Part]:
-    replica = replica_of(value) if isinstance(value, DTensor) else everyone
+def _parts(fqn: str, state: str, value: torch.Tensor, place: Place) -> Iterator[Part]:
+    replica = replica_of(fqn, value, place)
     for box, view in _boxes(value):
         yield Part(
             tensor=fqn,

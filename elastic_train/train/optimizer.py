@@ -47,11 +47,15 @@ def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.
 def move(
     optimizer: torch.optim.Optimizer, groups: Groups, parameters: Mapping[str, nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """The optimizer with `parameters`, the shards, in its groups; its state is what it makes at the start."""
+    """The optimizer with `parameters`, the shards, in its groups; its state is what it makes at the start.
+
+    Groups hold what this rank has of them.
+    """
+    here = [[parameters[fqn] for fqn in group if fqn in parameters] for group in groups]
     if optimizer.state:  # made eagerly, as Adagrad does, for the whole: make it again for the shards
-        return rebuilt(optimizer, [[parameters[fqn] for fqn in group] for group in groups])
-    for group, fqns in zip(optimizer.param_groups, groups, strict=True):
-        group["params"][:] = [parameters[fqn] for fqn in fqns]
+        return rebuilt(optimizer, here)
+    for group, own in zip(optimizer.param_groups, here, strict=True):
+        group["params"][:] = own
     return optimizer
 
 

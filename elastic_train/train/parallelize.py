@@ -1,4 +1,4 @@
-"""Divide the model over the mesh: whole on every rank, or sharded with FSDP2.
+"""Divide the model over the mesh: into stages, then over tp, then sharded with FSDP2.
 
 With `dp_shard` 1 the modules stay as they are and the step reduces gradients itself. Otherwise each unit is
 gathered for its forward and backward and freed after; gradients are summed, never averaged.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -15,20 +16,50 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from elastic_train.errors import ConfigError
-from elastic_train.planner.plan import Mesh
+from elastic_train.planner.plan import Plan
 from elastic_train.train.build import Blueprint, tensors
 from elastic_train.train.names import canonical
+from elastic_train.train.place import Stages
+from elastic_train.train.stages import cut_stage
 from elastic_train.train.task import Rules
+from elastic_train.train.tensor_parallel import Regions, cut_tensors, styles
 
 
-def divide(blueprint: Blueprint, rules: Rules, plan_mesh: Mesh, mesh: DeviceMesh) -> None:
-    """Shard the meta model in place where the plan says so."""
-    if plan_mesh.dp_shard == 1:
-        return
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """This rank's part of a model. `stages` says on which stages each tensor is."""
+
+    blueprint: Blueprint
+    stages: Stages
+    regions: Regions | None  # where tensor parallelism cuts activations
+
+
+def divide(blueprint: Blueprint, rules: Rules, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Divided:
+    """Divide the meta model, in place, as the plan says: into stages, over tp, over dp_shard."""
+    size = plan.mesh
+    for axis in ("cp", "ep"):
+        if getattr(size, axis) > 1:
+            raise ConfigError(
+                field=f"parallelism.{axis}",
+                problem="no model is divided over this axis yet.",
+                remedy=f"Use Parallelism({axis}=1).",
+            )
+    chosen = styles(blueprint.model, rules, size.tp) if size.tp > 1 else {}
+    stages: Stages = {}
+    if size.pp > 1:
+        blueprint, stages = cut_stage(blueprint, rules, plan.stages, mesh.get_local_rank("pp"))
+    regions = cut_tensors(blueprint, chosen, mesh["tp"], device) if chosen else None
+    if size.dp_shard > 1:
+        _shard(
+            blueprint, rules, mesh["dp_replicate", "dp_shard"] if size.dp_replicate > 1 else mesh["dp_shard"]
+        )
+    return Divided(blueprint=blueprint, stages=stages, regions=regions)
+
+
+def _shard(blueprint: Blueprint, rules: Rules, data: DeviceMesh) -> None:
     parameters = tensors(blueprint.parameters)
     # FSDP2 cuts along dim 0 and refuses tensors without one: they stay whole and are reduced like replicas.
     whole = {p for p in parameters.values() if p.ndim == 0 and isinstance(p, nn.Parameter)}
-    data = mesh["dp_replicate", "dp_shard"] if plan_mesh.dp_replicate > 1 else mesh["dp_shard"]
     for unit in (*_units(blueprint, rules), blueprint.model):
         fully_shard(unit, mesh=data, ignored_params=whole)
     for module in blueprint.model.modules():

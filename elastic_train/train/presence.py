@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.build import Blueprint
+from elastic_train.train.reduce import is_sharded
 
 
 class Presence:
@@ -36,14 +36,14 @@ class Presence:
     def reset(self) -> None:
         self._seen.clear()
 
-    def local(self, parameters: Mapping[str, nn.Parameter]) -> list[bool]:
+    def local(self, parameters: Mapping[str, nn.Parameter]) -> dict[str, bool]:
         """For each parameter, whether this rank's own backward reached it."""
-        found: list[bool] = []
+        found: dict[str, bool] = {}
         for fqn, parameter in parameters.items():
-            sharded = isinstance(parameter, DTensor)
-            if not sharded and parameter.grad is not None:
+            hidden = is_sharded(parameter)
+            if not hidden and parameter.grad is not None:
                 refuse_sparse(fqn, parameter.grad)
-            found.append(fqn in self._seen if sharded else parameter.grad is not None)
+            found[fqn] = fqn in self._seen if hidden else parameter.grad is not None
         return found
 
     def _watch(self, group: Any) -> None:

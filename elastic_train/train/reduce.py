@@ -2,44 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from elastic_train.train.place import Place
+
 BUCKET_BYTES = 32 << 20
 
 
-def agree_on_presence(present: list[bool], device: torch.device) -> list[bool]:
-    """For each parameter, whether any rank has a gradient."""
-    flags = torch.tensor(present, dtype=torch.float32, device=device)
+def agree_on_presence(present: Mapping[str, bool], names: Sequence[str], device: torch.device) -> list[bool]:
+    """For each of `names`, the trainable parameters of the whole model, whether any rank has a gradient."""
+    flags = torch.tensor([present.get(fqn, False) for fqn in names], dtype=torch.float32, device=device)
     dist.all_reduce(flags)
     return (flags > 0).tolist()
 
 
-def settle_absent(parameters: Mapping[str, nn.Parameter], present: list[bool]) -> None:
+def settle_absent(parameters: Mapping[str, nn.Parameter], present: Mapping[str, bool]) -> None:
     """No gradient where no rank has one, zeros where only others have one."""
-    for parameter, here in zip(parameters.values(), present, strict=True):
-        if not here:
+    for fqn, parameter in parameters.items():
+        if not present[fqn]:
             parameter.grad = None
         elif parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
 
 
-def sum_over_ranks(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Sum gradients of whole (not sharded) parameters over all ranks, in flat buckets of a fixed order."""
-    whole = [p.grad for p in parameters.values() if p.grad is not None and not isinstance(p, DTensor)]
-    for bucket in _buckets(whole):
+def align(parameters: Mapping[str, nn.Parameter]) -> None:
+    """Cut gradients as their parameters are: torch returns that of an embedding cut by rows whole."""
+    for parameter in parameters.values():
+        if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
+            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+
+
+def sum_over_data(parameters: Mapping[str, nn.Parameter], place: Place) -> None:
+    """Sum what FSDP2 does not over the data-parallel ranks, in flat buckets of a fixed order."""
+    if place.data is None:
+        return
+    own = [p for p in parameters.values() if p.grad is not None and not is_sharded(p)]
+    for bucket in _buckets([local_gradient(p) for p in own]):
         if len(bucket) == 1 and bucket[0].is_contiguous():
-            dist.all_reduce(bucket[0])
+            dist.all_reduce(bucket[0], group=place.data)
             continue
         flat = torch.cat([g.reshape(-1) for g in bucket])
-        dist.all_reduce(flat)
+        dist.all_reduce(flat, group=place.data)
         parts = flat.split([g.numel() for g in bucket])
         for gradient, part in zip(bucket, parts, strict=True):
             gradient.copy_(part.view_as(gradient))
+
+
+def sum_over_stages(parameters: Mapping[str, nn.Parameter], place: Place) -> None:
+    """Sum the gradients of tensors that are on several stages, in the order of the stages."""
+    if place.pipe is None:
+        return
+    for fqn, parameter in parameters.items():
+        stages = place.stages_of(fqn)
+        if len(stages) == 1 or parameter.grad is None:
+            continue
+        own = local_gradient(parameter)
+        sent = own.contiguous()
+        others = {stage: torch.empty_like(sent) for stage in stages if stage != place.stage}
+        works = [dist.isend(sent, group=place.pipe, group_dst=stage) for stage in others]
+        for stage, received in others.items():
+            dist.recv(received, group=place.pipe, group_src=stage)
+        for work in works:
+            assert work is not None
+            work.wait()
+        total = torch.zeros_like(sent)
+        for stage in stages:
+            total += others.get(stage, sent)
+        own.copy_(total)
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether FSDP2 cuts a parameter, and so sums its gradient."""
+    return isinstance(parameter, DTensor) and "dp_shard" in (parameter.device_mesh.mesh_dim_names or ())
 
 
 def squares(parameters: Mapping[str, nn.Parameter], counted: Mapping[str, bool]) -> tuple[float, bool]:

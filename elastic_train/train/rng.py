@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -59,6 +60,18 @@ def preserved(device: torch.device | str = "cpu") -> Iterator[None]:
             torch.get_device_module(device).set_rng_state(accelerator, device)
 
 
+@dataclass(slots=True, eq=False)
+class Draws:
+    """What the forward of a micro-batch drew, for as long as its backward may repeat parts of it."""
+
+    key: int
+    calls: Counter[str] = field(default_factory=Counter[str])
+    number: dict[tuple[str, int], int] = field(
+        default_factory=dict
+    )  # (block, seed on entry) -> its call
+    open: dict[str, int] = field(default_factory=dict)
+
+
 class Randomness:
     """Seeds a model's random operations by micro-batch and by block.
 
@@ -66,15 +79,22 @@ class Randomness:
     masks independent of what ran before it in this process, so a pipeline may be cut between any two blocks.
     A module that is called again within a micro-batch draws anew. Random operations between the blocks of the
     outermost module follow the seed of the micro-batch or of the block before them.
+
+    `around(seeding, block)` seeds in the place of a plain call, to look at the generator before and after.
     """
 
-    def __init__(self, model: nn.Module, *, seed: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        seed: int,
+        device: torch.device | str = "cpu",
+        around: Callable[[Callable[[], None], str], None] | None = None,
+    ) -> None:
         self._seed = seed
         self._device = torch.device(device)
-        self._key: int | None = None  # of the micro-batch under way
-        self._calls: Counter[str] = Counter()
-        self._number: dict[tuple[str, int], int] = {}  # (block, seed found on entry) -> which call it was
-        self._open: dict[str, int] = {}
+        self._around = around or _seeding
+        self._draws: Draws | None = None  # of the micro-batch under way
         self._hooks: list[Any] = []
         for name, block in _blocks(model):
             salt = derive(0, "block", name)
@@ -82,18 +102,17 @@ class Randomness:
             self._hooks.append(block.register_forward_hook(partial(self._leave, name, salt)))
 
     @contextmanager
-    def micro_batch(self, step: int, index: int) -> Iterator[None]:
-        """Forward and backward of micro-batch `index` of a step belong inside; recomputation needs it too."""
-        self._key = derive(self._seed, "micro-batch", step, index)
-        self._calls.clear()
-        self._number.clear()
-        self._open.clear()
-        seed_all(self._key, self._device)
-        try:
-            with keyed_dropout():
-                yield
-        finally:
-            self._key = None
+    def micro_batch(self, step: int, index: int) -> Iterator[Draws]:
+        """Forward of micro-batch `index` of a step, and backward unless that is run apart, belong inside."""
+        draws = Draws(derive(self._seed, "micro-batch", step, index))
+        with self._within(draws, draws.key):
+            yield draws
+
+    @contextmanager
+    def backward(self, draws: Draws) -> Iterator[None]:
+        """A backward, and the recomputation in it, that is run apart from its forward, with its draws."""
+        with self._within(draws, derive(draws.key, "backward")):
+            yield
 
     def remove(self) -> None:
         """Take the hooks off the model."""
@@ -101,35 +120,54 @@ class Randomness:
             hook.remove()
         self._hooks.clear()
 
+    @contextmanager
+    def _within(self, draws: Draws, seed: int) -> Iterator[None]:
+        self._draws = draws
+        seed_all(seed, self._device)
+        try:
+            with keyed_dropout():
+                yield
+        finally:
+            self._draws = None
+
     def _enter(self, name: str, salt: int, block: nn.Module, inputs: Any) -> None:
-        if self._key is None:
+        draws = self._draws
+        if draws is None:
             return
         found = (name, torch.default_generator.initial_seed())
         if torch._C._current_graph_task_id() == -1:
-            number = self._number[found] = self._calls[name]
-            self._calls[name] += 1
+            number = draws.number[found] = draws.calls[name]
+            draws.calls[name] += 1
         else:
-            number = self._recomputed(found)
-        self._open[name] = number
-        _seed_torch(_mixed(self._key ^ salt, 2 * number), self._device)
+            number = _recomputed(draws, found)
+        draws.open[name] = number
+        value = _mixed(draws.key ^ salt, 2 * number)
+        self._around(lambda: _seed_torch(value, self._device), name)
 
     def _leave(self, name: str, salt: int, block: nn.Module, inputs: Any, output: Any) -> None:
-        if self._key is not None:
+        draws = self._draws
+        if draws is not None:
             # A seed that no other call leaves behind: by it a recomputation knows which call it repeats.
-            _seed_torch(_mixed(self._key ^ salt, 2 * self._open[name] + 1), self._device)
+            value = _mixed(draws.key ^ salt, 2 * draws.open[name] + 1)
+            self._around(lambda: _seed_torch(value, self._device), name)
 
-    def _recomputed(self, found: tuple[str, int]) -> int:
-        """Which call of a block activation checkpointing repeats: it restored the generator of that call."""
-        number = self._number.get(found)
-        if number is not None:
-            return number
-        if self._calls[found[0]] == 1:
-            return 0
-        raise ConfigError(
-            field=f"model.{found[0]}",
-            problem="is called several times, and recomputed without the random state of the call.",
-            remedy="Call torch.utils.checkpoint with preserve_rng_state=True.",
-        )
+
+def _recomputed(draws: Draws, found: tuple[str, int]) -> int:
+    """Which call of a block activation checkpointing repeats: it restored the generator of that call."""
+    number = draws.number.get(found)
+    if number is not None:
+        return number
+    if draws.calls[found[0]] == 1:
+        return 0
+    raise ConfigError(
+        field=f"model.{found[0]}",
+        problem="is called several times, and recomputed without the random state of the call.",
+        remedy="Call torch.utils.checkpoint with preserve_rng_state=True.",
+    )
+
+
+def _seeding(seeding: Callable[[], None], block: str) -> None:
+    seeding()
 
 
 def _blocks(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -38,7 +38,7 @@ class Index:
 
     def digest(self) -> int:
         """This rank's contribution to the digest of the whole state; of replicas the first one counts."""
-        return sum(_digest(part, part.box) for part in self.parts if part.replica[0] == 0) & MASK
+        return sum(_digest(part, part.box) for part in self.parts if part.replica.index == 0) & MASK
 
     def digest_of(self, boxes: Fragments) -> int:
         """The digest of boxes, each counted."""

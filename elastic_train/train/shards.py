@@ -13,14 +13,19 @@ from torch.distributed.device_mesh import DeviceMesh
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train.build import Blueprint
+from elastic_train.train.optimizer import Groups
+from elastic_train.train.place import Place
 from elastic_train.train.schedule import Schedule
+from elastic_train.train.tensor_parallel import Regions
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Shards:
     """The live tensors of one rank in one generation. Mutable: the training thread alone changes it.
 
-    `shapes` are the whole shapes of parameters and buffers. `step` is None while a change is under way: such
+    `shapes` are the whole shapes of parameters and buffers, `groups` and `trainable` the names in the
+    optimizer's groups and of what is trained: of the whole model, as `aliases` too, while parameters and
+    buffers are those of this rank's stage. `step` is None while a change is under way: such
     shards are torn and are no evidence. `reached` is set while the whole reduced gradient of the next step is
     kept in the parameters' `grad`.
     """
@@ -31,6 +36,10 @@ class Shards:
     blueprint: Blueprint | None  # None once it ran: modules may hold gathered tensors
     aliases: Mapping[str, str]
     mesh: DeviceMesh | None
+    place: Place
+    regions: Regions | None
+    groups: Groups
+    trainable: tuple[str, ...]
     shapes: Mapping[str, tuple[int, ...]]
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, torch.Tensor]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.tensor import DTensor
 
 from elastic_train.config import RunSpec
 from elastic_train.data.loader import Loader
@@ -22,9 +22,17 @@ from elastic_train.train.collate import caller, collate, rows
 from elastic_train.train.fragments import replica_of
 from elastic_train.train.group import Group
 from elastic_train.train.parallelize import compute_in, sync_gradients
+from elastic_train.train.pipeline import Boundary, one_forward_one_backward
 from elastic_train.train.presence import Presence
-from elastic_train.train.reduce import agree_on_presence, settle_absent, squares, sum_over_ranks
-from elastic_train.train.rng import Randomness
+from elastic_train.train.reduce import (
+    agree_on_presence,
+    align,
+    settle_absent,
+    squares,
+    sum_over_data,
+    sum_over_stages,
+)
+from elastic_train.train.rng import Draws, Randomness
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task
 from elastic_train.train.user_code import Border
@@ -40,6 +48,17 @@ class Work:
 
     micro_batch: MicroBatch
     filler: bool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flight:
+    """A micro-batch between its forward and its backward. `output` is the loss on the last stage."""
+
+    job: Work
+    draws: Draws
+    received: torch.Tensor | None
+    output: torch.Tensor
+    count: float = 0.0
 
 
 class Stepper:
@@ -63,41 +82,39 @@ class Stepper:
         assert shards.blueprint is not None
         self._presence = Presence(shards.blueprint)
         self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
-        dp_index = shards.plan.mesh.dp_index(shards.rank)
+        self._place = shards.place
         self._counted = {
-            fqn: (replica_of(p)[0] if isinstance(p, DTensor) else dp_index) == 0
-            for fqn, p in self._trainable.items()
+            fqn: replica_of(fqn, p, shards.place).index == 0 for fqn, p in self._trainable.items()
         }
-        self._randomness = Randomness(shards.model, seed=spec.batch.seed, device=shards.device)
-        self._buffers = ChangingBuffers(shards.model, shards.plan.world_size)
+        self._randomness = Randomness(
+            shards.model,
+            seed=spec.batch.seed,
+            device=shards.device,
+            around=shards.regions.around if shards.regions else None,
+        )
+        self._buffers = ChangingBuffers(shards.model, shards.plan.world_size, shards.place.data)
 
     def gradients(self, step: int) -> Ballot:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
 
         Loss and gradient are sums over the global batch, the gradient divided by the nominal count.
         """
-        shards = self._shards
+        shards, place = self._shards, self._place
         shards.drop_gradients()
         self._presence.reset()
         work = self.work(step)
         losses = torch.zeros((), dtype=torch.float64, device=shards.device)
         count = 0.0
-        for number, job in enumerate(work):
-            self._group.check()
-            sync_gradients(shards.model, number == len(work) - 1)
-            upcoming = [later.micro_batch for later in work[number + 1 :]]
-            loss, counted = self._micro_batch(step, job, upcoming)
-            if not job.filler:
-                losses += loss
-                count += counted
+        for flight in self._passes(step, work):
+            if place.last and not flight.job.filler:
+                losses += flight.output.detach()
+                count += flight.count
         self._mark("reduce", step, -1)
         with self._border.collective("the reduction", step):
-            present = self._presence.local(self._trainable)
-            if shards.plan.world_size > 1:
-                present = agree_on_presence(present, shards.device)
-            settle_absent(self._trainable, present)
-            if shards.plan.world_size > 1:
-                sum_over_ranks(self._trainable)
+            self._settle_presence()
+            align(self._trainable)
+            sum_over_data(self._trainable, place)
+            sum_over_stages(self._trainable, place)
             shards.pending_buffers = self._buffers.fold(len(self._order.micro_batches(step)))
             square_sum, finite = squares(self._trainable, self._counted)
         loss_sum = float(losses)
@@ -105,10 +122,10 @@ class Stepper:
         own = [i for job in work if not job.filler for i in job.micro_batch.real_ids]
         return Ballot(
             squares=square_sum,
-            loss=loss_sum if math.isfinite(loss_sum) else 0.0,
-            count=count,
+            loss=loss_sum if math.isfinite(loss_sum) and place.speaks else 0.0,
+            count=count if place.speaks else 0.0,
             nonfinite=0.0 if finite else 1.0,
-            ids=float(ids_digest(own)),
+            ids=float(ids_digest(own)) if place.speaks else 0.0,
         )
 
     def vote(self, step: int, ballot: Ballot) -> Vote:
@@ -137,36 +154,89 @@ class Stepper:
         fillers = [Work(micro_batch=micro_batches[own[0] if own else 0], filler=True)] * (rounds - len(own))
         return [*fillers, *(Work(micro_batch=micro_batches[i], filler=False) for i in own)]
 
-    def _micro_batch(
-        self, step: int, job: Work, upcoming: Sequence[MicroBatch]
-    ) -> tuple[torch.Tensor, float]:
-        """Forward and backward; the summed loss, detached, and its count.
+    def _passes(self, step: int, work: Sequence[Work]) -> Iterator[Flight]:
+        """Forward and backward of all work; each micro-batch after its backward, in the order of `work`.
 
-        A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where
-        that of the counted run is.
+        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight.
         """
-        micro, spec, shards = job.micro_batch, self._spec, self._shards
+        boundary = Boundary(self._place, self._shards.device) if self._place.pipe is not None else None
+        flights: deque[Flight] = deque()
+        for kind, number in one_forward_one_backward(len(work), self._place):
+            self._group.check()
+            if kind == "forward":
+                upcoming = [later.micro_batch for later in work[number + 1 :]]
+                flights.append(self._forward(step, work[number], upcoming, boundary))
+            else:
+                sync_gradients(self._shards.model, number == len(work) - 1)
+                flight = flights.popleft()
+                self._backward(step, flight, boundary)
+                yield flight
+        if boundary is not None:
+            with self._border.collective("the pipeline", step):
+                boundary.flush()
+
+    def _forward(
+        self, step: int, job: Work, upcoming: Sequence[MicroBatch], boundary: Boundary | None
+    ) -> Flight:
+        micro, shards, place = job.micro_batch, self._shards, self._place
         self._mark("forward", step, micro.index)
-        with self._border.at("the data set", step):
-            samples = self._loader.load(micro, upcoming)
-            batch = collate(samples, shards.device, DTYPE_OF[spec.precision])
+        batch = received = None
+        if place.first or place.last:
+            with self._border.at("the data set", step):
+                samples = self._loader.load(micro, upcoming)
+                batch = collate(samples, shards.device, DTYPE_OF[self._spec.precision])
+        if boundary is not None and not place.first:
+            with self._border.collective("the pipeline", step):
+                received = boundary.receive()
+        count = 0.0
         with (
-            self._randomness.micro_batch(step, micro.index),
+            self._randomness.micro_batch(step, micro.index) as draws,
             self._buffers.watch(micro.index, job.filler),
+            self._border.at("forward", step),
+            compute_in(shards.device, self._spec.precision == "bf16"),
         ):
-            with self._border.at("forward", step), compute_in(shards.device, spec.precision == "bf16"):
-                output = self._call(self._task.inputs(batch))
-                loss, count = self._task.loss(
+            output = self._call(self._task.inputs(batch) if received is None else received)
+            if place.last:
+                output, counted = self._task.loss(
                     rows(output, size=len(micro.ids), real=micro.real),
                     rows(batch, size=len(micro.ids), real=micro.real),
                 )
-            number = self._checked(loss, count)
-            self._group.check()
-            self._mark("backward", step, micro.index)
-            with self._border.at("backward", step):
-                start = 0.0 if job.filler else 1.0 / spec.batch.global_size
-                loss.backward(torch.full_like(loss, start))
-        return loss.detach(), number
+                count = self._checked(output, counted)
+        if boundary is not None and not place.last:
+            with self._border.collective("the pipeline", step):
+                boundary.send(output)
+        return Flight(job=job, draws=draws, received=received, output=output, count=count)
+
+    def _backward(self, step: int, flight: Flight, boundary: Boundary | None) -> None:
+        """A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where
+        that of the counted run is."""
+        micro, output, received = flight.job.micro_batch, flight.output, flight.received
+        self._mark("backward", step, micro.index)
+        if self._place.last or boundary is None:
+            start = 0.0 if flight.job.filler else 1.0 / self._spec.batch.global_size
+            gradient = torch.full_like(output, start)
+        elif output.requires_grad:
+            with self._border.collective("the pipeline", step):
+                gradient = boundary.receive_gradient(output)
+        else:
+            return
+        with (
+            self._randomness.backward(flight.draws),
+            self._buffers.watch(micro.index, filler=True),
+            self._border.at("backward", step),
+        ):
+            output.backward(gradient)
+        if boundary is not None and received is not None and received.requires_grad:
+            with self._border.collective("the pipeline", step):
+                boundary.send_gradient(received)
+
+    def _settle_presence(self) -> None:
+        shards = self._shards
+        present = self._presence.local(self._trainable)
+        if shards.plan.world_size > 1:
+            agreed = agree_on_presence(present, shards.trainable, shards.device)
+            present = dict(zip(shards.trainable, agreed, strict=True))
+        settle_absent(self._trainable, present)
 
     def _checked(self, loss: Any, count: Any) -> float:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -27,17 +27,31 @@ class Evaluation:
     every: int = 0
 
 
+Style = Literal["column", "column_gathered", "row"]
+"""torch's styles of tensor parallelism, by what is cut: the outputs of a projection, which stay cut or are
+gathered, or its inputs, so that the outputs are summed. An embedding cut by "row" holds a part of the
+vocabulary, by "column" a part of each vector."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
     """How a model may be divided, by fqn patterns (`*` matches any part of a name).
 
     `units` are the modules that are gathered and freed as one when parameters are sharded; without any, every
-    member of a ModuleList, ModuleDict or Sequential is one. `tensor_parallel` maps a module's pattern to
-    "column" or "row", `stages` lists the modules that a pipeline may be cut in front of.
+    member of a ModuleList, ModuleDict or Sequential is one.
+
+    `tensor_parallel` says how linear and embedding modules are cut; what lies between a "column" and a "row"
+    module works on a part of the features and must read its sizes off its input. `fused` are projections of
+    several outputs in one, with the shares of each, as in {"*.qkv": (4, 2, 2)}: every part is cut alone.
+
+    `stages` are the blocks that a pipeline may be cut in front of: all members of one ModuleList or
+    Sequential. Naming them says that the model is a chain: the blocks and each part before and after them are
+    modules that take one tensor and return one, and may be replaced by the identity.
     """
 
     units: tuple[str, ...] = ()
-    tensor_parallel: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    tensor_parallel: Mapping[str, Style] = field(default_factory=lambda: MappingProxyType({}))
+    fused: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     stages: tuple[str, ...] = ()
 
 

@@ -7,22 +7,17 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-import torch
 
 from elastic_train.config import Batch, RunSpec
-from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.reference import assert_state_near, reference
 from elastic_train.testing.tiny import TinyTask
-from elastic_train.train.collate import collate
-from elastic_train.train.rng import Randomness
 
 pytestmark = pytest.mark.ring2
 
 MESHES = [(1, 1), (2, 1), (1, 2), (3, 1), (1, 3), (4, 1), (2, 2), (1, 4)]
 STEPS = 6
-
-State = dict[tuple[str, str], np.ndarray]
 
 
 def spec(global_size: int, **changes: object) -> RunSpec:
@@ -41,56 +36,6 @@ def spec(global_size: int, **changes: object) -> RunSpec:
     )
 
 
-def reference(task: TinyTask, run: RunSpec, initial: State) -> tuple[list[float], list[float], State]:
-    """A plain training loop in this process: losses, gradient norms, parameters and moments."""
-    torch.set_default_dtype(torch.float64)
-    try:
-        model = task.model().train()
-        data = task.dataset()
-        optimizer = task.optimizer(model.named_parameters())
-        schedule = task.schedule(optimizer)
-    finally:
-        torch.set_default_dtype(torch.float32)
-    named = dict(model.named_parameters())
-    model.positions.reset_parameters()
-    with torch.no_grad():
-        for fqn, parameter in named.items():
-            parameter.copy_(torch.from_numpy(initial[fqn, "param"]))
-    randomness = Randomness(model, seed=run.batch.seed)
-    order = SampleOrder(len(data), run.batch)
-    losses, norms = [], []
-    for step in range(1, run.max_steps + 1):
-        optimizer.zero_grad()
-        total, count = 0.0, 0
-        for micro in order.micro_batches(step):
-            batch = collate([data[i] for i in micro.ids], torch.device("cpu"), torch.float64)
-            with randomness.micro_batch(step, micro.index):
-                output = model(batch["tokens"])
-                loss, counted = task.loss(
-                    output[: micro.real], {k: v[: micro.real] for k, v in batch.items()}
-                )
-            loss.backward()
-            total, count = total + float(loss.detach()), count + int(counted)
-        for parameter in named.values():
-            if parameter.grad is not None:
-                parameter.grad /= count
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), run.clip_norm)))
-        optimizer.step()
-        schedule.step()
-        losses.append(total / count)
-    state = {(fqn, "param"): p.detach().numpy() for fqn, p in named.items()}
-    for fqn, parameter in named.items():
-        for name, value in optimizer.state.get(parameter, {}).items():
-            if name != "step":
-                state[fqn, name] = value.numpy()
-    return losses, norms, state
-
-
-def assert_near(found: State, expected: State) -> None:
-    for name, value in expected.items():
-        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=str(name))
-
-
 @pytest.mark.parametrize("global_size", [12, 13])
 def test_every_plan_equals_the_single_process_reference(
     pool: GlooPool, new_generation: Iterator[int], global_size: int
@@ -106,9 +51,11 @@ def test_every_plan_equals_the_single_process_reference(
         assert started.keys() == initial.keys()
         assert all(np.array_equal(started[name], initial[name]) for name in initial), mesh
         reports = gang.run()
-        np.testing.assert_allclose([r.loss for r in reports], expected[0], rtol=1e-9, err_msg=str(mesh))
-        np.testing.assert_allclose([r.grad_norm for r in reports], expected[1], rtol=1e-9, err_msg=str(mesh))
-        assert_near(gang.whole(), expected[2])
+        np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9, err_msg=str(mesh))
+        np.testing.assert_allclose(
+            [r.grad_norm for r in reports], expected.norms, rtol=1e-9, err_msg=str(mesh)
+        )
+        assert_state_near(gang.whole(), expected.state)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +78,8 @@ def test_uneven_shares_and_an_idle_rank_change_nothing(
     gang.form(gang.plan(*mesh, shares))
     expected = reference(task, run, gang.whole())
     reports = gang.run()
-    np.testing.assert_allclose([r.loss for r in reports], expected[0], rtol=1e-9)
-    assert_near(gang.whole(), expected[2])
+    np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9)
+    assert_state_near(gang.whole(), expected.state)
 
 
 @pytest.mark.parametrize("mesh", [(3, 1), (1, 3), (2, 2)])

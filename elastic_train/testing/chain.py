@@ -1,0 +1,76 @@
+"""A small language model that every axis divides, with sizes that divide by nothing where they may."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from elastic_train.models.llama import Llama
+from elastic_train.models.loss import next_token_loss
+from elastic_train.models.sizes import LlamaConfig
+from elastic_train.train.task import Rules, Task
+
+VOCABULARY, LENGTH = 101, 6
+
+
+class Numbered(torch.utils.data.Dataset[Tensor]):
+    """Sequences of tokens by number."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.randint(VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(index))
+
+
+@dataclass
+class ChainTask(Task):
+    """Next tokens with the shipped model: four layers, one projection frozen, two parameter groups."""
+
+    optimizer_name: str = "AdamW"
+    settings: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-2})
+    samples: int = 57
+    dropout: float = 0.1
+    tied: bool = True
+    kv_heads: int = 4
+    hidden: int = 42
+
+    def model(self) -> nn.Module:
+        config = LlamaConfig(
+            dim=16,
+            layers=4,
+            heads=4,
+            kv_heads=self.kv_heads,
+            hidden=self.hidden,
+            vocabulary=VOCABULARY,
+            dropout=self.dropout,
+            tied=self.tied,
+        )
+        model = Llama(config)
+        model.layers[1].mlp.up.requires_grad_(False)  # type: ignore[union-attr]
+        return model
+
+    def optimizer(self, named_params: Any) -> torch.optim.Optimizer:
+        parameters = [p for _, p in named_params]
+        made = getattr(torch.optim, self.optimizer_name)
+        matrices = {"params": [p for p in parameters if p.ndim > 1]}
+        others = {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0}
+        return made([matrices, others], **self.settings)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+
+    def dataset(self) -> Numbered:
+        return Numbered(self.samples)
+
+    def loss(self, output: Tensor, micro_batch: Tensor) -> tuple[Tensor, Tensor]:
+        return next_token_loss(output, micro_batch, ignore_index=0)
+
+    def parallelize(self) -> Rules:
+        return Llama.rules()

@@ -1,0 +1,97 @@
+"""Between the stages of a pipeline: what order a stage works in, and what it hands to its neighbours.
+
+One forward, one backward (Narayanan et al., PipeDream, 2019, section 3.2), over plain sends and receives. The
+schedules of torch.distributed.pipelining are not used: they cut one batch into equal chunks themselves, and
+run them under one random state, while a step here is micro-batches with ids of their own, in shares of any
+length, that are counted, filled up and interrupted one by one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from elastic_train.errors import ConfigError
+from elastic_train.train.place import Place
+
+FORWARD, BACKWARD, HEADER = 1, 2, 3
+"""Tags of what is sent; messages of one tag between two stages keep their order."""
+
+_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
+_DIMS = 8
+
+
+def one_forward_one_backward(jobs: int, place: Place) -> Iterator[tuple[Literal["forward", "backward"], int]]:
+    """What a stage does, in order. Backwards come by ascending job on every stage."""
+    ahead = min(jobs, place.mesh.pp - 1 - place.stage)
+    for job in range(ahead):
+        yield "forward", job
+    for job in range(ahead, jobs):
+        yield "forward", job
+        yield "backward", job - ahead
+    for job in range(jobs - ahead, jobs):
+        yield "backward", job
+
+
+class Boundary:
+    """The two ends of a stage. Nothing is sent or received where the model begins and ends."""
+
+    def __init__(self, place: Place, device: torch.device) -> None:
+        self._place, self._device = place, device
+        self._sent: deque[tuple[Any, torch.Tensor]] = deque()
+
+    def receive(self) -> torch.Tensor:
+        """The output of the stage before, for the next micro-batch."""
+        header = torch.empty(_DIMS + 3, dtype=torch.int64)
+        self._receive(header, self._place.stage - 1, HEADER)
+        dtype, needs_gradient, ndim, *sizes = header.tolist()
+        tensor = torch.empty(sizes[:ndim], dtype=_DTYPES[dtype], device=self._device)
+        self._receive(tensor, self._place.stage - 1, FORWARD)
+        return tensor.requires_grad_(bool(needs_gradient))
+
+    def send(self, output: Any) -> None:
+        """The output to the next stage."""
+        if not isinstance(output, torch.Tensor) or output.dtype not in _DTYPES or output.ndim > _DIMS:
+            raise ConfigError(
+                field="parallelism.pp",
+                problem=f"the model hands a {type(output).__name__} from stage {self._place.stage} to the next, "
+                "not one tensor.",
+                remedy="Let each part of the model take one tensor and return one, or use Parallelism(pp=1).",
+            )
+        sizes = [*output.shape, *[0] * (_DIMS - output.ndim)]
+        header = torch.tensor([_DTYPES.index(output.dtype), output.requires_grad, output.ndim, *sizes])
+        self._send(header, self._place.stage + 1, HEADER)
+        self._send(output.detach().contiguous(), self._place.stage + 1, FORWARD)
+
+    def receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
+        """The gradient of what was sent for the micro-batch that is next in backward."""
+        gradient = torch.empty_like(output, memory_format=torch.contiguous_format)
+        self._receive(gradient, self._place.stage + 1, BACKWARD)
+        return gradient
+
+    def send_gradient(self, received: torch.Tensor) -> None:
+        """The gradient of what was received; zeros where the stage made no use of it."""
+        gradient = received.grad if received.grad is not None else torch.zeros_like(received)
+        self._send(gradient.contiguous(), self._place.stage - 1, BACKWARD)
+
+    def flush(self) -> None:
+        """Until the neighbours have everything."""
+        self._wait_down_to(0)
+
+    def _send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
+        work = dist.isend(tensor, group=self._place.pipe, group_dst=to, tag=tag)
+        self._sent.append((work, tensor))
+        # More than this can not be under way: a stage runs that many micro-batches ahead of the next at most.
+        self._wait_down_to(4 * self._place.mesh.pp)
+
+    def _receive(self, tensor: torch.Tensor, source: int, tag: int) -> None:
+        dist.recv(tensor, group=self._place.pipe, group_src=source, tag=tag)
+
+    def _wait_down_to(self, count: int) -> None:
+        while len(self._sent) > count:
+            work, _ = self._sent.popleft()
+            work.wait()

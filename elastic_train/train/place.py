@@ -1,0 +1,67 @@
+"""Where a rank stands in its mesh, and the process groups it shares with others there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from elastic_train.planner.plan import Mesh
+
+Stages = Mapping[str, tuple[int, ...]]
+"""Pipeline indices on which a tensor is, by fqn; tied tensors may be on several. Absent: on all of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Place:
+    """One rank of a mesh. `data` are the ranks that run other micro-batches through the same shards, `pipe`
+    those of the same micro-batches' other stages; None where there are no others."""
+
+    mesh: Mesh
+    rank: int
+    data: dist.ProcessGroup | None = None
+    pipe: dist.ProcessGroup | None = None
+    stages: Stages = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def stage(self) -> int:
+        return self.mesh.coordinate(self.rank)["pp"]
+
+    @property
+    def first(self) -> bool:
+        """Whether the model's inputs enter here."""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether the model's output comes out here."""
+        return self.stage == self.mesh.pp - 1
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank's loss and counts enter sums over all ranks: others have the same numbers."""
+        at = self.mesh.coordinate(self.rank)
+        return self.last and at["tp"] == 0 and at["cp"] == 0
+
+    def stages_of(self, fqn: str) -> tuple[int, ...]:
+        return self.stages.get(fqn, tuple(range(self.mesh.pp)))
+
+
+def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages) -> Place:
+    """A rank's place. All ranks of the mesh must call it together: it may form a group."""
+    data = pipe = None
+    if mesh is not None and plan_mesh.dp > 1:
+        if plan_mesh.dp == plan_mesh.size:
+            data = dist.group.WORLD
+        elif plan_mesh.dp_shard == 1:
+            data = mesh["dp_replicate"].get_group()
+        elif plan_mesh.dp_replicate == 1:
+            data = mesh["dp_shard"].get_group()
+        else:
+            data = mesh["dp_replicate", "dp_shard"]._flatten("dp").get_group()
+    if mesh is not None and plan_mesh.pp > 1:
+        pipe = mesh["pp"].get_group()
+    return Place(mesh=plan_mesh, rank=rank, data=data, pipe=pipe, stages=stages)

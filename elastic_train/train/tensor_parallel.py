@@ -1,0 +1,172 @@
+"""Cut linear and embedding modules over the ranks of the tp axis, in torch's own parallel styles.
+
+Activations outside of a cut region are plain tensors, the same on every tp rank, and so are gradients of
+parameters that are not cut. What a model does within a region must not depend on which features are there.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    ParallelStyle,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+from elastic_train.errors import ConfigError
+from elastic_train.train.build import Blueprint, put
+from elastic_train.train.names import canonical
+from elastic_train.train.task import Rules, Style
+from elastic_train.train.widths import widths_of
+
+STYLES = ("column", "column_gathered", "row")
+
+
+class Regions:
+    """Where activations are cut, in the order of execution: no random number may be drawn there.
+
+    A mask drawn on a part of the features cannot be that of the whole. `around` seeds the generator anew, so
+    that this counts as no draw.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._state: torch.Tensor | None = None
+        self._opened = ""
+
+    def reset(self, *_: Any) -> None:
+        self._state = None
+
+    def open(self, fqn: str) -> None:
+        if self._state is None:
+            self._state, self._opened = self._now(), fqn
+
+    def close(self, fqn: str) -> None:
+        self._check(fqn)
+        self._state = None
+
+    def around(self, seeding: Callable[[], None], fqn: str) -> None:
+        """Seed the generator, inside of a region or not."""
+        self._check(fqn)
+        seeding()
+        if self._state is not None:
+            self._state = self._now()
+
+    def _check(self, fqn: str) -> None:
+        if self._state is not None and not torch.equal(self._state, self._now()):
+            raise ConfigError(
+                field="parallelism.tp",
+                problem=f"random numbers are drawn between {self._opened!r} and {fqn!r}, where an activation "
+                "is cut over the tp ranks: they would depend on the plan.",
+                remedy="Move the dropout behind the row-parallel module, or use Parallelism(tp=1).",
+            )
+
+    def _now(self) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return torch.get_rng_state()
+        return torch.get_device_module(self._device).get_rng_state(self._device)
+
+
+def cut_tensors(
+    blueprint: Blueprint, chosen: Mapping[str, Style], mesh: DeviceMesh, device: torch.device
+) -> Regions:
+    """Divide the meta model in place over a mesh of one axis; nothing is communicated."""
+    regions = Regions(device)
+    blueprint.model.register_forward_pre_hook(regions.reset)
+    for path, module in (*blueprint.model.named_modules(), *blueprint.givers):
+        fqn = canonical(path)
+        if fqn not in chosen or isinstance(module, nn.Identity):
+            continue
+        parallelize_module(module, mesh, _torch_style(module, chosen[fqn]), src_data_rank=None)
+        if chosen[fqn] == "column":
+            module.register_forward_hook(lambda *_, fqn=fqn: regions.open(fqn))
+        elif chosen[fqn] == "row" and isinstance(module, nn.Linear):
+            module.register_forward_pre_hook(lambda *_, fqn=fqn: regions.close(fqn))
+    for fqn, slots in blueprint.parameters.slots.items():
+        # torch makes a new parameter for each module: tie again what was tied.
+        values = [getattr(slot.module, slot.name) for slot in slots]
+        if len({v.placements if isinstance(v, DTensor) else None for v in values}) > 1:
+            raise ConfigError(
+                field="task.parallelize",
+                problem=f"the modules that share {fqn!r} are cut differently.",
+                remedy="Cut an embedding by 'row' where the projection that shares its weight is cut by "
+                "'column_gathered'.",
+            )
+        put(blueprint.parameters, fqn, values[0])
+    return regions
+
+
+def styles(model: nn.Module, rules: Rules, ranks: int) -> dict[str, Style]:
+    """How each module of the whole model is cut, by fqn; ConfigError where `ranks` cannot cut it."""
+    if not rules.tensor_parallel:
+        raise ConfigError(
+            field="parallelism.tp",
+            problem=f"nothing says how {type(model).__name__} may be cut over {ranks} ranks.",
+            remedy="Name its projections with Rules(tensor_parallel=...) in parallelize(), or use "
+            "Parallelism(tp=1).",
+        )
+    _check_heads(model, ranks)
+    modules = [(canonical(path), module) for path, module in model.named_modules()]
+    found: dict[str, Style] = {}
+    for pattern, style in rules.tensor_parallel.items():
+        if style not in STYLES:
+            raise ConfigError(
+                field="task.parallelize", problem=f"{style!r} of {pattern!r} is none of {', '.join(STYLES)}."
+            )
+        matched = [(fqn, module) for fqn, module in modules if fnmatch.fnmatchcase(fqn, pattern)]
+        if not matched:
+            raise ConfigError(field="task.parallelize", problem=f"no module matches {pattern!r}.")
+        for fqn, module in matched:
+            if not isinstance(module, nn.Linear | nn.Embedding):
+                raise ConfigError(
+                    field="task.parallelize",
+                    problem=f"{fqn!r} is a {type(module).__name__}; linear and embedding modules can be cut.",
+                )
+            found[fqn] = style
+    return found
+
+
+def _check_heads(model: nn.Module, ranks: int) -> None:
+    widths = widths_of(model)
+    for what, size in (("heads", widths.heads), ("key and value heads", widths.kv_heads)):
+        if size and size % ranks:
+            legal = [n for n in range(1, size + 1) if size % n == 0]
+            raise ConfigError(
+                field="parallelism.tp",
+                problem=f"{ranks} ranks do not divide the model's {size} {what}.",
+                remedy=f"Legal are {', '.join(map(str, legal))}.",
+            )
+
+
+def _torch_style(module: nn.Module, style: Style) -> ParallelStyle:
+    if style == "row":
+        return RowwiseParallel(input_layouts=Replicate()) if isinstance(module, nn.Embedding) else _Row()
+    return ColwiseParallel(output_layouts=Replicate() if style == "column_gathered" else Shard(-1))
+
+
+class _Row(RowwiseParallel):
+    """torch's, for inputs that do not divide evenly too: their whole width is that of the module."""
+
+    @staticmethod
+    def _prepare_input_fn(
+        input_layouts: Any, desired_input_layouts: Any, mod: nn.Module, inputs: Any, device_mesh: DeviceMesh
+    ) -> DTensor:
+        local = inputs[0]
+        assert isinstance(mod, nn.Linear)
+        shape = torch.Size((*local.shape[:-1], mod.in_features))
+        return DTensor.from_local(
+            local,
+            device_mesh,
+            (Shard(local.ndim - 1),),
+            run_check=False,
+            shape=shape,
+            stride=torch.empty(shape, device="meta").stride(),
+        )

@@ -77,7 +77,7 @@ class FaultyStore:
         self._inner, self._faults = inner, tuple(faults)
         self.calls: dict[str, int] = {}
         self.written = 0
-        self._changes = 0
+        self.changes = 0  # operations that changed the store
 
     @property
     def url(self) -> str:
@@ -124,18 +124,20 @@ class FaultyStore:
             return self._inner.exists(path)
 
     def delete(self, paths: Iterable[str]) -> None:
-        with self._operation("delete", "several paths"):
-            self._inner.delete(paths)
+        for path in paths:  # one after the other, so that a deletion can stop half-way
+            with self._operation("delete", path):
+                self._inner.delete([path])
 
     def delete_tree(self, prefix: str) -> None:
+        self.delete(self._inner.list(prefix))
         with self._operation("delete_tree", prefix):
             self._inner.delete_tree(prefix)
 
     @contextmanager
     def _operation(self, name: str, path: str) -> Iterator[None]:
         call = self.calls[name] = self.calls.get(name, 0) + 1
-        self._changes += name in WRITES
-        kills = [f.after for f in self._faults if isinstance(f, KillAtWrite) and f.call == self._changes]
+        self.changes += name in WRITES
+        kills = [f.after for f in self._faults if isinstance(f, KillAtWrite) and f.call == self.changes]
         for fault in self._faults:
             match fault:
                 case Fail(operation=operation, call=k) if operation == name and k in (0, call):

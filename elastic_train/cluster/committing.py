@@ -5,7 +5,6 @@ Everything that writes runs on one thread, so that a deletion never meets a comm
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -15,7 +14,7 @@ from typing import Any
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import Part
-from elastic_train.cluster.saving import document_path
+from elastic_train.cluster.saving import read_document
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import Commit, Prune
 from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, SaveFailed
@@ -73,8 +72,7 @@ class Committer:
             Part(writer=p.rank, manifest=p.manifest, digest=p.digest, bytes=p.bytes) for p in command.parts
         ]
         try:
-            document: dict[str, Any] = json.loads(self.store.read(document_path(directory)))
-            document |= {
+            document = read_document(self.store, directory) | {
                 "state_digest": sum(p.state_digest for p in command.parts) % MOD,
                 "lineage": [list(entry) for entry in lineage],
                 "metrics": dict(command.metrics),

@@ -8,7 +8,7 @@ digest of the whole state is compared with what the holders had. Nothing here ch
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -22,6 +22,7 @@ from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
+from elastic_train.train.document import merged
 from elastic_train.train.member import Seat
 
 MOD = 1 << 64
@@ -31,6 +32,7 @@ MOD = 1 << 64
 class Cast:
     """The living workers: handles, nodes and addresses by name."""
 
+    keepers: Mapping[str, Any]  # by node
     handles: Mapping[str, Any]
     nodes: Mapping[str, str]
     addresses: Mapping[str, str]
@@ -54,7 +56,11 @@ def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float
         )
     match command.origin:
         case Live() as origin:
-            return _from_live(command, origin, cast, store, deadline_s)
+            return _from_held(command, origin, command.holders, cast, store, deadline_s)
+        case Mixed(stored=None, replays=()) as origin:
+            live = Live(generation=origin.generation, step=origin.step, vote=origin.vote, undo=origin.undo)
+            names, cast = _with_keepers(command, cast, origin)
+            return _from_held(command, live, (*command.holders, *names), cast, store, deadline_s)
         case Mixed(step=step):
             raise StateMismatch(step=step, detail="nobody serves the parts that no survivor holds")
         case FromStorage(stored=stored):
@@ -94,13 +100,33 @@ def _join(
     return wait_all(calls, command.generation, deadline_s)
 
 
-def _from_live(command: Form, origin: Live, cast: Cast, store: tuple[str, int], deadline_s: float) -> Formed:
-    holders = command.holders
+def _with_keepers(command: Form, cast: Cast, origin: Mixed) -> tuple[tuple[str, ...], Cast]:
+    """The keepers that the origin names, as holders beside the workers: they answer the same questions."""
+    nodes = tuple(dict.fromkeys(snapshot.keeper for snapshot in origin.peers))
+    gone = [node for node in nodes if node not in cast.keepers]
+    if gone:
+        raise GroupBroken(generation=command.generation, reason=f"the keeper of {gone[0]} is gone")
+    names = {f"keeper/{node}": node for node in nodes}
+    return tuple(names), replace(
+        cast,
+        handles={**cast.handles, **{name: cast.keepers[node] for name, node in names.items()}},
+        nodes={**cast.nodes, **names},
+    )
+
+
+def _from_held(
+    command: Form,
+    origin: Live,
+    holders: tuple[str, ...],
+    cast: Cast,
+    store: tuple[str, int],
+    deadline_s: float,
+) -> Formed:
     offers: list[Offer] = wait_all(
         [cast.handles[worker].offer.remote(origin) for worker in holders], command.generation, deadline_s
     )
     haves = [offer.holds for offer in offers]
-    document = dict(offers[0].document)
+    document = merged([offer.document for offer in offers])
     everything = whole(Fragments.concat(haves))
     needs = _join(command, cast, store, everything, deadline_s)
     nodes = [cast.nodes[worker] for worker in holders]

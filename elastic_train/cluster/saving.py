@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +23,8 @@ from elastic_train.geometry.digest import of_boxes
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.store import Store
+from elastic_train.train.document import STAGE, merged
 
 READ_BYTES = 64 * 2**20
 """How many bytes of a checkpoint a worker holds at once beside its shards."""
@@ -29,9 +33,15 @@ SLOTS = 2
 """Snapshots that a worker holds on their way to storage: one being written, one being copied."""
 
 
-def document_path(directory: str) -> str:
-    """Where the first writer leaves the scalars of the state for whoever assembles the checkpoint."""
-    return f"{directory}/w00000.json"
+def document_path(directory: str, writer: int = 0) -> str:
+    """Where the first writer, and that of each stage, leave scalars for whoever assembles the checkpoint."""
+    return f"{directory}/w{writer:05d}.json"
+
+
+def read_document(store: Store, directory: str) -> dict[str, Any]:
+    """The scalars of the whole state, from all that writers left."""
+    found = [path for path in store.list(directory) if re.fullmatch(r"w\d{5}\.json", path.rpartition("/")[2])]
+    return merged([json.loads(store.read(path)) for path in found])
 
 
 class PartWriter:
@@ -47,8 +57,9 @@ class PartWriter:
         began = self._clock()
         directory = attempt_path(step=share.step, generation=share.generation)
         try:
-            if share.rank == 0:
-                self.store.write(document_path(directory), json.dumps(share.document).encode())
+            if share.rank == 0 or STAGE in share.document:
+                path = document_path(directory, share.rank)
+                self.store.write(path, json.dumps(share.document).encode())
             parameters = {piece.tensor for piece in share.pieces if piece.state == "param"}
             unchanged = self._references.unchanged(parameters - set(share.document["trainable"]))
             part = write_part(self.store, directory, share.rank, share.pieces, unchanged=unchanged)

@@ -46,7 +46,7 @@ class Llama(nn.Module):
 
     @staticmethod
     def rules() -> Rules:
-        """How the model is divided: heads, feed-forward layer and vocabulary over tp, stages between layers."""
+        """Heads, feed-forward layers and vocabulary are cut over tp, stages between layers."""
         return Rules(
             tensor_parallel={
                 "embed": "row",

@@ -18,6 +18,7 @@ from elastic_train.geometry.transfer import Transfers, plan_transfer
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
+from elastic_train.train.document import merged
 from elastic_train.train.member import Member, RunEnd, Seat, StepReport
 from elastic_train.train.task import Task
 
@@ -127,7 +128,7 @@ class Gang:
         if origin is not None:
             self._all(origin.holders, "roll", origin.generation, origin.step, origin.vote)
             haves = self._all(origin.holders, "holds", origin.generation)
-            document = self._all(origin.holders[:1], "document", origin.generation)[0]
+            document = merged(self._all(origin.holders, "document", origin.generation))
         self.join(plan, processes)
         if origin is None:
             self._all(processes, "initialise")

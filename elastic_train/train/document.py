@@ -5,7 +5,7 @@ Everything is keyed by fqn, nothing by rank or plan. Restoring has no side effec
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,15 @@ from elastic_train.train.fragments import DTYPE_NAMES, DTYPES, is_fragment
 from elastic_train.train.optimizer import hyperparameters
 from elastic_train.train.shards import Shards
 
+STAGE = "stage"
+
 
 def describe(shards: Shards) -> dict[str, Any]:
-    """The document of a state at a step boundary."""
-    names = {id(p): fqn for fqn, p in shards.parameters.items()}
+    """The document of a state at a step boundary.
+
+    A rank of a pipeline knows the optimizer's scalars of its own stage alone: `merged` puts the documents of
+    the stages together. The first rank of each stage says which one it is.
+    """
     states: list[list[str]] = []
     scalars: dict[str, dict[str, Any]] = {}
     for fqn, parameter in shards.parameters.items():
@@ -33,19 +38,33 @@ def describe(shards: Shards) -> dict[str, Any]:
         "step": shards.step,
         "vote": list(shards.applied.values) if shards.applied else None,
         "evaluated": shards.evaluated,
-        "trainable": [fqn for fqn, p in shards.parameters.items() if p.requires_grad],
+        "trainable": list(shards.trainable),
         "aliases": dict(shards.aliases),
         "optimizer": {
             "class": type(shards.optimizer).__name__,
             "groups": [
-                {"params": [names[id(p)] for p in group["params"]], "hyperparameters": hyperparameters(group)}
-                for group in shards.optimizer.param_groups
+                {"params": list(fqns), "hyperparameters": hyperparameters(group)}
+                for fqns, group in zip(shards.groups, shards.optimizer.param_groups, strict=True)
             ],
             "scalars": scalars,
             "states": states,
         },
         "schedule": shards.schedule.document() if shards.schedule else None,
+    } | ({STAGE: shards.place.stage} if shards.place.leads_a_stage else {})
+
+
+def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One document of a whole state, from those of ranks that hold all of it between them."""
+    first, optimizer = documents[0], documents[0]["optimizer"]
+    order = {fqn: number for number, fqn in enumerate(first["trainable"])}
+    scalars = {fqn: own for document in documents for fqn, own in document["optimizer"]["scalars"].items()}
+    states = [tuple(row) for document in documents for row in document["optimizer"]["states"]]
+    whole = {
+        **optimizer,
+        "scalars": dict(sorted(scalars.items(), key=lambda item: order.get(item[0], 0))),
+        "states": [list(row) for row in sorted(dict.fromkeys(states), key=lambda row: order.get(row[0], 0))],
     }
+    return {**{k: v for k, v in first.items() if k != STAGE}, "optimizer": whole}
 
 
 def restore(
@@ -60,7 +79,7 @@ def restore(
     _check_trainable(shards, document["trainable"])
     kept = document["optimizer"]
     listed = {(fqn, state) for fqn, state in kept["states"]}
-    absent = sorted(listed - set(filled))
+    absent = sorted(name for name in listed - set(filled) if name[0] not in shards.elsewhere)
     if absent:
         raise TensorMismatch(
             url=f"step {document['step']}",
@@ -100,7 +119,7 @@ def restore(
 
 
 def _check_trainable(shards: Shards, trainable: list[str]) -> None:
-    own = {fqn for fqn, p in shards.parameters.items() if p.requires_grad}
+    own = set(shards.trainable)
     for fqn in sorted(own ^ set(trainable)):
         now, before = ("trainable", "frozen") if fqn in own else ("frozen", "trainable")
         raise ConfigError(
@@ -113,10 +132,9 @@ def _check_trainable(shards: Shards, trainable: list[str]) -> None:
 def _hyperparameters(shards: Shards, groups: list[dict[str, Any]], driven: frozenset[str]) -> list[str]:
     """Restore what the schedule drives; the code's values stay for the rest, differences are told."""
     before = {fqn: group["hyperparameters"] for group in groups for fqn in group["params"]}
-    names = {id(p): fqn for fqn, p in shards.parameters.items()}
     notes: list[str] = []
     for number, group in enumerate(shards.optimizer.param_groups):
-        fqns = [names[id(p)] for p in group["params"]]
+        fqns = shards.groups[number]
         if fqns:
             kept = before.get(fqns[0], {})
         elif number < len(groups) and not groups[number]["params"]:

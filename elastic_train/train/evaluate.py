@@ -29,6 +29,8 @@ from elastic_train.train.build import DTYPE_OF
 from elastic_train.train.collate import caller, collate, rows
 from elastic_train.train.group import Group
 from elastic_train.train.parallelize import compute_in
+from elastic_train.train.pipeline import Boundary
+from elastic_train.train.place import Place
 from elastic_train.train.rng import derive, preserved, seed_all
 from elastic_train.train.task import Evaluation, Task
 from elastic_train.train.user_code import Border
@@ -52,10 +54,14 @@ class Evaluator:
         device: torch.device,
         group: Group | None,
         border: Border,
+        place: Place | None = None,
     ) -> None:
+        """`place` is needed under tensor or pipeline parallelism, where several ranks run a micro-batch."""
         self._task, self._evaluation, self._spec = task, evaluation, spec
         self._model, self._plan, self._rank, self._device = model, plan, rank, device
         self._group, self._border = group, border
+        self._place = place or Place(mesh=plan.mesh, rank=rank)
+        self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
         self._call = caller(model)
         self._seed = derive(spec.batch.seed, "evaluation")
         with border.at("building the evaluation", 0):
@@ -77,14 +83,18 @@ class Evaluator:
     def run(self, step: int) -> dict[str, float]:
         """The mean of each metric over the data set, at the state after `step`; the same on every rank."""
         found: dict[int, Sums] = {}
+        self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
         with preserved(self._device), _evaluating(self._model):
             work = self._work()
             for number, (micro, counted) in enumerate(work):
                 if self._group is not None:
                     self._group.check()
                 sums = self._micro_batch(step, micro, [later for later, _ in work[number + 1 :]])
-                if counted or not found:
+                if sums is not None and (counted or not found):
                     found[micro.index if counted else -1] = sums
+        if self._boundary is not None:
+            with self._border.collective("evaluation", step):
+                self._boundary.flush()
         return self._total(step, found)
 
     def close(self) -> None:
@@ -94,17 +104,26 @@ class Evaluator:
         """What this rank computes, and whether it counts; equally much on all where forward communicates."""
         mesh = self._plan.mesh
         own = self._micro_batches[mesh.dp_index(self._rank) :: mesh.dp]
-        rounds = -(-len(self._micro_batches) // mesh.dp) if mesh.dp_shard > 1 else max(len(own), 1)
+        alone = mesh.dp_shard == 1  # else forward communicates with the other data-parallel ranks
+        rounds = max(len(own), 1) if alone else -(-len(self._micro_batches) // mesh.dp)
         filler = own[0] if own else self._micro_batches[0]
         return [*((micro, True) for micro in own), *[(filler, False)] * (rounds - len(own))]
 
-    def _micro_batch(self, step: int, micro: MicroBatch, upcoming: list[MicroBatch]) -> Sums:
+    def _micro_batch(self, step: int, micro: MicroBatch, upcoming: list[MicroBatch]) -> Sums | None:
+        """The sums of a micro-batch; None on a stage where the model's output does not come out."""
+        boundary, received = self._boundary, None
+        if boundary is not None and not self._place.first:
+            with self._border.collective("evaluation", step):
+                received = boundary.receive()
         with self._border.at("evaluation", step):
             samples = self._loader.load(micro, upcoming)
             batch = collate(samples, self._device, DTYPE_OF[self._spec.precision])
             seed_all(derive(self._seed, "micro-batch", step, micro.index), self._device)
             with compute_in(self._device, self._spec.precision == "bf16"):
-                output = self._call(self._task.inputs(batch))
+                output = self._call(self._task.inputs(batch) if received is None else received)
+                if boundary is not None and not self._place.last:
+                    boundary.send(output)
+                    return None
                 size = len(micro.ids)
                 measure = self._evaluation.metric or self._task.loss
                 value = measure(
@@ -113,19 +132,20 @@ class Evaluator:
         return _sums(value)
 
     def _total(self, step: int, found: Mapping[int, Sums]) -> dict[str, float]:
-        names = sorted(next(iter(found.values())))
-        odd = next((sums for sums in found.values() if sorted(sums) != names), None)
+        own = sorted(next(iter(found.values()))) if found else []
+        odd = next((sums for sums in found.values() if sorted(sums) != own), None)
         # Ranks must agree before tables of different widths meet: gloo ends the process then.
-        agreed = self._agree(step, "\0".join(names) if odd is None else f"rank {self._rank}")
-        if odd is not None or not agreed:
+        with self._border.collective("gathering the evaluation", step):
+            names = self._agreed("\0".join(own) if odd is None else f"rank {self._rank}")
+        if odd is not None or names is None:
             raise ConfigError(
                 field="task.evaluation.metric",
-                problem=f"it must return the same names for every micro-batch, here {names}"
+                problem=f"it must return the same names for every micro-batch, here {own}"
                 + (f" and {sorted(odd)}." if odd is not None else ", elsewhere others."),
             )
         table = torch.zeros(len(self._micro_batches), len(names), 2, dtype=torch.float64)
         for index, sums in found.items():
-            if index >= 0:
+            if index >= 0 and self._place.speaks:
                 table[index] = torch.tensor([sums[name] for name in names], dtype=torch.float64)
         table = table.to(self._device)
         with self._border.collective("gathering the evaluation", step):
@@ -137,15 +157,24 @@ class Evaluator:
             for name, (total, count) in zip(names, totals, strict=True)
         }
 
-    def _agree(self, step: int, text: str) -> bool:
-        """Whether all ranks hold the same text."""
+    def _agreed(self, text: str) -> tuple[str, ...] | None:
+        """The names of the metrics that all ranks with an output found; None where they differ."""
         if self._plan.world_size == 1:
-            return True
-        number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=6).digest(), "little")
-        extremes = torch.tensor([number, -number], dtype=torch.float64, device=self._device)
-        with self._border.collective("gathering the evaluation", step):
-            dist.all_reduce(extremes, dist.ReduceOp.MAX)
-        return bool(extremes[0] == -extremes[1])
+            return tuple(text.split("\0"))
+        data = text.encode() if self._place.last else b""
+        number = int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "little")
+        least = float(number) if self._place.last else math.inf
+        most = float(number) if self._place.last else -math.inf
+        extremes = torch.tensor([most, -least, len(data)], dtype=torch.float64, device=self._device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        if extremes[0] != -extremes[1]:
+            return None
+        if self._names is None:
+            letters = torch.zeros(int(extremes[2]), dtype=torch.uint8, device=self._device)
+            letters[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+            dist.all_reduce(letters, dist.ReduceOp.MAX)
+            self._names = tuple(bytes(letters.tolist()).decode().split("\0"))
+        return self._names
 
 
 def _sums(value: Any) -> Sums:

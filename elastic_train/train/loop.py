@@ -102,6 +102,7 @@ class Loop:
             device=shards.device,
             group=group,
             border=border,
+            place=shards.place,
         )
 
     def run(self) -> RunEnd:

@@ -58,8 +58,7 @@ class Boundary:
         if not isinstance(output, torch.Tensor) or output.dtype not in _DTYPES or output.ndim > _DIMS:
             raise ConfigError(
                 field="parallelism.pp",
-                problem=f"the model hands a {type(output).__name__} from stage {self._place.stage} to the next, "
-                "not one tensor.",
+                problem=f"stage {self._place.stage} hands on a {type(output).__name__}, not one tensor.",
                 remedy="Let each part of the model take one tensor and return one, or use Parallelism(pp=1).",
             )
         sizes = [*output.shape, *[0] * (_DIMS - output.ndim)]

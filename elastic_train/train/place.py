@@ -46,6 +46,11 @@ class Place:
         at = self.mesh.coordinate(self.rank)
         return self.last and at["tp"] == 0 and at["cp"] == 0
 
+    @property
+    def leads_a_stage(self) -> bool:
+        """Whether this is the first rank of one of several stages."""
+        return self.mesh.pp > 1 and self.rank % (self.mesh.size // self.mesh.pp) == 0
+
     def stages_of(self, fqn: str) -> tuple[int, ...]:
         return self.stages.get(fqn, tuple(range(self.mesh.pp)))
 

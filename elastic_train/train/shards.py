@@ -58,6 +58,11 @@ class Shards:
         assert self.blueprint is not None
         return self.blueprint.model
 
+    @property
+    def elsewhere(self) -> frozenset[str]:
+        """Tensors of the model that are on other stages alone."""
+        return frozenset(self.shapes) - self.parameters.keys() - self.buffers.keys()
+
     def holding(self) -> Holding | None:
         """What this rank could give to others; None where it is torn."""
         if self.step is None:

@@ -54,14 +54,62 @@ def check(pool: GlooPool, generations: Iterator[int], task: ChainTask, meshes: l
         assert_state_near(gang.whole(), expected.state)
 
 
+ALL_OF_FOUR = [
+    Mesh(dp_replicate=4),
+    Mesh(dp_shard=4),
+    Mesh(dp_replicate=2, dp_shard=2),
+    Mesh(tp=4),
+    Mesh(pp=4),
+    Mesh(pp=2, tp=2),
+    Mesh(dp_replicate=2, tp=2),
+    Mesh(dp_shard=2, tp=2),
+    Mesh(pp=2, dp_replicate=2),
+    Mesh(pp=2, dp_shard=2),
+]
+
+
 @pytest.mark.parametrize("tied", [True, False])
-def test_tensor_parallel_plans_equal_the_reference(
+def test_every_factorisation_of_four_workers_equals_the_reference(
     pool: GlooPool, new_generation: Iterator[int], tied: bool
 ) -> None:
-    meshes = [
-        Mesh(tp=2),
-        Mesh(tp=4),
-        Mesh(dp_replicate=2, tp=2),
-        Mesh(dp_shard=2, tp=2),
+    assert all(mesh.size == 4 for mesh in ALL_OF_FOUR)
+    check(pool, new_generation, ChainTask(tied=tied), ALL_OF_FOUR)
+
+
+@pytest.mark.parametrize("optimizer", [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adagrad", {"lr": 1e-2})])
+def test_other_optimizers_and_plans_of_three_and_two(
+    pool: GlooPool, new_generation: Iterator[int], optimizer: tuple[str, dict[str, float]]
+) -> None:
+    task = ChainTask(optimizer_name=optimizer[0], settings=optimizer[1])
+    check(pool, new_generation, task, [Mesh(pp=3), Mesh(tp=2), Mesh(pp=2)])
+
+
+def test_a_run_moves_between_plans_of_all_axes_without_a_change_of_its_losses(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    task = ChainTask()
+    gang = Gang(pool, new_generation, task, spec(max_steps=12))
+    gang.form(gang.plan(1, 1))
+    expected, state = [r.loss for r in gang.run()], gang.whole()
+    moves = [
+        (Mesh(pp=2, tp=2), [0, 1, 2, 3]),
+        (Mesh(dp_shard=3), [1, 2, 3]),
+        (Mesh(pp=3), [3, 0, 1]),
+        (Mesh(dp_replicate=2, tp=2), [0, 1, 2, 3]),
+        (Mesh(pp=2, dp_shard=2), [2, 3, 1, 0]),
+        (Mesh(), [2]),
     ]
-    check(pool, new_generation, ChainTask(tied=tied), meshes)
+    losses: list[float] = []
+    for number, (mesh, processes) in enumerate(moves, start=1):
+        origin = gang.held() if number > 1 else None
+        before = gang.whole() if number > 1 else {}
+        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, origin)
+        after = gang.whole()
+        assert all(np.array_equal(before[name], after[name]) for name in before)
+        reports = gang.run() if number == len(moves) else gang.pause_at(2 * number)
+        assert [r.step for r in reports] == [2 * number - 1, 2 * number]
+        losses += [r.loss for r in reports]
+    np.testing.assert_allclose(losses, expected, rtol=1e-9)
+    final = gang.whole()
+    assert final.keys() == state.keys()
+    assert_state_near(final, state)

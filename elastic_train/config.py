@@ -115,6 +115,7 @@ class Timing:
     verdict_s: float = 1.0  # after a suspicion, how long a living worker may take to answer a ping
     settle_s: float = 30.0  # after an abort, how long a living worker may take to end its step
     form_s: float = 120.0  # forming a group: rendezvous, build, transfer
+    stall_s: float = 30.0  # a phase of a step may take this long, or 20 step times if that is longer
     progress_s: float = 600.0  # no progress at all for this long is a hang
     lease_s: float = 10.0
     join_window_s: float = 5.0

@@ -23,6 +23,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 
 from elastic_train.cluster.committing import Committer
+from elastic_train.cluster.hangs import HangWatch
 from elastic_train.cluster.messages import Ready, Standing
 from elastic_train.cluster.names import NAMESPACE, worker_of
 from elastic_train.cluster.perform import Performer
@@ -180,6 +181,12 @@ class Controller:
             ended=lambda end: self._finish(end, None),
             fault=self._give_up,
         )
+        self._hangs = HangWatch(
+            self._spec.timing,
+            post=self._post,
+            stacks=self._performer.stacks,
+            aside=self._performer.aside,
+        )
         self._performer.prepare_store()
         old = [from_json(line).event for _, part in read_journal(self._committer.store) for line in part]
         state = fold(old, self._policy)
@@ -241,6 +248,7 @@ class Controller:
                     self._watch.forgive()
                 next_tick = now + tick_s
                 self._watch.check_silence()
+                self._hangs.check(state, tuple(self._watch.standings.values()))
                 self._check_driver()
             if isinstance(event, WorkerLost):
                 self._performer.lost(event.worker)

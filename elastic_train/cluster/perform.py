@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, assert_never
@@ -88,19 +88,19 @@ class Performer:
         """Start the effect and return; nothing here waits for it."""
         match command:
             case StartWorker():
-                self._aside(self._start_worker, command)
+                self.aside(self._start_worker, command)
             case StopWorker(worker=worker, reason=reason):
                 self.stop_worker(worker, reason)
             case Abort():
                 for worker in command.workers:
-                    self._aside(self._abort, command.generation, worker)
+                    self.aside(self._abort, command.generation, worker)
             case Pause(generation=generation, save=save):
                 self._ask(generation, pause=True, save=save)
             case Save(generation=generation):
                 self._ask(generation, save=True)
             case Form():
                 self._groups[command.generation] = command.plan.workers
-                self._aside(self._form, command)
+                self.aside(self._form, command)
             case Go(generation=generation):
                 for worker in self._groups.get(generation, ()):
                     if worker in self._handles:
@@ -118,7 +118,7 @@ class Performer:
             case _:
                 assert_never(command)
 
-    def _aside(self, effect: Callable[..., object], *arguments: Any) -> None:
+    def aside(self, effect: Callable[..., object], *arguments: Any) -> None:
         """Run an effect on its own thread. What it doesn't expect is a fault of ours, never lost."""
 
         def run() -> None:
@@ -244,7 +244,7 @@ class Performer:
 
     def prepare_store(self) -> None:
         """Start the rendezvous store ahead of the first group."""
-        self._aside(self._prepare_store)
+        self.aside(self._prepare_store)
 
     def _prepare_store(self) -> None:
         with suppress(RayError, GetTimeoutError):  # the group that needs it starts one itself
@@ -266,6 +266,16 @@ class Performer:
             self._watch.lost(worker, Cause(kind="silence", detail=detail))
         except RayError as error:
             self._watch.lost(worker, Cause(kind="death", detail=f"{worker}: {type(error).__name__}"))
+
+    def stacks(self, workers: Sequence[str]) -> dict[str, str]:
+        """The stack of each worker's training thread. Those that don't answer in time are left out."""
+        calls = {w: self._handles[w].stack.remote() for w in workers if w in self._handles}
+        ray.wait(list(calls.values()), num_returns=max(len(calls), 1), timeout=self._spec.timing.verdict_s)
+        found: dict[str, str] = {}
+        for worker, call in calls.items():
+            with suppress(RayError, GetTimeoutError):
+                found[worker] = answer(call, 0.01)
+        return found
 
     def _raylet_accepts(self, node: str) -> bool:
         info = node_info(node)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -35,13 +36,17 @@ class NodeWatch:
         self._spec, self._post, self._now = spec, post, now
         self._seen: tuple[Node, ...] | None = None
         self._deadlines: dict[str, float] = {}
+        # Side by side: each cut-off host takes the whole of a probe's time.
+        self._probes = ThreadPoolExecutor(max_workers=32, thread_name_prefix="probe")
 
     def poll(self) -> None:
         draining = {short(node): left for node, left in ray_private.draining_nodes().items()}
         nodes: list[Node] = []
-        for info in ray.nodes():
+        alive = [info for info in ray.nodes() if info["Alive"]]
+        there = self._probes.map(lambda n: accepts(n["NodeManagerAddress"], n["NodeManagerPort"]), alive)
+        for info, accepted in zip(alive, there, strict=True):
             node = short(info["NodeID"])
-            if not info["Alive"] or not accepts(info["NodeManagerAddress"], info["NodeManagerPort"]):
+            if not accepted:
                 continue
             slots = self._slots(info["Resources"])
             if not slots:
@@ -159,12 +164,25 @@ def _first_line(error: Exception) -> str:
 
 
 def accepts(address: str, port: int) -> bool:
-    """Whether something listens there: a dead process refuses at once, a cut-off host doesn't answer."""
-    try:
-        socket.create_connection((address, port), timeout=PROBE_S).close()
-    except OSError:
-        return False
-    return True
+    """Whether something listens there: a dead process refuses at once, a cut-off host doesn't answer.
+
+    Two tries: the kernel repeats a lost packet only after a second.
+    """
+    for _ in range(2):
+        try:
+            socket.create_connection((address, port), timeout=PROBE_S / 2).close()
+        except TimeoutError:
+            continue
+        except OSError:
+            return False
+        return True
+    return False
+
+
+def domain_of(info: Mapping[str, Any]) -> str:
+    """A node's failure domain by its labels; itself where it has none."""
+    labels: Mapping[str, str] = info.get("Labels", {})
+    return next((labels[key] for key in DOMAIN_LABELS if key in labels), short(info["NodeID"]))
 
 
 def short(node: str) -> str:

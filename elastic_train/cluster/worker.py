@@ -21,9 +21,11 @@ from ray import cloudpickle
 from elastic_train.cluster.causes import cause_of, traceback_text
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.outbox import Outbox
+from elastic_train.cluster.pace import Stopwatch
 from elastic_train.cluster.restoring import restore
 from elastic_train.cluster.sabotage import Saboteur
 from elastic_train.cluster.saving import PartWriter, memory
+from elastic_train.cluster.stacks import stack_of
 from elastic_train.cluster.training_thread import TrainingThread
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
@@ -83,6 +85,7 @@ class Worker:
                 labels=faults[1],
                 rank=lambda: self._owner.progress().rank,
             )
+        self._stopwatch = Stopwatch(self._saboteur)
         self._started = self._training.submit(lambda: self._start(job, device))
 
     # -- being there
@@ -105,6 +108,11 @@ class Worker:
     @ray.method(concurrency_group=CONTROL)
     def ping(self) -> Standing:
         return self._standing()
+
+    @ray.method(concurrency_group=CONTROL)
+    def stack(self) -> str:
+        """Where the training thread is, for a person; it may hang in there."""
+        return stack_of("training")
 
     @ray.method(concurrency_group=CONTROL)
     def stop(self) -> None:
@@ -227,7 +235,7 @@ class Worker:
                 device=device,
                 on_step=self._on_step,
                 saving=lambda described: Lazy(described, self._writer.save, memory=memory, note=log.warning),
-                faults=self._saboteur,
+                faults=self._stopwatch,
             )
         except (UserCodeError, ConfigError):
             raise
@@ -340,6 +348,8 @@ class Worker:
             phase=progress.phase if progress else "starting",
             micro_batch=progress.micro_batch if progress else 0,
             phase_s=time.monotonic() - progress.since if progress else 0.0,
+            paced_step=self._stopwatch.last[0],
+            own_s=self._stopwatch.last[1],
         )
 
     def _exit(self, why: str) -> None:

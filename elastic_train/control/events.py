@@ -7,7 +7,7 @@ from typing import Literal
 
 from elastic_train.recovery.evidence import Holding, Stored
 
-CauseKind = Literal["collective", "death", "silence", "user", "memory", "engine", "preemption"]
+CauseKind = Literal["collective", "death", "silence", "hang", "user", "memory", "engine", "preemption"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +130,32 @@ class GroupBroken:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Hung:
+    """A generation stands still. `worker` holds it up, "" where nobody stands out.
+
+    `stacks` are the Python stacks of the members that answered, by worker.
+    """
+
+    at: float
+    generation: int
+    worker: str
+    cause: Cause
+    stacks: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Straggling:
+    """A rank has been slower than its peers for several steps; a factor below 1 says that it is over."""
+
+    at: float
+    generation: int
+    worker: str
+    node: str
+    rank: int
+    factor: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Settled:
     """A worker's last word on a generation: it stopped at a step boundary and holds this, and nothing else.
 
@@ -227,6 +253,8 @@ Event = (
     | GroupReady
     | StepCommitted
     | GroupBroken
+    | Hung
+    | Straggling
     | Settled
     | PartWritten
     | SaveFailed

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from elastic_train.control.commands import Abort, StopWorker
 from elastic_train.control.ending import end, end_by_user_error
-from elastic_train.control.events import Cause, GroupBroken, Settled
+from elastic_train.control.events import Cause, GroupBroken, Hung, Settled
 from elastic_train.control.membership import draining, find, without
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
@@ -97,6 +97,17 @@ def settled(state: State, event: Settled, policy: Policy) -> Outcome:
             return Outcome(state=state, reason=f"{said} again")
 
 
+def hung(state: State, event: Hung, policy: Policy) -> Outcome:
+    """The group stands still: end the worker that holds it up, or break it where nobody stands out."""
+    if not isinstance(state.phase, Running | Pausing):
+        return Outcome(state=state, reason=f"{event.cause.detail}, but the group is over")
+    if event.worker:
+        lost = worker_lost(state, event.worker, event.cause, policy, event.at)
+        stop = StopWorker(worker=event.worker, reason="it hung")
+        return replace(lost, commands=(stop, *lost.commands))
+    return break_group(state, event.cause, policy, event.at)
+
+
 def break_group(
     state: State,
     cause: Cause,
@@ -176,7 +187,7 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
         failed_step=max(facts.failed_step, facts.step),
     )
     twin = next((c for c in facts.deterministic if _same(c, cause)), None)
-    if cause.kind in ("engine", "memory"):
+    if cause.kind in ("engine", "memory", "hang"):
         facts = replace(facts, deterministic=(*facts.deterministic, cause))
     state = State(facts=facts, phase=waiting)
     if twin is not None and cause.kind == "memory":
@@ -205,6 +216,8 @@ def _same(earlier: Cause, cause: Cause) -> bool:
     """Whether the run met the same wall twice. Memory runs out by phase, whatever the step."""
     if cause.kind == "memory":
         return earlier.kind == "memory" and earlier.phase == cause.phase
+    if cause.kind == "hang":  # who hung, and for how long, differs
+        return (earlier.kind, earlier.step, earlier.phase) == (cause.kind, cause.step, cause.phase)
     return (earlier.kind, earlier.step, earlier.detail) == (cause.kind, cause.step, cause.detail)
 
 

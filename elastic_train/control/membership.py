@@ -10,7 +10,7 @@ from collections import Counter
 from dataclasses import replace
 
 from elastic_train.control.commands import StartWorker
-from elastic_train.control.events import Cause
+from elastic_train.control.events import Cause, Straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Worker
 from elastic_train.planner.plan import Plan, Seat
@@ -68,10 +68,23 @@ def without(facts: Facts, worker: Worker, cause: Cause, policy: Policy, at: floa
         facts,
         workers=tuple(w for w in facts.workers if w.name != worker.name),
         holdings=tuple(h for h in facts.holdings if h[0] != worker.name),
+        slow=tuple(s for s in facts.slow if s[0] != worker.name),
     )
     if worker.proven or cause.kind in NO_FLAP or worker.node in draining(facts):
         return facts, ""
     return _flapped(facts, worker.node, policy, at)
+
+
+def straggling(state: State, event: Straggling) -> Outcome:
+    """Note who is slower than its peers, or is no more. Slow is not dead: nothing follows from it."""
+    others = tuple(s for s in state.facts.slow if s[0] != event.worker)
+    over = event.factor < 1.0
+    slow = others if over else (*others, (event.worker, event.factor))
+    if slow == state.facts.slow:
+        return Outcome(state=state, reason=f"{event.worker} is known to be slow")
+    who = f"{event.worker} (rank {event.rank}, node {event.node})"
+    said = f"{who} keeps up again" if over else f"{who} is {event.factor:.1f} times slower than its peers"
+    return Outcome(state=replace(state, facts=replace(state.facts, slow=slow)), reason=said)
 
 
 def proven(facts: Facts, names: tuple[str, ...]) -> Facts:

@@ -69,6 +69,8 @@ class Facts:
     born: int = 0  # workers ever named
     flaps: tuple[Flaps, ...] = ()
 
+    slow: tuple[tuple[str, float], ...] = ()  # workers that are slower than their peers, and how much
+
     # the lineage and what is left of it
     generation: int = 0  # the newest; fences whatever an older one still has to say
     lineage: Lineage = ()

@@ -23,20 +23,22 @@ from elastic_train.control.events import (
     FencedOff,
     GroupBroken,
     GroupReady,
+    Hung,
     NodesChanged,
     PartWritten,
     SaveFailed,
     Settled,
     StepCommitted,
     StopRequested,
+    Straggling,
     TermBegan,
     Tick,
     WorkerLost,
     WorkerReady,
 )
-from elastic_train.control.failure import group_broken, settled, verdict, worker_lost
+from elastic_train.control.failure import group_broken, hung, settled, verdict, worker_lost
 from elastic_train.control.forming import group_ready, try_form
-from elastic_train.control.membership import find, ready, staff
+from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.progress import step_committed
 from elastic_train.control.resize import consider, paused
@@ -90,7 +92,9 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return stop(state, event, policy)
         case Tick():
             return tick(state, event, policy)
-        case GroupReady() | StepCommitted() | GroupBroken() | Settled() if event.generation != generation:
+        case (
+            GroupReady() | StepCommitted() | GroupBroken() | Hung() | Straggling() | Settled()
+        ) if event.generation != generation:
             return Outcome(state=state, reason=f"fenced: generation {event.generation} is gone")
         case GroupReady():
             return group_ready(state, policy, event.at)
@@ -98,6 +102,10 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return step_committed(state, event, policy)
         case GroupBroken():
             return group_broken(state, event, policy)
+        case Hung():
+            return hung(state, event, policy)
+        case Straggling():
+            return straggling(state, event)
         case Settled():
             return settled(state, event, policy)
     assert_never(event)

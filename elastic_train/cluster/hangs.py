@@ -1,0 +1,109 @@
+"""Looks for groups that stand still and for ranks that are slow, from the members' own heartbeats.
+
+Judging is done in `control`; here the stacks are collected and the events are posted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from elastic_train.cluster.messages import Standing
+from elastic_train.config import Timing
+from elastic_train.control.events import Cause, Event, Hung, Straggling
+from elastic_train.control.stall import Mark, Stall, culprit, stalled
+from elastic_train.control.states import Facts, Pausing, Running, State
+from elastic_train.control.stragglers import Pace
+
+Stacks = Callable[[tuple[str, ...]], Mapping[str, str]]
+
+
+class HangWatch:
+    """`stacks` asks members for their stacks and may take a while; `aside` runs a call on another thread."""
+
+    def __init__(
+        self,
+        timing: Timing,
+        *,
+        post: Callable[[Event], None],
+        stacks: Stacks,
+        aside: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._timing, self._post, self._stacks, self._aside = timing, post, stacks, aside
+        self._told = 0  # the generation that was last found to stand still
+        self._paced = 0
+        self._pace = Pace()
+        self._slow: frozenset[int] = frozenset()
+
+    def check(self, state: State, standings: Iterable[Standing]) -> None:
+        """Once a tick."""
+        phase, facts = state.phase, state.facts
+        if not isinstance(phase, Running | Pausing):
+            return
+        group = [s for s in standings if s.generation == facts.generation and s.worker in phase.plan.workers]
+        self._compare(facts.generation, group)
+        if self._told == facts.generation or len(group) < phase.plan.world_size:
+            return
+        marks = [
+            Mark(worker=s.worker, rank=s.rank, step=s.step, phase=s.phase, seconds=s.phase_s) for s in group
+        ]
+        stall = stalled(marks, _step_s(facts, phase), self._timing)
+        if stall is not None:
+            self._told = facts.generation
+            nodes = {s.worker: s.node for s in group}
+            self._aside(lambda: self._name(facts.generation, stall, nodes))
+
+    def _name(self, generation: int, stall: Stall, nodes: Mapping[str, str]) -> None:
+        stacks = self._stacks(tuple(nodes))
+        who = culprit(stall, stacks)
+        at = who or stall.suspects[0]
+        subject = f"{at.worker} (rank {at.rank}, node {nodes[at.worker]}) has"
+        if who is None and len(stall.suspects) > 1:
+            subject = f"{len(stall.suspects)} ranks have"
+        cause = Cause(
+            kind="hang",
+            detail=f"{subject} been in {at.phase} of step {at.step} for {at.seconds:.0f} s, "
+            f"{stall.limit:.0f} s are the limit",
+            phase=at.phase,
+            step=at.step,
+            rank=at.rank if who else -1,
+            node=nodes[at.worker] if who else "",
+            traceback=stacks.get(at.worker, ""),
+        )
+        self._post(
+            Hung(
+                at=0.0,
+                generation=generation,
+                worker=who.worker if who else "",
+                cause=cause,
+                stacks=tuple(sorted(stacks.items())),
+            )
+        )
+
+    def _compare(self, generation: int, group: Iterable[Standing]) -> None:
+        """Feed each rank's own time; tell when a rank becomes slow, and when it no longer is."""
+        if self._paced != generation:
+            self._paced, self._pace, self._slow = generation, Pace(), frozenset()
+        members = {s.rank: s for s in group}
+        for rank, member in members.items():
+            self._pace.heard(rank, member.paced_step, member.own_s)
+        now = self._pace.stragglers()
+        for rank in self._slow ^ set(now):
+            if rank in members:
+                member = members[rank]
+                self._post(
+                    Straggling(
+                        at=0.0,
+                        generation=generation,
+                        worker=member.worker,
+                        node=member.node,
+                        rank=rank,
+                        factor=now.get(rank, 0.0),
+                    )
+                )
+        self._slow = frozenset(now)
+
+
+def _step_s(facts: Facts, phase: Running | Pausing) -> float:
+    """The measured time of a step of this group; 0 before its first one."""
+    proven = phase.proven if isinstance(phase, Running) else True
+    return facts.step_s if proven else 0.0

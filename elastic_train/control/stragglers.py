@@ -1,0 +1,47 @@
+"""Ranks that are slower than their peers, step after step: named with their node and by how much.
+
+Compared is each rank's own time in forward and backward, before it waits for others. With parameters that
+are gathered on the way that time includes waiting, and slowness shows less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+SLOW = 1.5
+"""Times the median of the others from which a rank counts as slow."""
+
+STEPS = 5
+"""Consecutive steps for which it has to be, so that one stall is no alarm."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Pace:
+    """Own seconds of the last steps, by rank. Mutable: whoever watches a group feeds it."""
+
+    steps: dict[int, int] = field(default_factory=dict[int, int])  # the last step heard of
+    slow: dict[int, int] = field(default_factory=dict[int, int])  # consecutive slow steps
+    seconds: dict[int, float] = field(default_factory=dict[int, float])
+
+    def heard(self, rank: int, step: int, seconds: float) -> None:
+        """A rank took so many seconds for its part of a step."""
+        if self.steps.get(rank) == step or seconds <= 0:
+            return
+        self.steps[rank], self.seconds[rank] = step, seconds
+        factor = self.factor(rank)
+        self.slow[rank] = self.slow.get(rank, 0) + 1 if factor is not None and factor >= SLOW else 0
+
+    def factor(self, rank: int) -> float | None:
+        """How many times slower than the median of the others a rank is; None without others."""
+        others = [s for r, s in self.seconds.items() if r != rank]
+        return self.seconds[rank] / median(others) if others and rank in self.seconds else None
+
+    def stragglers(self) -> Mapping[int, float]:
+        """Chronically slow ranks and their factors."""
+        return {
+            rank: factor
+            for rank, count in self.slow.items()
+            if count >= STEPS and (factor := self.factor(rank)) is not None
+        }

@@ -55,10 +55,16 @@ class Checkpoints:
     """When checkpoints are written and how many stay.
 
     `every` is a number of steps, or "auto": Young's interval from the measured cost of a save and the failure
-    rate. `keep` newest stay, and with `best` the metric's name also the best `keep_best`.
+    rate. `peers` is the same for the memory of other nodes, where a snapshot costs little: every so many
+    steps, as often as it costs 2 % at most, or None for no snapshots there. `pressure` says what
+    happens to a checkpoint that is due while the last one is still being written: training waits, or leaves
+    it out, or takes it as soon as that is done. `keep` newest stay, and with
+    `best` the metric's name also the best `keep_best`.
     """
 
     every: int | Literal["auto"] = "auto"
+    peers: int | Literal["auto"] | None = "auto"
+    pressure: Literal["wait", "skip", "coalesce"] = "coalesce"
     keep: int = 3
     best: str | None = None
     best_order: Literal["min", "max"] = "min"
@@ -67,6 +73,8 @@ class Checkpoints:
     def __post_init__(self) -> None:
         if self.every != "auto":
             _positive("checkpoints.every", self.every)
+        if self.peers not in ("auto", None):
+            _positive("checkpoints.peers", self.peers)
         if self.keep < 1:
             raise ConfigError(
                 field="checkpoints.keep",
@@ -98,6 +106,11 @@ class Parallelism:
     pp: int | None = None
     cp: int | None = None  # None: 1, as nothing but a person's wish divides the sequence
     ep: int | None = None  # None: 1
+
+    @property
+    def divides_the_model(self) -> bool:
+        """Whether a person asks for an axis that cuts computations, not only batches and memory."""
+        return any((getattr(self, axis) or 1) > 1 for axis in ("tp", "pp", "cp", "ep"))
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

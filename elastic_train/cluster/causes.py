@@ -8,7 +8,7 @@ import traceback
 from ray.exceptions import RayError
 
 from elastic_train.control.events import Cause
-from elastic_train.errors import ConfigError, GroupBroken, UserCodeError
+from elastic_train.errors import ConfigError, GroupBroken, MemoryTooSmall, UserCodeError
 from elastic_train.train.member import Progress
 
 
@@ -38,7 +38,7 @@ def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None
             )
         case RayError():  # a holder died while it was read from
             return Cause(kind="collective", detail=line, phase=phase, step=step, rank=rank, node=node)
-        case MemoryError():
+        case MemoryError() | MemoryTooSmall():
             return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node)
         case _:
             return Cause(

@@ -24,8 +24,9 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from elastic_train.cluster.committing import Committer
 from elastic_train.cluster.hangs import HangWatch
+from elastic_train.cluster.keepers import Keepers
 from elastic_train.cluster.messages import Ready, Standing
-from elastic_train.cluster.names import NAMESPACE, worker_of
+from elastic_train.cluster.names import NAMESPACE, keeper_of, worker_of
 from elastic_train.cluster.perform import Performer
 from elastic_train.cluster.remote import answer, named_actors
 from elastic_train.cluster.watch import NodeWatch, WorkerWatch, at
@@ -49,11 +50,13 @@ from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced, StorageError
 from elastic_train.observe.records import Record, from_json, record, to_json, wall_text
 from elastic_train.storage.journal import Journal, read_journal
+from elastic_train.storage.wishes import stop_asked
 
 log = logging.getLogger(__name__)
 FLUSH_S = 5.0  # how old an undecided event may get before it is durable
 FLUSH_WAIT_S = 2.0  # how long a decision waits for its journal: recovery never waits for storage
 KEEP_RECORDS = 20_000
+DRIVER_LEASES = 3  # lease times that the driver may be silent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,15 @@ class Update:
     standings: tuple[Standing, ...]
     ended: End | None
     error: ElasticTrainError | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Driven:
+    """Who drives the run, and for how long it has said nothing."""
+
+    driver: str
+    silent_s: float
+    ended: bool
 
 
 class Controller:
@@ -93,11 +105,13 @@ class Controller:
         self._end: End | None = None
         self._error: ElasticTrainError | None = None
         self._driver_heard = time.monotonic()
+        self._stop_heard = False  # the wish to stop that lies in storage
         self._steered = threading.Condition()
         self._watch = WorkerWatch(spec, self._post, self._now)
         self._policy = Policy.of(spec, planner)
         self._storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
         self._journal: Journal | None = None
+        self._keepers: Keepers | None = None  # once those that live on were found
         threading.Thread(target=self._live, name="controller", daemon=True).start()
 
     # -- called by workers
@@ -109,6 +123,12 @@ class Controller:
         for event in words:
             self._post(event)
         return True
+
+    def deliver_kept(self, node: str, words: Sequence[Event]) -> bool:
+        """The same of a node's keeper."""
+        for event in words:
+            self._post(event)
+        return self._keepers is None or self._keepers.knows(node)
 
     # -- called by drivers
 
@@ -129,6 +149,9 @@ class Controller:
                 ended=self._end,
                 error=self._error,
             )
+
+    def driven(self) -> Driven:
+        return Driven(driver=self._driver, silent_s=self._driver_silent_s, ended=self._end is not None)
 
     def stop(self, reason: str) -> None:
         self._post(StopRequested(at=0.0, reason=reason))
@@ -153,6 +176,14 @@ class Controller:
             self._finish(End(outcome="infrastructure", detail=str(error)), error)
         except Exception as error:  # noqa: BLE001 - a fault of ours: said to the driver, never a silent hang
             self._give_up(error)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Wait for the driver, which ends this actor; without one nobody else would."""
+        pause = threading.Event()
+        while self._driver_silent_s < DRIVER_LEASES * self._spec.timing.lease_s:
+            pause.wait(1.0)
+        ray.kill(ray.get_actor(*self._own_name()), no_restart=True)
 
     def _give_up(self, error: Exception) -> None:
         log.error("the controller failed", exc_info=error)
@@ -196,6 +227,7 @@ class Controller:
                 self._performer.perform(command)
             return None
         living = self._find_workers(adopt=again)
+        self._find_keepers(adopt=again)
         newest = self._committer.newest()
         self._post(
             TermBegan(
@@ -234,6 +266,21 @@ class Controller:
                 handle.repeat.remote()
                 living.append(standing)
         return living
+
+    def _find_keepers(self, *, adopt: bool) -> None:
+        """The same for keepers: what they hold may be the newest that is left."""
+        for entry in named_actors():
+            node = keeper_of(entry["name"], self._run) if entry["namespace"] == NAMESPACE else None
+            if node is None:
+                continue
+            with suppress(RayError, ValueError):
+                handle = ray.get_actor(entry["name"], NAMESPACE)
+                if adopt:
+                    self._performer.keepers.adopt(node, handle)
+                else:
+                    ray.kill(handle, no_restart=True)
+        self._keepers = self._performer.keepers
+        self._keepers.pair()
 
     def _loop(self, state: State) -> None:
         tick_s = self._policy.tick_s
@@ -304,6 +351,10 @@ class Controller:
         def renew() -> None:
             try:
                 self._committer.renew()
+                reason = stop_asked(self._committer.store, self._term)
+                if reason is not None and not self._stop_heard:
+                    self._stop_heard = True
+                    self.stop(reason)
             except Fenced as error:
                 self._post(FencedOff(at=0.0, by_term=error.by_term))
             except StorageError as error:
@@ -312,9 +363,14 @@ class Controller:
         self._every(self._spec.timing.lease_s / 3, renew)
 
     def _check_driver(self) -> None:
-        silent = time.monotonic() - self._driver_heard
-        if silent > 3 * self._spec.timing.lease_s:
+        silent = self._driver_silent_s
+        if silent > DRIVER_LEASES * self._spec.timing.lease_s:
             self._post(StopRequested(at=0.0, reason=f"the driver has been silent for {silent:.0f} s"))
+            self._driver_heard = time.monotonic()  # a second request would not wait for the checkpoint
+
+    @property
+    def _driver_silent_s(self) -> float:
+        return time.monotonic() - self._driver_heard
 
     def _every(self, seconds: float, call: Callable[[], None]) -> None:
         pause = threading.Event()

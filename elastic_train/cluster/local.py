@@ -20,6 +20,7 @@ from ray.cluster_utils import Cluster
 
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.names import NAMESPACE
+from elastic_train.cluster.segments import sweep
 
 OBJECT_STORE_BYTES = 150 * 2**20
 
@@ -87,6 +88,7 @@ class LocalCluster:
             ray.shutdown()
         self.cluster.shutdown()
         shutil.rmtree(self._temporary, ignore_errors=True)
+        sweep()  # keepers that were killed left their segments
 
     def __enter__(self) -> LocalCluster:
         return self

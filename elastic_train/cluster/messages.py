@@ -51,3 +51,25 @@ class Filled:
     digest: int
     step: int
     notes: tuple[str, ...] = ()  # differences a person should see, such as changed hyperparameters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A whole snapshot of one rank's share, in a slot of its node's segment: where each box's bytes are.
+
+    `first`: of its generation, so that what older generations left may still be needed.
+    """
+
+    worker: str
+    generation: int
+    rank: int
+    step: int
+    replica: tuple[int, int]
+    slot: int
+    stamp: int
+    used: int  # bytes of the slot
+    boxes: Fragments
+    offsets: tuple[int, ...]
+    document: Mapping[str, Any]
+    storage: bool
+    first: bool

@@ -24,7 +24,20 @@ def worker_name(run: str, term: int, worker: str) -> str:
     return f"{run}/{term}/worker/{worker}"
 
 
+def keeper_name(run: str, term: int, node: str) -> str:
+    return f"{run}/{term}/keeper/{node}"
+
+
+def keeper_of(actor_name: str, run: str) -> str | None:
+    """The node whose keeper an actor name stands for, or None if it is not one of this run's keepers."""
+    return _of(actor_name, run, "keeper")
+
+
 def worker_of(actor_name: str, run: str) -> str | None:
     """The worker that an actor name stands for, or None if it is not one of this run's workers."""
+    return _of(actor_name, run, "worker")
+
+
+def _of(actor_name: str, run: str, role: str) -> str | None:
     parts = actor_name.removeprefix(f"{run}/").split("/")
-    return parts[2] if actor_name.startswith(f"{run}/") and len(parts) == 3 and parts[1] == "worker" else None
+    return parts[2] if actor_name.startswith(f"{run}/") and len(parts) == 3 and parts[1] == role else None

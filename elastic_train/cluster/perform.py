@@ -17,6 +17,7 @@ from elastic_train.cluster import ray_private
 from elastic_train.cluster.causes import cause_of
 from elastic_train.cluster.committing import Committer
 from elastic_train.cluster.forming import Cast, form
+from elastic_train.cluster.keepers import Keepers
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.names import NAMESPACE, worker_name
 from elastic_train.cluster.remote import answer, remote
@@ -26,6 +27,7 @@ from elastic_train.cluster.worker import CONCURRENCY, Worker
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import (
     Abort,
+    AskPeers,
     Command,
     Commit,
     End,
@@ -43,6 +45,7 @@ from elastic_train.control.events import (
     Event,
     GroupBroken,
     GroupReady,
+    PeersTold,
     WorkerReady,
 )
 from elastic_train.control.faults import FaultSchedule
@@ -81,6 +84,7 @@ class Performer:
         self._ready: dict[str, Ready] = {}
         self._groups: dict[int, tuple[str, ...]] = {}  # members by generation
         self._rendezvous: Any = None
+        self.keepers = Keepers(run=run, term=term, spec=spec, controller=controller, environment=environment)
         self._store_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="perform")
 
@@ -104,14 +108,19 @@ class Performer:
             case Go(generation=generation):
                 for worker in self._groups.get(generation, ()):
                     if worker in self._handles:
-                        self._handles[worker].go.remote(generation)
+                        ready = self._ready.get(worker)
+                        keeper = self.keepers.of(ready.node) if ready is not None else None
+                        self._handles[worker].go.remote(generation, keeper)
             case Commit():
                 self._committer.commit(command)
             case Prune():
                 self._committer.prune(command)
+            case AskPeers():
+                self.aside(self._ask_peers, command.generation)
             case End():
                 for worker in list(self._handles):
                     self.stop_worker(worker, f"the run ended: {command.outcome}")
+                self.keepers.stop()
                 if self._rendezvous is not None:
                     ray.kill(self._rendezvous)
                 self._ended(command)
@@ -157,6 +166,7 @@ class Performer:
             detail = f"node {command.node} left before {name} was started"
             self._watch.lost(name, Cause(kind="death", detail=detail, phase="starting"))
             return
+        self.keepers.start(command.node)
         handle = (
             remote(Worker, concurrency_groups=CONCURRENCY)
             .options(
@@ -198,7 +208,9 @@ class Performer:
 
     def _form(self, command: Form) -> None:
         began = self._now()
+        self.keepers.ensure(command.plan.nodes)
         cast = Cast(
+            keepers=self.keepers.handles(),
             handles=dict(self._handles),
             nodes={name: ready.node for name, ready in self._ready.items()},
             addresses={name: ready.address for name, ready in self._ready.items()},
@@ -221,6 +233,10 @@ class Performer:
                 log.warning("%s", note)
             seconds = self._now() - began
             self._post(GroupReady(at=0.0, generation=command.generation, step=formed.step, seconds=seconds))
+
+    def _ask_peers(self, generation: int) -> None:
+        held = self.keepers.told(self._spec.timing.verdict_s)
+        self._post(PeersTold(at=0.0, generation=generation, snapshots=held))
 
     def _store(self) -> tuple[str, int]:
         """The rendezvous store's address; a new store where the old one is gone."""

@@ -24,7 +24,7 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.store import Store
-from elastic_train.train.document import STAGE, merged
+from elastic_train.train.merging import STAGE, merged
 
 READ_BYTES = 64 * 2**20
 """How many bytes of a checkpoint a worker holds at once beside its shards."""

@@ -53,9 +53,9 @@ class NodeWatch:
                 continue
             if node in draining:  # keep the first deadline heard, on the controller's clock
                 self._deadlines.setdefault(node, self._now() + draining[node])
-            labels: Mapping[str, str] = info.get("Labels", {})
-            domain = next((labels[key] for key in DOMAIN_LABELS if key in labels), node)
-            nodes.append(Node(name=node, slots=slots, domain=domain, drain_by=self._deadlines.get(node)))
+            nodes.append(
+                Node(name=node, slots=slots, domain=domain_of(info), drain_by=self._deadlines.get(node))
+            )
         found = tuple(sorted(nodes, key=lambda n: n.name))
         if found != self._seen:
             self._seen = found

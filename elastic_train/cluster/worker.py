@@ -19,12 +19,13 @@ import ray
 from ray import cloudpickle
 
 from elastic_train.cluster.causes import cause_of, traceback_text
+from elastic_train.cluster.keeping import Keeping
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.outbox import Outbox
 from elastic_train.cluster.pace import Stopwatch
 from elastic_train.cluster.restoring import restore
 from elastic_train.cluster.sabotage import Saboteur
-from elastic_train.cluster.saving import PartWriter, memory
+from elastic_train.cluster.saving import PartWriter
 from elastic_train.cluster.stacks import stack_of
 from elastic_train.cluster.training_thread import TrainingThread
 from elastic_train.config import RunSpec
@@ -36,7 +37,7 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
 from elastic_train.train.loop import StepReport
 from elastic_train.train.member import Member, Seat
-from elastic_train.train.saver import Lazy
+from elastic_train.train.saver import Described, Lazy
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -76,6 +77,7 @@ class Worker:
         )
         self._member: Member | None = None
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
+        self._keeping = Keeping(name, self._writer, every=spec.checkpoints.peers or "auto", note=log.warning)
         self._saboteur = None
         if faults is not None:
             self._saboteur = Saboteur(
@@ -188,8 +190,9 @@ class Worker:
         return self._on_training(generation, fill)
 
     @ray.method(concurrency_group=CONTROL)
-    def go(self, generation: int) -> None:
-        """Train. Returns at once; how it ends is posted."""
+    def go(self, generation: int, keeper: Any = None) -> None:
+        """Train, with this node's keeper. Returns at once; how it ends is posted."""
+        self._keeping.meet(keeper)
         self._training.submit(lambda: self._run(generation))
 
     @ray.method(concurrency_group=READ)
@@ -234,7 +237,7 @@ class Worker:
                 self._spec,
                 device=device,
                 on_step=self._on_step,
-                saving=lambda described: Lazy(described, self._writer.save, memory=memory, note=log.warning),
+                saving=self._saver,
                 faults=self._stopwatch,
             )
         except (UserCodeError, ConfigError):
@@ -249,6 +252,19 @@ class Worker:
                 error=f"{type(error).__name__}: {error}",
                 traceback=traceback_text(error),
             ) from None
+
+    def _saver(self, described: Described) -> Lazy:
+        keeping = self._keeping
+        return Lazy(
+            described,
+            keeping.deliver,
+            memory=keeping.memory,
+            note=log.warning,
+            every_step=self._spec.checkpoints.peers is not None,
+            crowded=keeping.crowded,
+            taking=keeping.taking,
+            dropped=keeping.dropped,
+        )
 
     @property
     def _owner(self) -> Member:

@@ -6,7 +6,17 @@ from dataclasses import replace
 from typing import assert_never
 
 from elastic_train.control.clock import shifted
-from elastic_train.control.commands import Abort, Command, End, Go, Pause, Save, StartWorker, StopWorker
+from elastic_train.control.commands import (
+    Abort,
+    AskPeers,
+    Command,
+    End,
+    Go,
+    Pause,
+    Save,
+    StartWorker,
+    StopWorker,
+)
 from elastic_train.control.ending import end
 from elastic_train.control.events import Adopted, Cause, TermBegan
 from elastic_train.control.failure import break_group, worker_lost
@@ -104,7 +114,8 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
     ]
     match phase:
         case Waiting():
-            pass
+            if facts.asking:
+                commands.append(AskPeers(generation=facts.generation))
         case Forming():
             commands.append(form_command(facts, phase))
         case Running():
@@ -197,6 +208,8 @@ def _afresh(facts: Facts) -> Facts:
         workers=(),
         flaps=(),
         holdings=(),
+        snapshots=None,
+        asking=False,
         attempts=(),
         failures=0,
         failed_step=0,

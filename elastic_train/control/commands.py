@@ -96,6 +96,13 @@ class Prune:
     in_flight: tuple[tuple[int, int], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskPeers:
+    """Ask the keepers of all nodes what they hold. Ends in PeersTold, within the verdict time."""
+
+    generation: int
+
+
 Outcome = Literal["finished", "stopped", "user_error", "infrastructure", "capacity", "checkpoint", "fenced"]
 
 
@@ -109,4 +116,4 @@ class End:
     worker: str = ""
 
 
-Command = StartWorker | StopWorker | Abort | Pause | Form | Go | Save | Commit | Prune | End
+Command = StartWorker | StopWorker | Abort | Pause | Form | Go | Save | Commit | Prune | AskPeers | End

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from elastic_train.recovery.evidence import Holding, Stored
+from elastic_train.recovery.evidence import Holding, Snapshot, Stored
 
 CauseKind = Literal["collective", "death", "silence", "hang", "user", "memory", "engine", "preemption"]
 
@@ -100,6 +100,15 @@ class GroupReady:
     generation: int
     step: int
     seconds: float  # from Form to here
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersTold:
+    """What peer memory holds, said by the keepers that could be reached after `generation` ended."""
+
+    at: float
+    generation: int
+    snapshots: tuple[Snapshot, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +260,7 @@ Event = (
     | WorkerLost
     | Adopted
     | GroupReady
+    | PeersTold
     | StepCommitted
     | GroupBroken
     | Hung

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.control.commands import Command, Form, Go, Save, StopWorker
+from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, StopWorker
 from elastic_train.control.ending import end
+from elastic_train.control.events import PeersTold
 from elastic_train.control.membership import draining, seats, starting
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
@@ -54,6 +55,7 @@ def evidence(facts: Facts) -> Evidence:
         seen=facts.seen,
         stored=facts.stored,
         ever_stored=facts.ever_stored,
+        snapshots=facts.snapshots or (),
     )
 
 
@@ -73,11 +75,26 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
             reason=f"no plan yet: {plan.reason}",
         )
     choice = choose(evidence(facts))
+    if policy.peers and facts.generation and _peers_may_know_more(facts, choice):
+        return _ask_peers(state)
     if isinstance(choice, Unrecoverable):
         return end(state, "checkpoint", choice.reason)
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
     return _form(state, plan, choice, at, phase.paused)
+
+
+def peers_told(state: State, event: PeersTold) -> Outcome:
+    """What peer memory holds, where survivors alone don't hold the newest step."""
+    facts = state.facts
+    if not facts.asking:
+        return Outcome(state=state, reason="nobody waits for what the keepers hold")
+    steps = sorted({s.step for s in event.snapshots})
+    held = f"steps {', '.join(map(str, steps))}" if steps else "nothing"
+    return Outcome(
+        state=replace(state, facts=replace(facts, snapshots=event.snapshots, asking=False)),
+        reason=f"peer memory holds {held}",
+    )
 
 
 def group_ready(state: State, policy: Policy, at: float) -> Outcome:
@@ -119,6 +136,23 @@ def _complete(facts: Facts, phase: Waiting, candidates: tuple[Seat, ...], policy
     return at - last >= policy.timing.join_window_s
 
 
+def _peers_may_know_more(facts: Facts, choice: Choice | Unrecoverable) -> bool:
+    """Whether a step that is newer than the choice may be in peer memory, which was not asked yet."""
+    newest = isinstance(choice, Choice) and (isinstance(choice.origin, Live) or choice.step >= facts.step > 0)
+    return not newest and facts.snapshots is None
+
+
+def _ask_peers(state: State) -> Outcome:
+    facts = state.facts
+    if facts.asking:
+        return Outcome(state=state)
+    return Outcome(
+        state=replace(state, facts=replace(facts, asking=True)),
+        commands=(AskPeers(generation=facts.generation),),
+        reason="survivors do not hold the newest step: the keepers are asked",
+    )
+
+
 def _better_on_its_way(facts: Facts, choice: Choice) -> bool:
     """Whether a commit that was ordered would save more steps; memory never waits for storage."""
     if isinstance(choice.origin, Live | Mixed):
@@ -143,6 +177,7 @@ def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | N
         told=choice.step,
         commitments=tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step)),
         attempts=tuple(a for a in facts.attempts if alive(lineage, a.generation, a.step)),
+        snapshots=None,
         reconfigurations=facts.reconfigurations + (facts.generation > 0),
     )
     phase = Forming(plan=plan, origin=choice.origin, holders=serving, since=at, paused=paused)

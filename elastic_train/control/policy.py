@@ -31,6 +31,7 @@ class Policy:
     max_failures: int
     checkpoints: Checkpoints
     timing: Timing
+    peers: bool = False  # whether nodes have keepers
     flaps: int = 3  # workers of a node that ended before they were of use, until it is quarantined
     flap_window_s: float = 600.0
     quarantine_s: float = 60.0  # doubles with every further quarantine of the node
@@ -49,6 +50,7 @@ class Policy:
             max_failures=spec.max_failures,
             checkpoints=spec.checkpoints,
             timing=spec.timing,
+            peers=spec.checkpoints.peers is not None,
         )
 
     @property

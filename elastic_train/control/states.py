@@ -14,7 +14,7 @@ from elastic_train.control.commands import Command
 from elastic_train.control.commands import Outcome as Ending
 from elastic_train.control.events import Cause, Node, PartWritten
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.evidence import Holding, Origin, Stored, Vote
+from elastic_train.recovery.evidence import Holding, Origin, Snapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage
 
 
@@ -79,6 +79,9 @@ class Facts:
     told: int = 0  # newest step whose report arrived; the step itself may be known earlier, by other means
     seen: tuple[int, Vote] | None = None  # the last vote reported, and its generation
     holdings: tuple[tuple[str, tuple[Holding, ...]], ...] = ()  # of workers that do not train
+
+    snapshots: tuple[Snapshot, ...] | None = None  # in peer memory; None: not asked since the last group
+    asking: bool = False
 
     # checkpoints
     stored: Stored | None = None

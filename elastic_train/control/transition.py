@@ -26,6 +26,7 @@ from elastic_train.control.events import (
     Hung,
     NodesChanged,
     PartWritten,
+    PeersTold,
     SaveFailed,
     Settled,
     StepCommitted,
@@ -37,7 +38,7 @@ from elastic_train.control.events import (
     WorkerReady,
 )
 from elastic_train.control.failure import group_broken, hung, settled, verdict, worker_lost
-from elastic_train.control.forming import group_ready, try_form
+from elastic_train.control.forming import group_ready, peers_told, try_form
 from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.progress import step_committed
@@ -93,11 +94,13 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
         case Tick():
             return tick(state, event, policy)
         case (
-            GroupReady() | StepCommitted() | GroupBroken() | Hung() | Straggling() | Settled()
+            GroupReady() | StepCommitted() | PeersTold() | GroupBroken() | Hung() | Straggling() | Settled()
         ) if event.generation != generation:
             return Outcome(state=state, reason=f"fenced: generation {event.generation} is gone")
         case GroupReady():
             return group_ready(state, policy, event.at)
+        case PeersTold():
+            return peers_told(state, event)
         case StepCommitted():
             return step_committed(state, event, policy)
         case GroupBroken():

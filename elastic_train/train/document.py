@@ -5,7 +5,7 @@ Everything is keyed by fqn, nothing by rank or plan. Restoring has no side effec
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,10 +14,9 @@ from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.expected import in_own_names
 from elastic_train.train.fragments import DTYPE_NAMES, DTYPES, is_fragment
+from elastic_train.train.merging import STAGE
 from elastic_train.train.optimizer import hyperparameters
 from elastic_train.train.shards import Shards
-
-STAGE = "stage"
 
 
 def describe(shards: Shards) -> dict[str, Any]:
@@ -51,20 +50,6 @@ def describe(shards: Shards) -> dict[str, Any]:
         },
         "schedule": shards.schedule.document() if shards.schedule else None,
     } | ({STAGE: shards.place.stage} if shards.place.leads_a_stage else {})
-
-
-def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One document of a whole state, from those of ranks that hold all of it between them."""
-    first, optimizer = documents[0], documents[0]["optimizer"]
-    order = {fqn: number for number, fqn in enumerate(first["trainable"])}
-    scalars = {fqn: own for document in documents for fqn, own in document["optimizer"]["scalars"].items()}
-    states = [tuple(row) for document in documents for row in document["optimizer"]["states"]]
-    whole = {
-        **optimizer,
-        "scalars": dict(sorted(scalars.items(), key=lambda item: order.get(item[0], 0))),
-        "states": [list(row) for row in sorted(dict.fromkeys(states), key=lambda row: order.get(row[0], 0))],
-    }
-    return {**{k: v for k, v in first.items() if k != STAGE}, "optimizer": whole}
 
 
 def restore(

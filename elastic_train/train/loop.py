@@ -177,12 +177,13 @@ class Loop:
     def _save(self, saver: Saver, step: int, outcome: Ballot) -> None:
         """Take the snapshots that are due and have room on every rank: all ranks decide the same.
 
-        The last step's and a pause's checkpoints wait for room; another one is taken as soon as there is.
+        The last step's and a pause's checkpoints wait for room; for another one the policy says what happens.
         """
+        pressure = self._spec.checkpoints.pressure
         due = self._owed or self._save_due(step, outcome)
-        must = due and (step == self._spec.max_steps or outcome.pause > 0)
+        must = due and (step == self._spec.max_steps or outcome.pause > 0 or pressure == "wait")
         storage = must or (due and outcome.behind == 0)
-        self._owed = due and not storage
+        self._owed = due and not storage and pressure == "coalesce"
         if storage or (saver.every_step and outcome.busy == 0):
             self._mark("save", step, -1)
             saver.take(self._shards, storage=storage, wait=must)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import RunSpec
 from elastic_train.data.identity import DataIdentity, identify
 from elastic_train.data.loader import Loader
@@ -32,7 +33,7 @@ from elastic_train.train.digest import reduced_digest
 from elastic_train.train.fragments import cut_into, parts
 from elastic_train.train.group import Group
 from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
-from elastic_train.train.saver import Described, Direct, Saver, Share
+from elastic_train.train.saver import Described, Direct, Saver
 from elastic_train.train.serving import Index
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task, check_task

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
+from elastic_train.checkpoint.engine.arena import Arena, aligned, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
+from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.train.fragments import Part, own_share, parts
 from elastic_train.train.saving import share
@@ -20,21 +21,6 @@ from elastic_train.train.sources import pin, sources
 Described = Callable[[Shards], dict[str, Any]]
 EXPECTED_SLOTS = 2
 """Tensors of optimizer state per parameter that memory is reserved for while none exists: Adam's."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """One rank's part of a snapshot. `storage`: a checkpoint was asked for, so it belongs in storage too."""
-
-    generation: int
-    rank: int
-    step: int
-    pieces: tuple[Piece, ...]
-    document: Mapping[str, Any]
-    storage: bool = True
-    slot: int = -1
-    offsets: tuple[int, ...] = ()  # of the pieces in the slot
-    release: Callable[[], None] = lambda: None
 
 
 class Saver(Protocol):
@@ -93,6 +79,7 @@ class Direct:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Note:
     shards: tuple[int, int]  # generation, rank
+    replica: tuple[int, int]
     parts: tuple[Part, ...]
     document: dict[str, Any]
     storage: bool
@@ -103,7 +90,7 @@ class Lazy:
     of the engine, and gives its slot back by `share.release()`.
 
     `crowded(storage)` says what beside the slots speaks against a snapshot now, such as a copy on another
-    node that is not complete; `taking` is told when one begins.
+    node that is not complete; `taking` is told when one begins, `dropped` when it came to nothing.
     """
 
     def __init__(
@@ -116,10 +103,11 @@ class Lazy:
         every_step: bool = False,
         crowded: Callable[[bool], bool] = lambda storage: False,
         taking: Callable[[int], None] = lambda step: None,
+        dropped: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.every_step = every_step
         self._described, self._deliver, self._memory, self._note = described, deliver, memory, note
-        self._crowded, self._taking = crowded, taking
+        self._crowded, self._taking, self._dropped = crowded, taking, dropped
         self._engine: Engine[_Note] | None = None
         self._reserved = 0
         self._stream: torch.cuda.Stream | None = None
@@ -134,8 +122,8 @@ class Lazy:
         """Reserve memory for this generation, before its first step."""
         held = own_share(tuple(parts(shards)))
         sizes = [part.view.numel() * part.view.element_size() for part in held]
-        if not any(shards.optimizer.state.values()):
-            sizes += [size for size in sizes for _ in range(EXPECTED_SLOTS)]
+        if not any(shards.optimizer.state.values()):  # each may come to begin on a page of its own
+            sizes = [aligned(size) for size in sizes for _ in range(1 + EXPECTED_SLOTS)]
         if shards.device.type == "cuda":
             self._stream = torch.cuda.Stream(shards.device)
         self._reserve(shards.generation, slot_bytes(sizes))
@@ -158,6 +146,7 @@ class Lazy:
         assert self._engine is not None
         note = _Note(
             shards=(shards.generation, shards.rank),
+            replica=_replica(shards),
             parts=tuple(source.part for source in found),
             document=self._described(shards),
             storage=storage,
@@ -178,7 +167,7 @@ class Lazy:
         arena = self._memory(generation, size)
         if self._stream is not None and not all(pin(arena.slot(n)) for n in range(arena.slots)):
             self._note("the memory for snapshots could not be pinned: copies from the device are slower")
-        self._engine = Engine(arena, self._hand_on, budget=BUDGET, note=self._note)
+        self._engine = Engine(arena, self._hand_on, budget=BUDGET, note=self._note, dropped=self._dropped)
         self._reserved = size
 
     def _hand_on(self, taken: Taken[_Note]) -> None:
@@ -195,7 +184,10 @@ class Lazy:
                 ),
                 document=note.document,
                 storage=note.storage,
+                replica=note.replica,
                 slot=taken.slot,
+                stamp=taken.stamp,
+                seconds=taken.seconds,
                 offsets=tuple(place.offset for place in taken.places),
                 release=taken.release,
             )
@@ -204,6 +196,11 @@ class Lazy:
 
 BUDGET = 10**9
 """Snapshots in a row that may fail: each is reported, and the controller decides what that means."""
+
+
+def _replica(shards: Shards) -> tuple[int, int]:
+    mesh = shards.plan.mesh
+    return mesh.dp_index(shards.rank) // mesh.dp_shard, mesh.dp_replicate
 
 
 def _piece(part: Part, data: memoryview) -> Piece:

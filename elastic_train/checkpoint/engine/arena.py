@@ -1,6 +1,8 @@
 """Memory for snapshots, there before the first step: slots of equal size, every page touched.
 
-A first touch costs ten times a copy, and memory that is missing must be missed before training begins.
+A first touch costs ten times a copy, and memory that is missing must be missed before training begins. Each
+slot has a stamp: odd while it is written, even and new once it is whole. Another process that reads the slot
+and finds the same even stamp before and after has read a whole snapshot.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from elastic_train.errors import MemoryTooSmall
 
 ALIGN = 4096
+CACHE_LINE = 64
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
 SPARE = 0.05
@@ -23,19 +26,32 @@ def aligned(size: int) -> int:
     return -(-size // ALIGN) * ALIGN
 
 
+def offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Where fragments of these sizes begin in a slot, large ones from a page's start, and where they end."""
+    found: list[int] = []
+    end = 0
+    for size in sizes:
+        step = ALIGN if size >= ALIGN else CACHE_LINE
+        found.append(-(-end // step) * step)
+        end = found[-1] + size
+    return found, end
+
+
 def slot_bytes(sizes: Iterable[int]) -> int:
-    """What one snapshot of fragments of these sizes takes, each from a page's start if it is large."""
-    return aligned(sum(aligned(size) if size >= ALIGN else -(-size // 64) * 64 for size in sizes)) or ALIGN
+    """What one snapshot of fragments of these sizes takes."""
+    return aligned(offsets(sizes)[1]) or ALIGN
 
 
 class Arena:
     """`slots` regions of `size` bytes in one mapping: of this process, or of a file in shared memory."""
 
     def __init__(self, mapping: mmap.mmap, *, slots: int, size: int) -> None:
-        assert len(mapping) >= slots * size
+        assert len(mapping) >= slots * size + ALIGN
+        assert slots <= ALIGN // 8
         self.slots, self.size = slots, size
         self._mapping = mapping
         self._view = memoryview(mapping)
+        self._stamps = self._view[slots * size : slots * size + ALIGN].cast("Q")
 
     @classmethod
     def private(cls, size: int, *, slots: int) -> Arena:
@@ -43,7 +59,7 @@ class Arena:
         size = aligned(size)
         require(slots * size, free=free_memory(), what=f"{slots} snapshots", where="memory")
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-        return cls(mmap.mmap(-1, slots * size, flags=flags), slots=slots, size=size)
+        return cls(mmap.mmap(-1, slots * size + ALIGN, flags=flags), slots=slots, size=size)
 
     @classmethod
     def create(cls, path: Path, size: int, *, slots: int) -> Arena:
@@ -54,7 +70,7 @@ class Arena:
         require(slots * size, free=free, what=f"{slots} snapshots", where=str(path.parent))
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, slots * size)
+            os.posix_fallocate(descriptor, 0, slots * size + ALIGN)
         except OSError:
             path.unlink()
             raise
@@ -68,12 +84,26 @@ class Arena:
         descriptor = os.open(path, os.O_RDWR)
         try:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            return cls(mmap.mmap(descriptor, slots * size, flags=flags), slots=slots, size=size)
+            return cls(mmap.mmap(descriptor, slots * size + ALIGN, flags=flags), slots=slots, size=size)
         finally:
             os.close(descriptor)
 
     def slot(self, number: int) -> memoryview:
         return self._view[number * self.size : (number + 1) * self.size]
+
+    def open(self, number: int) -> None:
+        """The slot's bytes are about to change: whoever kept its stamp has lost it."""
+        # from even to odd; from odd, of a snapshot that came to nothing, to the next odd
+        self._stamps[number] += 1 + self._stamps[number] % 2
+
+    def seal(self, number: int) -> int:
+        """The slot is whole; its stamp from now on."""
+        assert self._stamps[number] % 2
+        self._stamps[number] += 1
+        return self._stamps[number]
+
+    def stamp(self, number: int) -> int:
+        return self._stamps[number]
 
 
 def require(needed: int, *, free: int, what: str, where: str) -> None:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_train.checkpoint.engine.arena import ALIGN
+from elastic_train.checkpoint.engine.arena import offsets
 from elastic_train.checkpoint.engine.source import Source
 
 BLOCK = 8 << 20
@@ -27,15 +27,12 @@ class Place:
 
 
 def places(sources: Sequence[Source]) -> tuple[Place, ...]:
-    """The fragments one after the other, large ones from a page's start."""
-    found: list[Place] = []
-    at = 0
-    for source in sources:
-        step = ALIGN if source.nbytes >= ALIGN else 64
-        at = -(-at // step) * step
-        found.append(Place(key=source.key, offset=at, nbytes=source.nbytes))
-        at += source.nbytes
-    return tuple(found)
+    """The fragments one after the other."""
+    starts, _ = offsets(source.nbytes for source in sources)
+    return tuple(
+        Place(key=source.key, offset=start, nbytes=source.nbytes)
+        for source, start in zip(sources, starts, strict=True)
+    )
 
 
 class Copying:

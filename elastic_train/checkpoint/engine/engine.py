@@ -14,6 +14,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
@@ -37,9 +38,11 @@ class Taken(Generic[P]):
 
     step: int
     slot: int
+    stamp: int
     memory: memoryview
     places: tuple[Place, ...]
     payload: P
+    seconds: float  # that copying it took
     release: Callable[[], None]
 
     def bytes_of(self, place: Place) -> memoryview:
@@ -49,7 +52,8 @@ class Taken(Generic[P]):
 class Engine(Generic[P]):
     """`begin`, `fence`, `check` and `close` belong to the training thread, the rest to any.
 
-    `deliver` may raise; after more than `budget` snapshots in a row that came to nothing, `check` raises.
+    `deliver` may raise. `dropped` hears the step of a snapshot that came to nothing, `note` a sentence on it.
+    After more than `budget` failures in a row `check` raises.
     """
 
     def __init__(
@@ -60,12 +64,13 @@ class Engine(Generic[P]):
         pressure: Pressure = "skip",
         budget: int = 3,
         note: Callable[[str], None] = lambda _: None,
+        dropped: Callable[[int], None] = lambda _: None,
     ) -> None:
-        self._arena, self._deliver, self._note = arena, deliver, note
+        self._arena, self._deliver, self._note, self._dropped = arena, deliver, note, dropped
         self._pressure: Pressure = pressure
         self._budget = budget
         self._counts = Counts()
-        self._free = set(range(arena.slots))
+        self._free = deque(range(arena.slots))  # the one that was given back first is used first
         self._news = threading.Condition()  # guards _free, _counts and _problems
         self._current: Copying | None = None
         self._eager: set[str] = set()
@@ -117,6 +122,7 @@ class Engine(Generic[P]):
         if end > self._arena.size:
             self._give_back(slot)
             raise MemoryTooSmall(what="a snapshot", where="its slot", needed=end, free=self._arena.size)
+        self._arena.open(slot)
         copying.copy_unsettled(self._eager)
         self._current, self._owed = copying, False
         self._copies.put((step, slot, copying, payload))
@@ -171,11 +177,11 @@ class Engine(Generic[P]):
                     case "wait":
                         self._add(waited=1)
                         self._news.wait_for(lambda: bool(self._free))
-            return self._free.pop()
+            return self._free.popleft()
 
     def _give_back(self, slot: int) -> None:
         with self._news:
-            self._free.add(slot)
+            self._free.append(slot)
             self._news.notify_all()
 
     def _copy_all(self) -> None:
@@ -186,7 +192,8 @@ class Engine(Generic[P]):
                 pass
             copying.finish()
             changed = copying.changed() if copying.error is None else ()
-            self._count(copy_s=time.monotonic() - began)
+            seconds = time.monotonic() - began
+            self._count(copy_s=seconds)
             if copying.error is not None:
                 self._fail(step, f"{type(copying.error).__name__}: {copying.error}")
             elif changed:
@@ -196,14 +203,17 @@ class Engine(Generic[P]):
                     Taken(
                         step=step,
                         slot=slot,
+                        stamp=self._arena.seal(slot),
                         memory=copying.memory,
                         places=copying.places,
                         payload=payload,
+                        seconds=seconds,
                         release=_once(lambda slot=slot: self._give_back(slot)),
                     )
                 )
                 continue
             self._give_back(slot)
+            self._dropped(step)
         self._whole.put(None)
 
     def _tear(self, step: int, changed: tuple[str, ...]) -> None:
@@ -223,6 +233,7 @@ class Engine(Generic[P]):
             except Exception as error:  # noqa: BLE001 - surfaces at the next check or at close
                 taken.release()
                 self._fail(taken.step, f"{type(error).__name__}: {error}")
+                self._dropped(taken.step)
             else:
                 with self._news:
                     self._problems, self._failed = [], None

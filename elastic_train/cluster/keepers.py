@@ -1,0 +1,130 @@
+"""The keepers of a run: one started on each node that has workers, paired over failure domains, asked."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastic_train.cluster.keeper import CONCURRENCY, Keeper
+from elastic_train.cluster.names import NAMESPACE, keeper_name
+from elastic_train.cluster.remote import answer, remote
+from elastic_train.cluster.watch import domain_of, node_info
+from elastic_train.config import RunSpec
+from elastic_train.control.buddies import buddies
+from elastic_train.recovery.evidence import Snapshot
+
+log = logging.getLogger(__name__)
+CHECK_S = 5.0
+STOP_S = 2.0
+
+
+class Keepers:
+    """Safe from several threads. Does nothing where the run has no peer tier."""
+
+    def __init__(
+        self, *, run: str, term: int, spec: RunSpec, controller: Any, environment: Mapping[str, str]
+    ) -> None:
+        self._run, self._term, self._spec = run, term, spec
+        self._controller, self._environment = controller, dict(environment)
+        self._handles: dict[str, Any] = {}  # by node
+        self._lock = threading.Lock()
+
+    def adopt(self, node: str, handle: Any) -> None:
+        """Take over a keeper that an earlier incarnation of the controller started."""
+        with self._lock:
+            self._handles[node] = handle
+
+    def knows(self, node: str) -> bool:
+        with self._lock:
+            return node in self._handles
+
+    def of(self, node: str) -> Any:
+        """A node's keeper, or None."""
+        with self._lock:
+            return self._handles.get(node)
+
+    def handles(self) -> dict[str, Any]:
+        with self._lock:
+            return dict(self._handles)
+
+    def start(self, node: str) -> None:
+        """Start a node's keeper if it has none. Returns at once."""
+        if self._spec.checkpoints.peers is None:
+            return
+        with self._lock:
+            info = node_info(node)
+            if node in self._handles or info is None:
+                return
+            self._handles[node] = (
+                remote(Keeper, concurrency_groups=CONCURRENCY)
+                .options(
+                    name=keeper_name(self._run, self._term, node),
+                    namespace=NAMESPACE,
+                    lifetime="detached",
+                    num_cpus=0,
+                    max_restarts=0,
+                    scheduling_strategy=NodeAffinitySchedulingStrategy(info["NodeID"], soft=False),
+                    runtime_env={"env_vars": self._environment},
+                )
+                .remote(run=self._run, node=node, spec=self._spec, controller=self._controller)
+            )
+        self.pair()
+
+    def ensure(self, nodes: Collection[str]) -> None:
+        """Every one of these nodes has a keeper that isn't dead."""
+        asked = {node: handle.ready.remote() for node, handle in self.handles().items() if node in nodes}
+        if asked:
+            done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=CHECK_S)
+            for node, call in asked.items():
+                if call in done:
+                    self._answered(node, call)
+        for node in nodes:
+            self.start(node)
+
+    def pair(self) -> None:
+        """Tell every keeper who holds its copies."""
+        handles = self.handles()
+        infos = {node: node_info(node) for node in handles}
+        domains = {node: domain_of(info) for node, info in infos.items() if info is not None}
+        chosen = buddies(domains)
+        for node in domains:
+            handles[node].pair.remote(handles[chosen[node]] if node in chosen else None)
+
+    def told(self, within_s: float) -> tuple[Snapshot, ...]:
+        """What the keepers that answer in time hold; those that are dead are forgotten."""
+        asked = {node: handle.told.remote() for node, handle in self.handles().items()}
+        if not asked:
+            return ()
+        done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
+        found: list[Snapshot] = []
+        for node, call in asked.items():
+            if call in done:
+                found += self._answered(node, call) or ()
+        return tuple(found)
+
+    def stop(self) -> None:
+        """End them all, and their segments with them; a moment is given to those that can be reached."""
+        calls = [handle.stop.remote() for handle in self.handles().values()]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=STOP_S)
+
+    def _answered(self, node: str, call: Any) -> Any:
+        try:
+            return answer(call, CHECK_S)
+        except GetTimeoutError:
+            return None
+        except RayError as error:
+            log.warning("the keeper of %s is gone: %s", node, type(error).__name__)
+            with self._lock:
+                handle = self._handles.pop(node, None)
+            if handle is not None:
+                with suppress(RayError):
+                    ray.kill(handle, no_restart=True)
+            return None

@@ -1,0 +1,193 @@
+"""A worker's hand on its node's keeper: what happens to a snapshot once it is whole.
+
+With a keeper it is sealed in the keeper's segment, copied to another node, and written to storage from there.
+Without one, or when it dies, the worker goes on alone: snapshots only for storage, written from its own
+memory by a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from elastic_train.checkpoint.engine.arena import Arena, aligned
+from elastic_train.checkpoint.engine.share import Share
+from elastic_train.cluster.messages import Kept
+from elastic_train.cluster.remote import answer
+from elastic_train.cluster.saving import PartWriter, memory
+from elastic_train.control.cadence import peer_interval_s
+from elastic_train.geometry.fragments import Fragments
+
+SLOTS = 3
+"""Two generations of snapshots, and one that storage is being written from."""
+
+RESERVE_S = 30.0
+
+
+class Keeping:
+    """Everything between a snapshot that is whole and the tiers that hold it.
+
+    `every` is the peer tier's cadence in steps; "auto" weighs what a snapshot costs against what it saves.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        writer: PartWriter,
+        *,
+        every: int | Literal["auto"],
+        note: Callable[[str], None],
+    ) -> None:
+        self._worker, self._writer, self._note = worker, writer, note
+        self._every: int | Literal["auto"] = every
+        self._keeper: Any = None
+        self._shared = False  # whether this generation's slots are in a segment of the keeper
+        self._used: Share | None = None  # the newest that is complete
+        self._open: set[int] = set()  # steps of those under way
+        self._flushing: set[Share] = set()
+        self._first = True
+        self._since = 0  # steps since the last snapshot
+        self._at = time.monotonic()
+        self._cost_s = 0.0
+        self._lock = threading.Lock()
+        self._threads = ThreadPoolExecutor(max_workers=SLOTS, thread_name_prefix="keeping")
+
+    def meet(self, keeper: Any) -> None:
+        """The keeper of this node, None where there is none; before a generation starts."""
+        self._keeper = keeper
+
+    # -- asked by the saver
+
+    def memory(self, generation: int, size: int) -> Arena:
+        """Slots for a generation's snapshots: in the keeper's segment if it has room, else here."""
+        with self._lock:
+            self._used, self._open, self._first = None, set(), True
+            self._shared = False
+        if self._keeper is not None:
+            size = aligned(size)
+            try:
+                reserving = self._keeper.reserve.remote(self._worker, generation, size, SLOTS)
+                path = answer(reserving, RESERVE_S)
+                self._shared = True
+                return Arena.attach(Path(path), size, slots=SLOTS)
+            except (RayError, GetTimeoutError) as error:
+                why = error.cause if isinstance(error, RayTaskError) else error
+                self._note(f"no snapshots in peer memory: {why}")
+        return memory(generation, size)
+
+    def crowded(self, storage: bool) -> bool:
+        """Whether a snapshot now would meet one that is not complete, or comes sooner than it is worth.
+
+        One for storage waits for the last one that is being written, not for the copy on another node.
+        """
+        with self._lock:
+            if storage:
+                return bool(self._flushing)
+            self._since += 1
+            return not self._shared or bool(self._open) or not self._due()
+
+    def taking(self, step: int) -> None:
+        """A snapshot begins: the vote has shown that the last one is complete on every rank."""
+        with self._lock:
+            self._open.add(step)
+            self._since, self._at = 0, time.monotonic()
+
+    def dropped(self, step: int) -> None:
+        with self._lock:
+            self._open.discard(step)
+
+    def deliver(self, share: Share) -> None:
+        """On a thread of the engine, which must not wait for storage."""
+        with self._lock:
+            if share.storage:
+                self._flushing.add(share)
+            shared = self._shared
+        call = self._keep if shared else self._write
+        self._threads.submit(call, share)
+
+    # -- private
+
+    def _due(self) -> bool:
+        if self._every != "auto":
+            return self._since >= self._every
+        return time.monotonic() - self._at >= peer_interval_s(self._cost_s)
+
+    def _write(self, share: Share) -> None:
+        self._complete(share, shared=False)
+        self._writer.save(share)
+        self._flushed(share)
+
+    def _keep(self, share: Share) -> None:
+        kept = _kept(self._worker, share, first=self._first)
+        self._cost_s = share.seconds
+        try:
+            ray.get(self._keeper.seal.remote(kept, self._keeper))
+        except RayError as error:
+            self._failed(error)
+            if share.storage:
+                self._write(share)
+            else:
+                self._complete(share, shared=False)
+                share.release()
+            return
+        self._complete(share, shared=True)
+        if not share.storage:
+            return
+        try:
+            ray.get(self._keeper.flush.remote(kept))
+        except RayError as error:
+            self._failed(error)
+            self._writer.save(share)
+        self._flushed(share)
+
+    def _complete(self, share: Share, *, shared: bool) -> None:
+        """The snapshot is where it should be. The one before it may go: nothing new begins before a vote."""
+        with self._lock:
+            self._open.discard(share.step)
+            before, self._used = self._used, share if shared else None
+            self._first = False
+            done = before is not None and before not in self._flushing
+        if before is not None and done:
+            before.release()
+
+    def _flushed(self, share: Share) -> None:
+        with self._lock:
+            self._flushing.discard(share)
+            done = share is not self._used
+        if done:
+            share.release()
+
+    def _failed(self, error: RayError) -> None:
+        if isinstance(error, RayTaskError):
+            self._note(f"the keeper of this node could not take a snapshot: {error.cause}")
+            return
+        self._note(f"the keeper of this node is gone ({type(error).__name__}): snapshots go to storage only")
+        with self._lock:
+            self._shared = False
+
+
+def _kept(worker: str, share: Share, *, first: bool) -> Kept:
+    rows = ((p.tensor, p.state, p.dtype, p.shape, p.box) for p in share.pieces)
+    last = share.offsets[-1] + share.pieces[-1].data_bytes if share.pieces else 0
+    return Kept(
+        worker=worker,
+        generation=share.generation,
+        rank=share.rank,
+        step=share.step,
+        replica=share.replica,
+        slot=share.slot,
+        stamp=share.stamp,
+        used=last,
+        boxes=Fragments.of(rows),
+        offsets=share.offsets,
+        document=share.document,
+        storage=share.storage,
+        first=first,
+    )

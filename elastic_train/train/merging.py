@@ -1,0 +1,23 @@
+"""One document of a whole state from those of its ranks: JSON values, no tensors library."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+STAGE = "stage"
+"""In a document, the stage of a pipeline whose first rank wrote it."""
+
+
+def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One document of a whole state, from those of ranks that hold all of it between them."""
+    first, optimizer = documents[0], documents[0]["optimizer"]
+    order = {fqn: number for number, fqn in enumerate(first["trainable"])}
+    scalars = {fqn: own for document in documents for fqn, own in document["optimizer"]["scalars"].items()}
+    states = [tuple(row) for document in documents for row in document["optimizer"]["states"]]
+    whole = {
+        **optimizer,
+        "scalars": dict(sorted(scalars.items(), key=lambda item: order.get(item[0], 0))),
+        "states": [list(row) for row in sorted(dict.fromkeys(states), key=lambda row: order.get(row[0], 0))],
+    }
+    return {**{k: v for k, v in first.items() if k != STAGE}, "optimizer": whole}

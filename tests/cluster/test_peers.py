@@ -1,0 +1,50 @@
+"""A pure FSDP run loses a node: what was lost comes from another node's memory, and nothing from storage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from elastic_train.cluster import segments
+from elastic_train.config import Checkpoints, Parallelism
+from elastic_train.control.events import CheckpointCommitted, PeersTold
+from elastic_train.control.faults import FaultSchedule, KillNode, Moment
+from tests.faults.conftest import TIMING, Runs, assert_same_training
+from tests.faults.conftest import runs as runs
+
+pytestmark = [pytest.mark.ring3, pytest.mark.timeout(600)]
+NODES, CPUS = 3, 1
+STEPS = 14
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(runs: Runs) -> Iterator[None]:
+    yield
+    segments.sweep()
+    assert not list(segments.DIRECTORY.glob(f"{segments.PREFIX}*"))
+
+
+def test_a_lost_node_without_a_replica_costs_at_most_one_step_and_no_read_of_storage(
+    runs: Runs, tmp_path: Path
+) -> None:
+    schedule = FaultSchedule(faults=(KillNode(when=Moment(step=9, phase="backward"), node="n1"),), seed=3)
+    rough = runs.disturbed(
+        "fsdp-peers",
+        schedule,
+        workers="2:3",
+        max_steps=STEPS,
+        standby=0,
+        checkpoints=Checkpoints(every=1000, keep=2, peers=1),
+        parallelism=Parallelism(dp_replicate=1),
+        timing=replace(TIMING, join_window_s=60.0),
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    formed = [r.formed for r in rough.records if r.formed is not None]
+    assert [f.source for f in formed] == ["fresh", "mixed"]
+    assert len(rough.ledger.superseded) <= 1
+    assert any(isinstance(r.event, PeersTold) and r.event.snapshots for r in rough.records)
+    committed = [r.event.stored.step for r in rough.records if isinstance(r.event, CheckpointCommitted)]
+    assert committed == [STEPS], "there was no checkpoint to read when the node was lost"

@@ -1,0 +1,143 @@
+"""What a keeper serves: the snapshot that was sealed, or nothing."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastic_train.checkpoint.engine.arena import Arena, offsets, slot_bytes
+from elastic_train.cluster import segments
+from elastic_train.cluster.messages import Kept
+from elastic_train.cluster.shelf import STEPS, Book, Shelf
+from elastic_train.errors import GroupBroken, MemoryTooSmall
+from elastic_train.geometry.box import Box
+from elastic_train.geometry.digest import of_boxes
+from elastic_train.geometry.fragments import Fragments
+
+pytestmark = pytest.mark.ring1
+SHAPE = (6, 4)
+DOCUMENT = {"trainable": ["w"], "optimizer": {"scalars": {}, "states": []}}
+
+
+def whole(step: int) -> np.ndarray:
+    return (np.arange(24, dtype=np.float32) + 100 * step).reshape(SHAPE)
+
+
+def kept(arena: Arena, slot: int, *, rank: int, step: int, generation: int = 1, first: bool = False) -> Kept:
+    """Rank r of two holds three rows of `w`, and all of them hold `b`."""
+    box = Box((3 * rank, 0), (3, 4))
+    table = Fragments.of(
+        [("w", "param", "float32", SHAPE, box), ("b", "param", "float32", (5,), Box.whole((5,)))]
+    )
+    starts, used = offsets(table.nbytes.tolist())
+    arena.open(slot)
+    for start, data in zip(starts, (whole(step)[box.slices], np.full(5, step, np.float32)), strict=True):
+        arena.slot(slot)[start : start + data.nbytes] = (
+            np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
+        )
+    return Kept(
+        worker=f"w{rank}",
+        generation=generation,
+        rank=rank,
+        step=step,
+        replica=(0, 1),
+        slot=slot,
+        stamp=arena.seal(slot),
+        used=used,
+        boxes=table,
+        offsets=tuple(starts),
+        document=DOCUMENT,
+        storage=False,
+        first=first,
+    )
+
+
+def book(arena: Arena, note: Kept, *, copied: bool = False) -> Book:
+    data = np.frombuffer(arena.slot(note.slot), np.uint8)[: note.used]
+    return Book(kept=note, data=data.copy() if copied else data, arena=None if copied else arena)
+
+
+def arena_of(slots: int) -> Arena:
+    return Arena.private(slot_bytes([48, 20]), slots=slots)
+
+
+def test_any_box_inside_what_two_ranks_sealed_is_served_to_the_bit() -> None:
+    arena, shelf = arena_of(2), Shelf("n1")
+    for rank in range(2):
+        shelf.put(book(arena, kept(arena, rank, rank=rank, step=7), copied=rank == 1))
+    boxes = [Box((1, 2), (2, 2)), Box((3, 0), (3, 4)), Box((4, 1), (1, 3))]
+    wanted = Fragments.of([("w", "param", "float32", SHAPE, b) for b in boxes])
+    for box, data in zip(boxes, shelf.read(1, 7, wanted), strict=True):
+        assert np.array_equal(data.view(np.float32).reshape(box.sizes), whole(7)[box.slices])
+    assert shelf.digest_of(1, 7, wanted) == of_boxes(wanted, shelf.read(1, 7, wanted))
+    offer = shelf.offer(1, 7)
+    assert offer.document["trainable"] == ["w"]
+    assert len(offer.holds) == 4
+    assert [(s.rank, s.step) for s in shelf.snapshots()] == [(0, 7), (1, 7)]
+
+
+def test_a_slot_that_is_written_again_is_no_evidence_from_its_first_byte_on() -> None:
+    arena, shelf = arena_of(1), Shelf("n1")
+    shelf.put(book(arena, kept(arena, 0, rank=0, step=7)))
+    wanted = Fragments.of([("b", "param", "float32", (5,), Box.whole((5,)))])
+    assert shelf.snapshots()
+    arena.open(0)
+    assert not shelf.snapshots()
+    with pytest.raises(GroupBroken):
+        shelf.read(1, 7, wanted)
+    arena.seal(0)
+    assert not shelf.snapshots()
+
+
+def test_the_newest_steps_stay_and_an_older_generation_until_the_second_snapshot_of_a_newer() -> None:
+    arena, shelf = arena_of(8), Shelf("n1")
+    for step in range(1, STEPS + 3):
+        shelf.put(book(arena, kept(arena, step, rank=0, step=step), copied=True))
+    newest = range(3, STEPS + 3)
+    assert [s.step for s in shelf.snapshots()] == list(newest)
+    shelf.put(book(arena, kept(arena, 0, rank=0, step=9, generation=2, first=True), copied=True))
+    assert shelf.generations() == {1, 2}
+    shelf.put(book(arena, kept(arena, 1, rank=0, step=10, generation=2), copied=True))
+    assert [(s.generation, s.step) for s in shelf.snapshots()] == [(2, 9), (2, 10)]
+
+
+def test_a_box_that_nobody_sealed_is_refused() -> None:
+    arena, shelf = arena_of(1), Shelf("n1")
+    shelf.put(book(arena, kept(arena, 0, rank=0, step=7)))
+    across = Fragments.of([("w", "param", "float32", SHAPE, Box((2, 0), (2, 4)))])
+    with pytest.raises(GroupBroken, match="does not hold"):
+        shelf.read(1, 7, across)
+
+
+def _own(directory: str, ready: object) -> None:
+    segments.create("dead", 4096, slots=1, directory=Path(directory))
+    ready.set()  # type: ignore[attr-defined]
+    signal.pause()
+
+
+def test_a_sweep_removes_what_dead_keepers_left_and_nothing_else(tmp_path: Path) -> None:
+    alive = segments.create("alive", 4096, slots=1, directory=tmp_path)
+    context = multiprocessing.get_context("spawn")
+    ready = context.Event()
+    other = context.Process(target=_own, args=(str(tmp_path), ready))
+    other.start()
+    assert ready.wait(60)
+    assert segments.sweep(tmp_path) == []
+    assert other.pid is not None
+    os.kill(other.pid, signal.SIGKILL)
+    other.join()
+    assert segments.sweep(tmp_path) == ["elastic_train-dead"]
+    assert [p.name for p in tmp_path.iterdir()] == ["elastic_train-alive"]
+    alive.drop()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_segment_that_does_not_fit_is_refused_with_the_figure_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(MemoryTooSmall, match="MB"):
+        segments.create("large", 10**15, slots=3, directory=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from elastic_train.control.cadence import FIRST_SAVE_S, PRIOR_MTBF_S, interval_s, mtbf_s
+from elastic_train.control.cadence import FIRST_SAVE_S, PRIOR_MTBF_S, interval_s, mtbf_s, peer_interval_s
 
 pytestmark = pytest.mark.ring0
 
@@ -29,3 +29,9 @@ def test_before_anything_is_measured_the_first_save_comes_early():
 
 def test_observation_outweighs_belief_in_time():
     assert mtbf_s(elapsed_s=1e6, failures=100) == pytest.approx(1e4, rel=0.01)
+
+
+def test_peer_memory_is_filled_as_often_as_it_costs_two_percent_and_never_less_than_youngs_interval():
+    assert peer_interval_s(0.0) == 0.0
+    assert peer_interval_s(0.01) == pytest.approx(0.5)
+    assert peer_interval_s(1000.0) == pytest.approx(math.sqrt(2 * 1000.0 * PRIOR_MTBF_S))

@@ -1,4 +1,4 @@
-"""Kills against sharded plans: a replica saves every step, without one the last checkpoint is restored."""
+"""Kills against sharded plans: a replica saves every step, without one peer memory or the last checkpoint."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_replicated_shard_survives_the_loss_of_a_rank_or_a_node(runs: Runs, fa
     assert meshes == {"dp_replicate 2 x dp_shard 2", "dp_shard 2"}
 
 
-def test_without_a_replica_the_last_checkpoint_is_restored(runs: Runs) -> None:
+def test_without_a_replica_or_peer_memory_the_last_checkpoint_is_restored(runs: Runs) -> None:
     schedule = FaultSchedule(faults=(KillRank(when=Moment(step=13, phase="backward"), rank=1),), seed=2)
     rough = runs.disturbed(
         "fsdp",
@@ -48,7 +48,7 @@ def test_without_a_replica_the_last_checkpoint_is_restored(runs: Runs) -> None:
         workers="2:2",
         max_steps=STEPS,
         standby=0,
-        checkpoints=Checkpoints(every=5, keep=2),
+        checkpoints=Checkpoints(every=5, peers=None, pressure="wait", keep=2),
         parallelism=Parallelism(dp_replicate=1, dp_shard=2),
     )
     assert_same_training(rough, runs.calm(steps=STEPS))

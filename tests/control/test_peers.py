@@ -1,0 +1,106 @@
+"""When survivors don't hold the newest step, the keepers are asked before anything older is taken."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from elastic_train.control.commands import AskPeers, Form
+from elastic_train.control.events import Adopted, PeersTold, Settled, TermBegan
+from elastic_train.control.states import Forming, Waiting
+from elastic_train.recovery.evidence import FromStorage, Holding, Live, Mixed, Snapshot
+
+pytestmark = pytest.mark.ring0
+
+
+@pytest.fixture
+def kept(play):
+    """A sharded run on three nodes that have keepers, at step 6, with a checkpoint of step 4."""
+    play.policy = replace(play.policy, peers=True)
+    play.running(3, step=6)
+    play.parts(4)
+    play.saved(4)
+    return play
+
+
+def snapshots(play, step: int, ranks=(0, 1, 2), keeper: str = "b") -> tuple[Snapshot, ...]:
+    return tuple(Snapshot(keeper=keeper, generation=play.facts.generation, rank=r, step=step) for r in ranks)
+
+
+def told(play, *held: Snapshot):
+    return play(PeersTold, generation=play.facts.generation, snapshots=held)
+
+
+def lose_one(play) -> None:
+    play.lose("w0001")
+    play.settle("w0002", "w0003")
+
+
+def test_a_lost_shard_comes_from_peer_memory_at_the_newest_step_that_is_whole_there(kept):
+    lose_one(kept)
+    assert kept.ordered(AskPeers) == [AskPeers(generation=1)]
+    assert isinstance(kept.phase, Waiting)
+    told(kept, *snapshots(kept, 5), *snapshots(kept, 6, ranks=(1, 2)))
+    (form,) = kept.ordered(Form)
+    assert isinstance(form.origin, Mixed)
+    assert form.origin.step == 5
+    assert form.lineage == ((1, 0), (2, 5))
+    assert kept.facts.step == 5
+
+
+def test_survivors_hold_their_own_part_of_the_newest_step_so_only_the_lost_one_is_fetched(kept):
+    lose_one(kept)
+    told(kept, *snapshots(kept, 6))
+    (form,) = kept.ordered(Form)
+    assert form.origin.step == 6
+    assert {s.rank for s in form.origin.peers} == {0}
+    assert form.holders == ("w0002", "w0003")
+
+
+def test_nobody_is_asked_where_the_survivors_hold_the_newest_step(replicated):
+    replicated.policy = replace(replicated.policy, peers=True)
+    replicated.running(4, step=6)
+    replicated.lose("w0001")
+    replicated.settle("w0002", "w0003", "w0004")
+    assert not replicated.ordered(AskPeers)
+    assert isinstance(replicated.ordered(Form)[0].origin, Live)
+
+
+def test_what_peer_memory_lacks_comes_from_the_last_checkpoint(kept):
+    lose_one(kept)
+    told(kept, *snapshots(kept, 6, ranks=(1, 2)))
+    assert isinstance(kept.ordered(Form)[0].origin, FromStorage)
+
+
+def test_keepers_are_asked_once_for_each_group_that_ended(kept):
+    lose_one(kept)
+    kept.wait(1.0)
+    assert not kept.ordered(AskPeers)
+    told(kept, *snapshots(kept, 6))
+    assert isinstance(kept.phase, Forming)
+    kept.broken("w0002", detail="the keeper of b is gone")
+    for rank, worker in ((1, "w0002"), (2, "w0003")):
+        held = (Holding(generation=1, rank=rank, step=6),)
+        kept(Settled, generation=2, worker=worker, holdings=held, error=None)
+    assert kept.ordered(AskPeers) == [AskPeers(generation=2)]
+    told(kept)
+    assert isinstance(kept.phase, Forming)
+
+
+def test_a_controller_that_died_while_it_asked_asks_again(kept):
+    lose_one(kept)
+    kept(TermBegan, term=2, stored=kept.stored(4), ever_stored=True)
+    kept(Adopted, running=(("w0002", "b", 0, 6), ("w0003", "c", 0, 6)))
+    assert kept.ordered(AskPeers)
+    told(kept, *snapshots(kept, 6))
+    assert kept.ordered(Form)
+
+
+def test_a_late_answer_changes_nothing(kept):
+    before = kept.state
+    assert told(kept, *snapshots(kept, 6)).state == before
+    lose_one(kept)
+    kept(PeersTold, generation=7, snapshots=snapshots(kept, 6))
+    assert kept.facts.asking
+    told(kept)

@@ -16,8 +16,10 @@ from ray.exceptions import GetTimeoutError, RayError
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.controller import Update
+from elastic_train.cluster.names import run_key
 from elastic_train.cluster.result import Result
 from elastic_train.cluster.screen import Screen
+from elastic_train.cluster.takeover import sweep
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import Cause
@@ -36,24 +38,30 @@ from elastic_train.storage.journal import read_journal
 ASK_S = 1.0
 ANSWER_S = 20.0
 GONE_S = 120.0  # how long a controller may be away before its driver gives up
-GRACE_S = 2.5  # a job's stop is followed by SIGKILL after 3 s
+AT_ONCE_S = 0.6  # how long a controller may take to end the run without a checkpoint
+LEAVE_S = 0.3  # what this process needs for its own end
 
 
-def follow(controller: Any, spec: RunSpec, *, quiet: bool, chaos: Chaos | None) -> Result:
-    """Until the run ended. The second signal, or the grace time after a SIGTERM, ends the wait at once."""
+def follow(controller: Any, spec: RunSpec, *, quiet: bool, grace_s: float, chaos: Chaos | None) -> Result:
+    """Until the run ended.
+
+    A first signal stops it at the next step boundary with a checkpoint. A second one, or the end of the
+    `grace_s` after which a SIGTERM is followed by SIGKILL, stops it where it is.
+    """
     screen = Screen(spec, quiet=quiet)
     store = open_store(child_url(spec.storage_path, spec.name))
     term, seen, heard = 0, 0, time.monotonic()
-    with _signals() as wish:
+    with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as wish:
         while True:
-            if wish.reason and not wish.passed_on:
-                wish.passed_on = True
+            if wish.to_pass_on():
                 controller.stop.remote(wish.reason)
             if wish.overdue():
-                ray.kill(controller, no_restart=True)  # its workers end themselves when their lease is over
+                ray.kill(controller, no_restart=True)
+                sweep(run_key(spec.storage_path, spec.name))
                 return _result(spec, End(outcome="stopped", detail=f"{wish.reason}, without waiting"), screen)
             try:
-                update: Update = ray.get(controller.updates.remote(term, seen, ASK_S), timeout=ANSWER_S)
+                wait_s = AT_ONCE_S / 4 if wish.reason else ASK_S
+                update: Update = ray.get(controller.updates.remote(term, seen, wait_s), timeout=ANSWER_S)
             except (RayError, GetTimeoutError) as error:
                 if time.monotonic() - heard > GONE_S:
                     raise InfrastructureError(cause=f"the controller is gone: {error}") from error
@@ -74,29 +82,41 @@ def follow(controller: Any, spec: RunSpec, *, quiet: bool, chaos: Chaos | None) 
 
 
 class _Wish:
-    """A person's or the platform's wish to stop."""
+    """A person's or the platform's wish to stop; said twice, at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float) -> None:
         self.reason = ""
-        self.passed_on = False
-        self._deadline = float("inf")
+        self._grace_s = grace_s
+        self._said = 0
+        self._at_once = self._over = float("inf")
 
     def hear(self, number: int) -> None:
-        name = signal.Signals(number).name
+        now = time.monotonic()
         if self.reason:
-            self._deadline = 0.0  # asked twice
+            self._at_once = min(self._at_once, now)
         elif number == signal.SIGTERM:
-            self._deadline = time.monotonic() + GRACE_S
-        self.reason = self.reason or name
+            self._at_once = now + self._grace_s
+        self.reason = self.reason or signal.Signals(number).name
+
+    def to_pass_on(self) -> bool:
+        """Whether the controller has to be told, once for each stage."""
+        now = time.monotonic()
+        stage = 0 if not self.reason else 2 if now >= self._at_once else 1
+        if stage <= self._said:
+            return False
+        self._said = stage
+        if stage == 2:
+            self._over = now + AT_ONCE_S
+        return True
 
     def overdue(self) -> bool:
-        return time.monotonic() > self._deadline
+        return time.monotonic() > self._over
 
 
 @contextmanager
-def _signals() -> Iterator[_Wish]:
+def _signals(grace_s: float) -> Iterator[_Wish]:
     """SIGINT and SIGTERM become a wish. Installed after ray.init, which puts its own handlers in place."""
-    wish = _Wish()
+    wish = _Wish(grace_s)
     if threading.current_thread() is not threading.main_thread():
         yield wish
         return

@@ -18,6 +18,7 @@ from elastic_train.observe.history import history, table
 from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record
 from elastic_train.observe.text import columns
+from elastic_train.storage.fsspec_store import child_url
 
 QUIET_EVENTS = (StepCommitted, PartWritten, Settled, CheckpointCommitted)
 EVERY_S = 5.0  # between two progress lines where the output is no terminal
@@ -33,6 +34,8 @@ class Screen:
         self._records: list[Record] = []
         self._shown = ""
         self._printed_at = 0.0
+        if not quiet:
+            self._write(f"run {child_url(spec.storage_path, spec.name)}\n")
 
     def show(self, update: Update) -> None:
         for record in update.records:

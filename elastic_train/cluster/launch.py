@@ -17,14 +17,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastic_train.checkpoint.begin import begin
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.controller import Controller, Update
+from elastic_train.cluster.controller import Controller
 from elastic_train.cluster.follow import follow
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, controller_name, run_key
 from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.result import Result
+from elastic_train.cluster.takeover import take_over
 from elastic_train.config import ResumeFrom, RunSpec
-from elastic_train.errors import ConfigError, LeaseHeld, StorageError
+from elastic_train.errors import ConfigError, StorageError
 from elastic_train.planner.plan import Infeasible, Seat
 from elastic_train.planner.search import Search, planner_for
 from elastic_train.planner.shape import ModelShape
@@ -46,7 +47,8 @@ LOCAL_CLUSTER: Mapping[str, str] = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
-ANSWER_S = 10.0
+JOB_STOP_WAIT_S = 3.0  # Ray's default
+RAY_COPIES = "working_dir_files"  # where Ray keeps copies of the working directories of jobs
 
 
 def fit(
@@ -73,7 +75,7 @@ def fit(
         if resume_from is not None:
             begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
         controller = _start(spec, job, _planner(spec, shape), chaos)
-        return follow(controller, spec, quiet=quiet, chaos=chaos)
+        return follow(controller, spec, quiet=quiet, grace_s=_grace_s(), chaos=chaos)
 
 
 def prepare_local_environment() -> None:
@@ -133,7 +135,7 @@ def _planner(spec: RunSpec, shape: ModelShape) -> Search:
 def _start(spec: RunSpec, job: bytes, planner: Search, chaos: Chaos | None) -> Any:
     """The run's controller, new. One that is still at work is left alone: LeaseHeld."""
     run = run_key(spec.storage_path, spec.name)
-    _replace_old(run, spec)
+    take_over(run, spec)
     return (
         remote(Controller, max_concurrency=32)
         .options(
@@ -159,22 +161,21 @@ def _start(spec: RunSpec, job: bytes, planner: Search, chaos: Chaos | None) -> A
     )
 
 
-def _replace_old(run: str, spec: RunSpec) -> None:
-    with contextlib.suppress(ValueError):
-        old = ray.get_actor(controller_name(run), NAMESPACE)
-        with contextlib.suppress(RayError, GetTimeoutError):
-            update: Update = answer(old.updates.remote(0, 0, 0.0), ANSWER_S)
-            if update.ended is None:
-                raise LeaseHeld(run=spec.name, holder="its controller on this cluster", age_s=0.0)
-        ray.kill(old, no_restart=True)
-
-
 def _driver() -> str:
     return f"pid {os.getpid()} on {os.uname().nodename}"
 
 
+def _grace_s() -> float:
+    """Seconds from a SIGTERM to the SIGKILL that follows it when a Ray job is stopped."""
+    return float(os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", JOB_STOP_WAIT_S))
+
+
 def _absolute(path: str) -> str:
-    return path if "://" in path else str(Path(path).absolute())
+    """A submitted job works in a copy of its directory, which Ray removes: paths start at home there."""
+    if "://" in path:
+        return path
+    copied = RAY_COPIES in Path.cwd().parts
+    return str((Path.home() if copied else Path.cwd()) / path)
 
 
 def _check_nodes_see(spec: RunSpec, token: Token) -> None:

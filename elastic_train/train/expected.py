@@ -39,7 +39,7 @@ def check(shards: Shards, there: Kinds, *, foreign: bool, url: str = "the state"
     own = {(fqn, "param"): p for fqn, p in shards.parameters.items()}
     own |= {(fqn, "buffer"): b for fqn, b in shards.buffers.items()}
     given = {name for name in there if name[1] in PLACED}
-    absent = {name for name in own if name not in given}
+    absent = {name for name, tensor in own.items() if name not in given and tensor.numel()}
     initial = frozenset(name for name in absent if foreign and name[1] == "buffer")
     problems = [
         f"{fqn} ({state}) is missing{_near(fqn, (t for t, s in given if s == state))}"

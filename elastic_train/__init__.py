@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer, open_checkpoint
     from elastic_train.cli.job import main
     from elastic_train.config import Batch, Checkpoints, Parallelism, Timing
-    from elastic_train.train.task import Evaluation, Task
+    from elastic_train.train.task import Evaluation, Rules, Task
 
 __all__ = [
     "Batch",
@@ -21,6 +21,7 @@ __all__ = [
     "ElasticTrainer",
     "Evaluation",
     "Parallelism",
+    "Rules",
     "Task",
     "Timing",
     "main",
@@ -36,6 +37,7 @@ _HOMES = {
     "Parallelism": "config",
     "Timing": "config",
     "Evaluation": "train.task",
+    "Rules": "train.task",
     "Task": "train.task",
 }
 

@@ -64,6 +64,9 @@ class Pretrain(et.Task):
     def loss(self, output: Tensor, micro_batch: Tensor) -> tuple[Tensor, Tensor]:
         return next_token_loss(output, micro_batch)
 
+    def parallelize(self) -> et.Rules:
+        return Llama.rules()
+
     def evaluation(self) -> et.Evaluation | None:
         if not self.evaluate_every:
             return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import psutil
@@ -35,17 +36,19 @@ class Saboteur:
         self._faults = dict(enumerate(schedule.faults))
         self._store, self._rank = store, rank
         self._label = labels.get(node, node)
-        self._at = (0, "")  # step and phase of the last call
-        self._count = 0  # of calls there: the rank's own micro-batches
+        self._step = 0  # of the last call
+        self._calls: Counter[str] = Counter()  # in it, by phase: the rank's own micro-batches
 
     def __call__(self, phase: str, step: int, micro_batch: int) -> None:
-        if phase == "forward":
-            self._count = 0 if self._at[0] != step else self._count + 1
-        self._at = (step, phase)
+        if step != self._step:
+            self._step = step
+            self._calls.clear()
+        count = self._calls[phase]
+        self._calls[phase] += 1
         for number, fault in list(self._faults.items()):
             when = fault.when
             due = when.step <= step if phase == "forming" else when.step == step
-            exact = phase not in ("forward", "backward") or when.micro_batch == self._count
+            exact = phase not in ("forward", "backward") or when.micro_batch == count
             if when.phase == phase and due and exact and self._mine(fault):
                 del self._faults[number]
                 if claim(self._store, number):

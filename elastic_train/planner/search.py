@@ -38,7 +38,7 @@ class Search:
     `seats` come in order of preference; `previous` is the plan whose shards the workers hold. With the
     model's layers and the hardware known, the plan of most predicted goodput is sought among all, with
     `recompute` and `virtual` stages per rank that may be tried; otherwise the data-parallel plan that keeps
-    most copies.
+    most copies. `data_first`: that one as long as it fits and nobody asks for another axis.
     """
 
     micro_batches: int
@@ -49,6 +49,7 @@ class Search:
     outlook: Outlook = field(default_factory=Outlook)
     recompute: tuple[Recompute, ...] = RECOMPUTES
     virtual: tuple[int, ...] = (1, 2, 4)
+    data_first: bool = False
 
     def __call__(self, seats: tuple[Seat, ...], previous: Plan | None = None, /) -> Plan | Infeasible:
         choice = self.choice(seats, previous)
@@ -56,12 +57,19 @@ class Search:
 
     def choice(self, seats: Sequence[Seat], previous: Plan | None = None) -> Choice | Infeasible:
         problem = self.problem(seats, previous)
+        if problem is not None and self.data_first and not self.constraints.divides_the_model:
+            simple = self._data_parallel(seats, previous)
+            if not isinstance(simple, Infeasible):
+                return simple
         if problem is not None:
             chosen = choose(problem)
             if isinstance(chosen, Infeasible):
                 return chosen
             scored, reason = chosen
             return Choice(plan=scored.plan, reason=reason, moves_live=scored.moves_live)
+        return self._data_parallel(seats, previous)
+
+    def _data_parallel(self, seats: Sequence[Seat], previous: Plan | None) -> Choice | Infeasible:
         return choose_plan(
             seats,
             shape=self.shape,
@@ -96,7 +104,10 @@ def planner_for(
     hardware: Hardware | None = None,
     outlook: Outlook | None = None,
 ) -> Search:
-    """The planner of a run; without a shape and a size every mesh is taken to fit."""
+    """The planner of a run; without a shape and a size every mesh is taken to fit.
+
+    Stages per rank and recomputation stay at what workers do: one, and none.
+    """
     return Search(
         micro_batches=spec.batch.micro_batches,
         constraints=spec.parallelism,
@@ -104,6 +115,9 @@ def planner_for(
         memory_bytes=memory_bytes,
         hardware=hardware,
         outlook=outlook or Outlook(),
+        recompute=("none",),
+        virtual=(1,),
+        data_first=True,
     )
 
 

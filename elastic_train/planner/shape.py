@@ -88,6 +88,7 @@ class ModelShape:
     layers: tuple[Layer, ...] = ()
     widths: Widths | None = None
     boundary_bytes: int = 0  # of the tensor between two blocks, for one micro-batch
+    chain: bool = True  # whether a pipeline can be cut between the layers
     tied: bool = False  # the last layer uses a tensor of the first, so both hold it
 
     @property

@@ -15,13 +15,14 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
+from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
-from elastic_train.train.build import Blueprint, tensors
+from elastic_train.train.build import Blueprint, draw, tensors
 from elastic_train.train.names import canonical
 from elastic_train.train.place import Stages
 from elastic_train.train.stages import cut_stage
-from elastic_train.train.task import Rules
+from elastic_train.train.task import Rules, Task
 from elastic_train.train.tensor_parallel import Regions, cut_tensors, styles
 
 
@@ -54,6 +55,15 @@ def divide(blueprint: Blueprint, rules: Rules, plan: Plan, mesh: DeviceMesh, dev
             blueprint, rules, mesh["dp_replicate", "dp_shard"] if size.dp_replicate > 1 else mesh["dp_shard"]
         )
     return Divided(blueprint=blueprint, stages=stages, regions=regions)
+
+
+def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
+    """ConfigError where the task's rules do not allow the plan; nothing is started."""
+    blueprint, rules = draw(task, spec.precision), task.parallelize()
+    if plan.mesh.tp > 1:
+        styles(blueprint.model, rules, plan.mesh.tp)
+    if plan.mesh.pp > 1:
+        cut_stage(blueprint, rules, plan.stages, 0)
 
 
 def _shard(blueprint: Blueprint, rules: Rules, data: DeviceMesh) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,12 +14,14 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastic_train.config import RunSpec
-from elastic_train.planner.shape import Layer, ModelShape, TensorShape, Widths
+from elastic_train.planner.shape import Layer, ModelShape, TensorShape
 from elastic_train.train.build import DTYPE_OF, Blueprint, draw
 from elastic_train.train.collate import caller, collate
 from elastic_train.train.names import canonical
 from elastic_train.train.shape import model_shape
+from elastic_train.train.stages import blocks_of
 from elastic_train.train.task import Rules, Task
+from elastic_train.train.widths import widths_of
 
 BACKWARD = 3.0  # forward and backward in times of the forward
 
@@ -31,25 +33,24 @@ class _Seen:
     flops: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     saved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     boundary: int = 0
-    sequence: int = 0
     at: int = -1
 
 
 def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelShape:
     """The shape with its layers. Seconds are operations over `flops_per_s`, until a run measures them.
 
-    The blocks are the members of the ModuleList or Sequential with most parameters. A model that has none, or
-    whose forward cannot run without values, keeps the shape without layers.
+    The blocks are those that the task's rules name, or the members of the ModuleList or Sequential with most
+    parameters. A model without, or whose forward cannot run without values, keeps the shape without layers.
     """
     shape = model_shape(task, spec)
-    blueprint = draw(task, spec.precision)
-    path, blocks = _blocks(blueprint.model)
+    blueprint, rules = draw(task, spec.precision), task.parallelize()
+    found = blocks_of(blueprint.model, rules)
+    path, blocks = found.path, list(found.modules)
     if len(blocks) < 2:
         return shape
     seen = _forward(task, spec, blueprint, blocks)
     if seen is None:
         return shape
-    rules = task.parallelize()
     rows = tuple(
         Layer(
             name="before" if at < 0 else "after" if at == len(blocks) else f"{path}.{at}",
@@ -62,28 +63,14 @@ def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelSha
     )
     return replace(
         shape,
-        tensors=_placed(shape.tensors, path, len(blocks), rules),
+        tensors=_placed(shape.tensors, path, len(blocks), rules, _embeddings(blueprint)),
         layers=rows,
         boundary_bytes=seen.boundary,
-        widths=_widths(blueprint.model, seen.sequence) if rules.tensor_parallel else None,
+        widths=widths_of(blueprint.model) if rules.tensor_parallel else None,
+        chain=found.chained,
         compute_bytes=2 if spec.precision == "bf16" else None,
         tied=bool(blueprint.parameters.aliases),
     )
-
-
-def _blocks(model: nn.Module) -> tuple[str, list[nn.Module]]:
-    def size(module: nn.Module) -> int:
-        return sum(p.numel() for p in module.parameters())
-
-    found = [
-        (canonical(path), module)
-        for path, module in model.named_modules()
-        if path and isinstance(module, nn.ModuleList | nn.Sequential)
-    ]
-    if not found:
-        return "", []
-    path, module = max(found, key=lambda named: size(named[1]))
-    return path, list(module.children())
 
 
 def _forward(task: Task, spec: RunSpec, blueprint: Blueprint, blocks: list[nn.Module]) -> _Seen | None:
@@ -129,13 +116,12 @@ def _hooks(
         settle(number + 1)
         if isinstance(output, torch.Tensor):
             seen.boundary = max(seen.boundary, output.numel() * output.element_size())
-            seen.sequence = output.shape[1] if output.ndim == 3 else 0
 
     return enter, leave
 
 
 def _placed(
-    tensors: tuple[TensorShape, ...], path: str, blocks: int, rules: Rules
+    tensors: tuple[TensorShape, ...], path: str, blocks: int, rules: Rules, embeddings: Set[str]
 ) -> tuple[TensorShape, ...]:
     """Tensors with their layer, unit and the dim that tensor parallelism cuts."""
     placed: list[TensorShape] = []
@@ -150,36 +136,23 @@ def _placed(
                 tensor,
                 layer=layer,
                 unit=f"{path}.{number}" if inside else "",
-                tp_dim=_tp_dim(tensor, rules.tensor_parallel),
+                tp_dim=_tp_dim(tensor, rules.tensor_parallel, embeddings),
             )
         )
     return tuple(placed)
 
 
-def _tp_dim(tensor: TensorShape, patterns: Mapping[str, str]) -> int | None:
+def _embeddings(blueprint: Blueprint) -> Set[str]:
+    named = blueprint.model.named_modules()
+    return {canonical(path) for path, module in named if isinstance(module, nn.Embedding)}
+
+
+def _tp_dim(tensor: TensorShape, patterns: Mapping[str, str], embeddings: Set[str]) -> int | None:
+    """The dim that a tensor's module is cut along: an embedding's rows are inputs, a projection's outputs."""
     module = tensor.fqn.rpartition(".")[0]
     for pattern, style in patterns.items():
         if fnmatch.fnmatchcase(module, pattern):
-            if style == "column":
+            if style.startswith("column") != (module in embeddings):
                 return 0
             return 1 if len(tensor.shape) > 1 else None
     return None
-
-
-def _widths(model: nn.Module, sequence: int) -> Widths:
-    """Sizes that a model's configuration names, in the words of this package or of Hugging Face."""
-    config = getattr(model, "config", None)
-
-    def named(*names: str) -> int:
-        return next((int(v) for n in names if isinstance(v := getattr(config, n, None), int)), 0)
-
-    heads = named("heads", "num_attention_heads", "n_head")
-    return Widths(
-        hidden=named("dim", "hidden_size", "n_embd"),
-        heads=heads,
-        kv_heads=named("kv_heads", "num_key_value_heads") or heads,
-        feed_forward=named("hidden", "intermediate_size"),
-        sequence=sequence,
-        vocabulary=named("vocabulary", "vocab_size"),
-        experts=named("experts", "num_experts", "num_local_experts"),
-    )

@@ -1,4 +1,4 @@
-"""Sizes that parallel axes divide, as a model's configuration names them."""
+"""What the tp axis has to divide of a model: its heads. Other widths are cut unevenly where it must be."""
 
 from __future__ import annotations
 
@@ -7,20 +7,12 @@ from torch import nn
 from elastic_train.planner.shape import Widths
 
 
-def widths_of(model: nn.Module, sequence: int = 0) -> Widths:
-    """In the words of this package or of Hugging Face; 0 for what the configuration doesn't name."""
+def widths_of(model: nn.Module) -> Widths:
+    """As its configuration names them, in the words of this package or of Hugging Face; 0 if it doesn't."""
     config = getattr(model, "config", None)
 
     def named(*names: str) -> int:
         return next((int(v) for n in names if isinstance(v := getattr(config, n, None), int)), 0)
 
     heads = named("heads", "num_attention_heads", "n_head")
-    return Widths(
-        hidden=named("dim", "hidden_size", "n_embd"),
-        heads=heads,
-        kv_heads=named("kv_heads", "num_key_value_heads") or heads,
-        feed_forward=named("hidden", "intermediate_size"),
-        sequence=sequence,
-        vocabulary=named("vocabulary", "vocab_size"),
-        experts=named("experts", "num_experts", "num_local_experts"),
-    )
+    return Widths(heads=heads, kv_heads=named("kv_heads", "num_key_value_heads") or heads)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -52,10 +53,10 @@ def state_of(net: nn.Module) -> dict[str, list[float]]:
 
 
 def run_steps(
-    net: nn.Module, own: Sequence[int], *, world_size: int, fillers: Sequence[int] = (), total: int = 5
+    net: nn.Module, own: Sequence[int], *, data: Any = None, fillers: Sequence[int] = (), total: int = 5
 ) -> dict[str, list[float]]:
     """Two steps of `total` micro-batches of which this rank runs `own`; the buffers afterwards."""
-    buffers = ChangingBuffers(net, world_size)
+    buffers = ChangingBuffers(net, data.size() if data else 1, data)
     for step in range(2):
         for index, filler in [*((i, True) for i in fillers), *((i, False) for i in own)]:
             with buffers.watch(index, filler):
@@ -82,7 +83,7 @@ def on_ranks(
     rounds = max(map(len, shares))
     fillers = [0] * (rounds - len(shares[rank]))
     try:
-        return run_steps(Net().double(), shares[rank], world_size=len(shares), fillers=fillers)
+        return run_steps(Net().double(), shares[rank], data=dist.group.WORLD, fillers=fillers)
     finally:
         group.destroy()
 
@@ -92,7 +93,7 @@ def test_folded_statistics_are_those_of_training_on_one_process() -> None:
     for step in range(2):
         for index in range(5):
             plain(batch(10 * step + index))
-    folded = run_steps(Net().double(), range(5), world_size=1)
+    folded = run_steps(Net().double(), range(5))
     for name, values in state_of(plain).items():
         assert folded[name] == pytest.approx(values, rel=1e-14), name
     assert folded["twice.num_batches_tracked"] == [20]
@@ -105,12 +106,12 @@ def test_statistics_are_the_same_to_the_bit_under_every_division_of_micro_batche
 ) -> None:
     store, ranks = (pool.store_host, pool.store_port), range(len(shares))
     found = pool.run(on_ranks, store, next(new_generation), PerRank(ranks), shares, ranks=ranks)
-    assert found == [run_steps(Net().double(), range(5), world_size=1)] * len(shares)
+    assert found == [run_steps(Net().double(), range(5))] * len(shares)
 
 
 def test_recomputed_forwards_count_once() -> None:
-    plain = run_steps(Net().double(), range(5), world_size=1)
-    assert run_steps(Net(recompute=True).double(), range(5), world_size=1) == plain
+    plain = run_steps(Net().double(), range(5))
+    assert run_steps(Net(recompute=True).double(), range(5)) == plain
 
 
 def test_a_micro_batch_that_fails_half_way_leaves_buffers_and_momentum_as_they_were() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer, open_checkpoint
     from elastic_train.cli.job import main
-    from elastic_train.config import Batch, Checkpoints, Parallelism, Timing
+    from elastic_train.config import Batch, Checkpoints, Notices, Parallelism, Timing
     from elastic_train.train.task import Evaluation, Rules, Task
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Checkpoints",
     "ElasticTrainer",
     "Evaluation",
+    "Notices",
     "Parallelism",
     "Rules",
     "Task",
@@ -34,6 +35,7 @@ _HOMES = {
     "open_checkpoint": "api",
     "Batch": "config",
     "Checkpoints": "config",
+    "Notices": "config",
     "Parallelism": "config",
     "Timing": "config",
     "Evaluation": "train.task",

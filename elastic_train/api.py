@@ -7,7 +7,16 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from elastic_train.config import Batch, Checkpoints, Parallelism, Precision, ResumeFrom, RunSpec, Timing
+from elastic_train.config import (
+    Batch,
+    Checkpoints,
+    Notices,
+    Parallelism,
+    Precision,
+    ResumeFrom,
+    RunSpec,
+    Timing,
+)
 from elastic_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -25,8 +34,10 @@ class ElasticTrainer:
     """Trains a `Task` on as many workers as there are, from `num_workers`' minimum to its maximum.
 
     Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`. `resume_from` is a
-    checkpoint of any known system that a new run begins with, as a URL or with a specification. Nothing is
-    started before `fit`; whatever is wrong with the configuration is raised here, as a ConfigError.
+    checkpoint of any known system that a new run begins with, as a URL or with a specification. `notices`
+    names the cloud whose spot notices are heeded, `on_event` a URL or a command that gets what happens as
+    JSON. Nothing is started before `fit`; whatever is wrong with the configuration is raised here, as a
+    ConfigError.
     """
 
     def __init__(
@@ -44,6 +55,8 @@ class ElasticTrainer:
         standby: int = 1,
         timing: Timing | None = None,
         resume_from: ResumeFrom | str | None = None,
+        notices: Notices | None = None,
+        on_event: str | None = None,
         **unknown: Any,
     ) -> None:
         _refuse(unknown)
@@ -63,7 +76,10 @@ class ElasticTrainer:
             checkpoints=checkpoints,
             standby=standby,
             timing=timing or Timing(),
+            notices=notices,
+            on_event=on_event,
         )
+        self.callbacks = tuple((run_config.callbacks if run_config else None) or ())
 
     def fit(self, *, address: str | None = None, local_nodes: int = 3, quiet: bool = False) -> Result:
         """Run to the last step, through whatever happens to the machines, and return the result.
@@ -81,6 +97,7 @@ class ElasticTrainer:
             local_nodes=local_nodes,
             quiet=quiet,
             resume_from=self.resume_from,
+            callbacks=self.callbacks,
         )
 
 

@@ -141,6 +141,20 @@ class Timing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Notices:
+    """Whose notices of a machine's end to watch for; `endpoint` is the metadata service, else the cloud's."""
+
+    cloud: Literal["aws", "gcp"]
+    endpoint: str | None = None
+    every_s: float = 2.0
+
+    def __post_init__(self) -> None:
+        if self.cloud not in ("aws", "gcp"):
+            raise ConfigError(field="notices.cloud", problem=f"{self.cloud!r} is neither 'aws' nor 'gcp'.")
+        _positive("notices.every_s", self.every_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
     """Everything a run is, apart from the user's own code."""
 
@@ -159,6 +173,8 @@ class RunSpec:
     max_failures: int = 3
     standby: int = 1
     timing: Timing = field(default_factory=Timing)
+    notices: Notices | None = None
+    on_event: str | None = None  # a URL or a command that is told what happens
 
     def __post_init__(self) -> None:
         if not self.name or self.name.strip() != self.name or "/" in self.name:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from elastic_train.cli import checkpoints, convert, status
+from elastic_train.cli import checkpoints, convert, status, steer
 from elastic_train.cli.exits import CAPACITY, exits
 from elastic_train.cli.job import load_job, run_job
 
@@ -83,6 +83,22 @@ def events(run: Run, as_json: Json = False) -> None:
     """What happened to a run, and why, one line each."""
     with exits():
         status.show_events(run, as_json=as_json)
+
+
+@app.command()
+def logs(
+    run: Run, follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False
+) -> None:
+    """What a run did and where it stands. With -f the exit code is how the run ended."""
+    with exits() as leave:
+        leave(steer.show_logs(run, follow=follow))
+
+
+@app.command()
+def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopped.")] = False) -> None:
+    """Stop a run at its next step, with a checkpoint. Its storage is enough to ask."""
+    with exits() as leave:
+        leave(steer.stop_run(run, wait=wait))
 
 
 @ckpt.command("ls")

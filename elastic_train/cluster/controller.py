@@ -22,8 +22,10 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from elastic_train.cluster import demand
 from elastic_train.cluster.committing import Committer
 from elastic_train.cluster.hangs import HangWatch
+from elastic_train.cluster.hooks import EventHook
 from elastic_train.cluster.keepers import Keepers
 from elastic_train.cluster.messages import Ready, Standing
 from elastic_train.cluster.names import NAMESPACE, keeper_of, worker_of
@@ -105,6 +107,7 @@ class Controller:
         self._end: End | None = None
         self._error: ElasticTrainError | None = None
         self._driver_heard = time.monotonic()
+        self._hook = EventHook(spec.on_event, spec.name) if spec.on_event else None
         self._stop_heard = False  # the wish to stop that lies in storage
         self._steered = threading.Condition()
         self._watch = WorkerWatch(spec, self._post, self._now)
@@ -242,6 +245,7 @@ class Controller:
         self._nodes = NodeWatch(self._spec, self._post, self._now)
         threading.Thread(target=self._watch_nodes, name="nodes", daemon=True).start()
         threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
+        threading.Thread(target=demand.ask, args=(self._spec,), name="demand", daemon=True).start()
         return state
 
     def _own_name(self) -> tuple[str, str]:
@@ -323,6 +327,8 @@ class Controller:
                 self._first_record += KEEP_RECORDS // 2
             self._steered.notify_all()
         self._journal.append(to_json(noted))
+        if self._hook is not None:
+            self._hook.hear(noted)
 
     def _flush(self) -> None:
         assert self._journal is not None
@@ -338,6 +344,9 @@ class Controller:
         if self._journal is not None and end.outcome != "fenced":
             self._flush()
             self._committer.release()
+            demand.release()
+        if self._hook is not None:
+            self._hook.close()
         with self._steered:
             self._end, self._error = end, error
             self._steered.notify_all()

@@ -14,6 +14,7 @@ from ray import train
 from ray.exceptions import GetTimeoutError, RayError
 
 from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cluster.callbacks import Callbacks
 from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.controller import Update
 from elastic_train.cluster.names import run_key
@@ -42,7 +43,15 @@ AT_ONCE_S = 0.6  # how long a controller may take to end the run without a check
 LEAVE_S = 0.3  # what this process needs for its own end
 
 
-def follow(controller: Any, spec: RunSpec, *, quiet: bool, grace_s: float, chaos: Chaos | None) -> Result:
+def follow(
+    controller: Any,
+    spec: RunSpec,
+    *,
+    quiet: bool,
+    grace_s: float,
+    chaos: Chaos | None,
+    callbacks: Callbacks,
+) -> Result:
     """Until the run ended.
 
     A first signal stops it at the next step boundary with a checkpoint. A second one, or the end of the
@@ -69,12 +78,14 @@ def follow(controller: Any, spec: RunSpec, *, quiet: bool, grace_s: float, chaos
                 continue
             heard, term, seen = time.monotonic(), update.term, update.next
             screen.show(update)
+            callbacks.hear(update.records)
             if chaos is not None:
                 chaos.on_update(update, controller, store)
             if update.ended is not None:
                 break
     screen.close()
     ray.kill(controller, no_restart=True)
+    callbacks.ended(update.ended, update.error)
     if update.error is not None:
         raise update.error
     _raise_for(update.ended, spec)

@@ -21,6 +21,7 @@ from ray import cloudpickle
 from elastic_train.cluster.causes import cause_of, traceback_text
 from elastic_train.cluster.keeping import Keeping
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
+from elastic_train.cluster.notices import heed
 from elastic_train.cluster.outbox import Outbox
 from elastic_train.cluster.pace import Stopwatch
 from elastic_train.cluster.restoring import restore
@@ -59,6 +60,7 @@ class Worker:
         device: str = "cpu",
         faults: tuple[FaultSchedule, Mapping[str, str]] | None = None,
     ) -> None:
+        heed(spec.notices)
         self._name, self._node, self._spec = name, node, spec
         self._over = threading.Event()
         self._generation = 0

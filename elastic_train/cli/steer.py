@@ -1,0 +1,87 @@
+"""`logs` and `stop`: watching a run and ending it, through its storage alone."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
+from elastic_train.control.events import StepCommitted
+from elastic_train.errors import ConfigError, StorageError, StorageNotFound
+from elastic_train.observe.progress import Progress, advance, line
+from elastic_train.observe.records import Record, from_json
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.journal import read_journal
+from elastic_train.storage.lease import Lease
+from elastic_train.storage.store import Store
+from elastic_train.storage.wishes import ask_to_stop
+
+POLL_S = 1.0
+STALE_S = 60.0  # a journal that is silent for so long makes us look at the lease
+
+
+def show_logs(run: str, *, follow: bool) -> int:
+    """Print what happened, and with `follow` what happens until the run ends. The exit code is the run's.
+
+    Storage that cannot be reached for a while is no end: only a record of the run's end is one.
+    """
+    store = open_store(run)
+    max_steps = int((RunDirectory(store).config() or {}).get("max_steps", 0))
+    progress, part, heard = Progress(), "", time.monotonic()
+    while True:
+        try:
+            for name, lines in read_journal(store, part):
+                records = [from_json(plain) for plain in lines]
+                progress = _tell(progress, records, max_steps)
+                part, heard = name, time.monotonic()
+        except StorageNotFound:
+            raise
+        except StorageError as error:
+            print(f"waiting for the storage: {error}", flush=True)
+        if not part:
+            raise StorageNotFound(path=run, operation="read", problem="there is no run with a journal here.")
+        if progress.ended is not None:
+            return OUTCOMES[progress.ended[0]]
+        if not follow:
+            return 0
+        if time.monotonic() - heard > STALE_S:
+            if not alive(store):
+                print("its controller shows no life: submit the run again to go on", flush=True)
+                return INFRASTRUCTURE
+            heard = time.monotonic()
+        threading.Event().wait(POLL_S)
+
+
+def stop_run(run: str, *, wait: bool) -> int:
+    """Ask the run's controller to stop at the next step boundary; with `wait`, until it did."""
+    store = open_store(run)
+    tenure = Lease(store, holder="", lease_s=1.0).look()
+    if tenure is None:
+        raise StorageNotFound(path=run, operation="read", problem="there is no run here.")
+    if tenure.released:
+        raise ConfigError(field="RUN", problem=f"{run} is not running: nobody holds its lease.")
+    ask_to_stop(store, tenure.term, "`elastic-train stop`")
+    print(f"asked {tenure.holder} to stop")
+    return show_logs(run, follow=True) if wait else 0
+
+
+def alive(store: Store, watch_s: float = 15.0) -> bool:
+    """Whether somebody renews the run's lease, by watching it: no other machine's clock is believed."""
+    lease, deadline = Lease(store, holder="", lease_s=1.0), time.monotonic() + watch_s
+    seen = lease.look()
+    while seen is not None and not seen.released and time.monotonic() < deadline:
+        threading.Event().wait(POLL_S)
+        if lease.look() != seen:
+            return True
+    return False
+
+
+def _tell(progress: Progress, records: list[Record], max_steps: int) -> Progress:
+    """Print a part of the journal: what was decided, and where the run stands after it."""
+    for record in records:
+        progress = advance(progress, record)
+        if record.commands and not isinstance(record.event, StepCommitted):
+            print(f"[{record.wall[11:19]}] {record.reason}")
+    print(line(progress, max_steps), flush=True)
+    return progress

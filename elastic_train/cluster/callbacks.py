@@ -1,0 +1,70 @@
+"""Ray Train's `UserCallback`s: the driver calls them after each committed step and for an error of the job.
+
+A step is reported at least once; a callback that raises is isolated and counted, the run goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from ray import train
+from ray.train import RunConfig, ScalingConfig, UserCallback
+
+from elastic_train.cluster import ray_private
+from elastic_train.config import RunSpec
+from elastic_train.control.commands import End
+from elastic_train.control.events import CheckpointCommitted, StepCommitted
+from elastic_train.errors import ElasticTrainError
+from elastic_train.observe.records import Record
+from elastic_train.storage.fsspec_store import child_url
+
+log = logging.getLogger(__name__)
+
+
+class Callbacks:
+    """`after_report` gets a step's metrics, or a committed checkpoint with the metrics of its step."""
+
+    def __init__(self, callbacks: Sequence[Any], spec: RunSpec) -> None:
+        self._all = tuple(callback for callback in callbacks if isinstance(callback, UserCallback))
+        self._url = child_url(spec.storage_path, spec.name)
+        self._context = ray_private.train_context(
+            RunConfig(name=spec.name, storage_path=spec.storage_path),
+            ScalingConfig(num_workers=(spec.min_workers, spec.max_workers)),
+        )
+        self._metrics: dict[int, dict[str, Any]] = {}
+        self.failures = 0
+
+    def hear(self, records: Sequence[Record]) -> None:
+        for record in records if self._all else ():
+            match record.event:
+                case StepCommitted() as event:
+                    metrics = {"step": event.step, "loss": event.loss, **dict(event.metrics)}
+                    self._metrics = {event.step: metrics} | dict(list(self._metrics.items())[:63])
+                    self._report(metrics, None)
+                case CheckpointCommitted(stored=stored):
+                    checkpoint = train.Checkpoint(f"{self._url}/{stored.path}")
+                    self._report(self._metrics.get(stored.step, {"step": stored.step}), checkpoint)
+                case _:
+                    pass
+
+    def ended(self, end: End, error: ElasticTrainError | None) -> None:
+        """Tell an error of the job's own code."""
+        if end.outcome != "user_error":
+            return
+        cause = error or RuntimeError(end.detail)
+        rank = end.cause.rank if end.cause is not None else 0
+        for callback in self._all:
+            self._guarded(lambda c=callback: c.after_exception(self._context, {rank: cause}))
+
+    def _report(self, metrics: dict[str, Any], checkpoint: train.Checkpoint | None) -> None:
+        for callback in self._all:
+            self._guarded(lambda c=callback: c.after_report(self._context, [dict(metrics)], checkpoint))
+
+    def _guarded(self, call: Any) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001 - a person's callback never ends a run
+            self.failures += 1
+            log.warning("a callback failed, for the %d. time: %r", self.failures, error)

@@ -1,0 +1,38 @@
+"""Tells Ray's autoscaler how many workers the run could use. Nothing ever waits for an answer.
+
+A request names the whole of what is wanted, holds nodes that are there, and is global to the cluster: the
+last one that anybody makes counts. Without an autoscaler it changes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
+
+from elastic_train.config import RunSpec
+
+log = logging.getLogger(__name__)
+
+
+def bundles(spec: RunSpec) -> list[dict[str, float]]:
+    """One per worker of the largest group and per standby."""
+    one = {"CPU": spec.cpus_per_worker, "GPU": spec.gpus_per_worker}
+    return [{name: amount for name, amount in one.items() if amount}] * (spec.max_workers + spec.standby)
+
+
+def ask(spec: RunSpec) -> None:
+    _request(bundles(spec))
+
+
+def release() -> None:
+    """Let the autoscaler take idle nodes back."""
+    _request([])
+
+
+def _request(wanted: list[dict[str, float]]) -> None:
+    try:
+        request_resources(bundles=wanted)
+    except (RayError, RuntimeError) as error:
+        log.warning("the autoscaler was not asked: %s", error)

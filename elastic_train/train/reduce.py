@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -10,8 +10,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from elastic_train.train.place import Place
-
-BUCKET_BYTES = 32 << 20
 
 
 def agree_on_presence(present: Mapping[str, bool], names: Sequence[str], device: torch.device) -> list[bool]:
@@ -31,26 +29,17 @@ def settle_absent(parameters: Mapping[str, nn.Parameter], present: Mapping[str, 
 
 
 def align(parameters: Mapping[str, nn.Parameter]) -> None:
-    """Cut gradients as their parameters are: torch returns that of an embedding cut by rows whole."""
+    """Cut gradients as their parameters are."""
     for parameter in parameters.values():
-        if isinstance(parameter, DTensor) and isinstance(parameter.grad, DTensor):
-            parameter.grad = parameter.grad.redistribute(placements=parameter.placements)
+        if parameter.grad is not None:
+            parameter.grad = aligned(parameter, parameter.grad)
 
 
-def sum_over_data(parameters: Mapping[str, nn.Parameter], place: Place) -> None:
-    """Sum what FSDP2 does not over the data-parallel ranks, in flat buckets of a fixed order."""
-    if place.data is None:
-        return
-    own = [p for p in parameters.values() if p.grad is not None and not is_sharded(p)]
-    for bucket in _buckets([local_gradient(p) for p in own]):
-        if len(bucket) == 1 and bucket[0].is_contiguous():
-            dist.all_reduce(bucket[0], group=place.data)
-            continue
-        flat = torch.cat([g.reshape(-1) for g in bucket])
-        dist.all_reduce(flat, group=place.data)
-        parts = flat.split([g.numel() for g in bucket])
-        for gradient, part in zip(bucket, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
+def aligned(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient cut as its parameter is: torch returns that of an embedding cut by rows whole."""
+    if isinstance(parameter, DTensor) and isinstance(gradient, DTensor):
+        return gradient.redistribute(placements=parameter.placements)
+    return gradient
 
 
 def sum_over_stages(parameters: Mapping[str, nn.Parameter], place: Place) -> None:
@@ -97,18 +86,3 @@ def local_gradient(parameter: nn.Parameter) -> torch.Tensor:
     gradient = parameter.grad
     assert gradient is not None
     return gradient.to_local() if isinstance(gradient, DTensor) else gradient
-
-
-def _buckets(gradients: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Runs of one dtype of at most BUCKET_BYTES, or a single larger tensor."""
-    bucket: list[torch.Tensor] = []
-    size = 0
-    for gradient in gradients:
-        own = gradient.numel() * gradient.element_size()
-        if bucket and (gradient.dtype != bucket[0].dtype or size + own > BUCKET_BYTES):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(gradient)
-        size += own
-    if bucket:
-        yield bucket

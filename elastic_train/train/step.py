@@ -21,6 +21,7 @@ from elastic_train.train.build import DTYPE_OF
 from elastic_train.train.collate import caller, collate, rows
 from elastic_train.train.fragments import replica_of
 from elastic_train.train.group import Group
+from elastic_train.train.overlap import GradientSum
 from elastic_train.train.parallelize import compute_in, sync_gradients
 from elastic_train.train.pipeline import Boundary, one_forward_one_backward
 from elastic_train.train.presence import Presence
@@ -29,7 +30,6 @@ from elastic_train.train.reduce import (
     align,
     settle_absent,
     squares,
-    sum_over_data,
     sum_over_stages,
 )
 from elastic_train.train.rng import Draws, Randomness
@@ -86,6 +86,8 @@ class Stepper:
         self._counted = {
             fqn: replica_of(fqn, p, shards.place).index == 0 for fqn, p in self._trainable.items()
         }
+        data = shards.place.data
+        self._sum = None if data is None else GradientSum(self._trainable, data)
         self._randomness = Randomness(
             shards.model,
             seed=spec.batch.seed,
@@ -111,9 +113,7 @@ class Stepper:
                 count += flight.count
         self._mark("reduce", step, -1)
         with self._border.collective("the reduction", step):
-            self._settle_presence()
-            align(self._trainable)
-            sum_over_data(self._trainable, place)
+            self._sum_over_data()
             sum_over_stages(self._trainable, place)
             shards.pending_buffers = self._buffers.fold(len(self._order.micro_batches(step)))
             square_sum, finite = squares(self._trainable, self._counted)
@@ -167,7 +167,10 @@ class Stepper:
                 upcoming = [later.micro_batch for later in work[number + 1 :]]
                 flights.append(self._forward(step, work[number], upcoming, boundary))
             else:
-                sync_gradients(self._shards.model, number == len(work) - 1)
+                last = number == len(work) - 1
+                sync_gradients(self._shards.model, last)
+                if last and self._sum is not None:
+                    self._sum.arm()
                 flight = flights.popleft()
                 self._backward(step, flight, boundary)
                 yield flight
@@ -230,13 +233,19 @@ class Stepper:
             with self._border.collective("the pipeline", step):
                 boundary.send_gradient(received)
 
-    def _settle_presence(self) -> None:
+    def _sum_over_data(self) -> None:
+        """No gradient where no rank has one; elsewhere the sum, to which a rank without one adds zero."""
         shards = self._shards
         present = self._presence.local(self._trainable)
+        if self._sum is not None:
+            self._sum.start_rest()
         if shards.plan.world_size > 1:
             agreed = agree_on_presence(present, shards.trainable, shards.device)
             present = dict(zip(shards.trainable, agreed, strict=True))
+        if self._sum is not None:
+            self._sum.finish()
         settle_absent(self._trainable, present)
+        align(self._trainable)
 
     def _checked(self, loss: Any, count: Any) -> float:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:

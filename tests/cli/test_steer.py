@@ -1,0 +1,109 @@
+"""`logs` and `stop`: from storage alone, with the run's own exit code."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from elastic_train.cli import steer
+from elastic_train.cli.exits import OUTCOMES, code_of
+from elastic_train.control.commands import Outcome
+from elastic_train.control.events import StopRequested
+from elastic_train.errors import (
+    CapacityTimeout,
+    ConfigError,
+    InfrastructureError,
+    LeaseHeld,
+    NoCheckpoint,
+    StorageNotFound,
+    UserCodeError,
+)
+from elastic_train.observe.records import Record, to_json, wall_text
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.journal import Journal
+from elastic_train.storage.lease import Lease
+from elastic_train.storage.wishes import stop_asked
+
+pytestmark = pytest.mark.ring1
+
+
+def note(journal: Journal, reason: str, *, ended: tuple[str, str] | None = None) -> None:
+    record = Record(
+        seq=0,
+        wall=wall_text(0.0),
+        event=StopRequested(at=0.0, reason="asked"),
+        reason=reason,
+        phase="ended" if ended else "running",
+        commands=("Pause",),
+        ended=ended,
+    )
+    journal.append(to_json(record))
+    journal.flush()
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code"), [("finished", 0), ("user_error", 1), ("infrastructure", 3), ("stopped", 5)]
+)
+def test_following_a_run_ends_with_its_end_and_its_exit_code(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], outcome: str, code: int
+) -> None:
+    journal = Journal(open_store(str(tmp_path)), 1)
+    note(journal, "growing")
+    threading.Timer(0.3, note, (journal, "over"), {"ended": (outcome, "over")}).start()
+    assert steer.show_logs(str(tmp_path), follow=True) == code
+    printed = capsys.readouterr().out
+    assert "growing" in printed
+    assert "over" in printed
+
+
+def test_without_follow_it_prints_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note(Journal(open_store(str(tmp_path)), 1), "growing")
+    assert steer.show_logs(str(tmp_path), follow=False) == 0
+    assert "growing" in capsys.readouterr().out
+
+
+def test_a_place_without_a_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(StorageNotFound, match="no run"):
+        steer.show_logs(str(tmp_path), follow=True)
+    with pytest.raises(StorageNotFound, match="no run"):
+        steer.stop_run(str(tmp_path), wait=False)
+
+
+def test_a_wish_to_stop_is_for_the_term_that_runs_and_for_no_other(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    lease = Lease(store, holder="a controller", lease_s=0.1)
+    lease.acquire()
+    lease.renew(4)
+    for _ in range(2):
+        assert steer.stop_run(str(tmp_path), wait=False) == 0
+    assert stop_asked(store, 4) == "`elastic-train stop`"
+    assert stop_asked(store, 5) is None
+    lease.release()
+    with pytest.raises(ConfigError, match="not running"):
+        steer.stop_run(str(tmp_path), wait=False)
+
+
+def test_somebody_who_renews_the_lease_is_alive_and_nobody_else(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    lease = Lease(store, holder="a controller", lease_s=0.1)
+    lease.acquire()
+    assert not steer.alive(store, 0.5)
+    threading.Timer(0.2, lease.renew, (1,)).start()
+    assert steer.alive(store, 5.0)
+
+
+def test_every_outcome_and_every_error_has_its_exit_code() -> None:
+    assert set(OUTCOMES) == set(Outcome.__args__)
+    where = {"rank": 0, "node": "n", "step": 1, "phase": "loss", "error": "e", "traceback": ""}
+    errors = {
+        1: UserCodeError(worker="w", **where),
+        2: ConfigError(field="f", problem="p"),
+        3: InfrastructureError(cause="c"),
+        4: CapacityTimeout(needed=2, present=1, waited_s=1.0),
+        6: NoCheckpoint(url="u", problem="p"),
+    }
+    assert {code: code_of(error) for code, error in errors.items()} == {code: code for code in errors}
+    assert code_of(LeaseHeld(run="r", holder="h", age_s=0.0)) == 2
+    assert sorted(OUTCOMES.values()) == [0, 1, 3, 3, 4, 5, 6], "3 is also for a run that another one fenced"

@@ -1,0 +1,108 @@
+"""What a hook is told, how often it is tried, and that nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_train.cluster.hooks import TRIES, WAITING, EventHook
+from elastic_train.control.events import Cause, StepCommitted, StopRequested, WorkerLost
+from elastic_train.observe.records import Formed, Record, wall_text
+
+pytestmark = pytest.mark.ring1
+
+
+def record(event: Any, *, commands: tuple[str, ...] = (), **more: Any) -> Record:
+    settings = {"reason": "because", "phase": "running"} | more
+    return Record(seq=0, wall=wall_text(0.0), event=event, commands=commands, **settings)
+
+
+def step(number: int) -> Record:
+    return record(
+        StepCommitted(
+            at=0.0,
+            generation=1,
+            step=number,
+            loss=1.0,
+            tokens=1.0,
+            grad_norm=1.0,
+            skipped=False,
+            seconds=1.0,
+            vote=(),
+        )
+    )
+
+
+def lost() -> Record:
+    cause = Cause(kind="death", detail="it ended", node="n1")
+    return record(WorkerLost(at=0.0, worker="w1", cause=cause), commands=("Abort",), phase="settling")
+
+
+def formed(at: int) -> Record:
+    group = Formed(
+        generation=2, step=at, source="storage", mesh="dp_replicate 2", dp=2, workers=("w0",), nodes=("n0",)
+    )
+    return record(StopRequested(at=0.0, reason=""), commands=("Form",), formed=group)
+
+
+def test_a_command_gets_what_happened_and_how_many_steps_it_cost(tmp_path: Path) -> None:
+    out = tmp_path / "events"
+    hook = EventHook(f"cat >> {out}; echo >> {out}", "gpt")
+    for line in (
+        step(7),
+        lost(),
+        formed(5),
+        record(StopRequested(at=0.0, reason=""), commands=("End",), ended=("stopped", "")),
+    ):
+        hook.hear(line)
+    hook.close()
+    told = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [t["event"] for t in told] == ["worker_lost", "formed", "ended"]
+    assert (told[0]["run"], told[0]["cause"], told[0]["node"], told[0]["step"]) == ("gpt", "because", "n1", 7)
+    assert (told[1]["steps_lost"], told[1]["step"], told[1]["plan"]) == (2, 5, "dp_replicate 2 on 1 nodes")
+
+
+def test_a_url_that_fails_at_first_is_tried_again() -> None:
+    got: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        tries = 0
+
+        def do_POST(self) -> None:
+            Handler.tries += 1
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            if Handler.tries < TRIES:
+                self.send_error(503)
+                return
+            got.append(json.loads(body))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            return None
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        hook = EventHook(f"http://127.0.0.1:{server.server_port}/", "gpt", wait_s=0.01)
+        hook.hear(lost())
+        hook.close()
+        server.shutdown()
+        thread.join()
+    assert [t["event"] for t in got] == ["worker_lost"]
+    assert hook.dropped == 0
+
+
+def test_a_hook_that_never_works_is_counted_and_costs_the_run_nothing() -> None:
+    hook = EventHook("exit 1", "gpt", wait_s=60.0)
+    began = time.monotonic()
+    for _ in range(WAITING + 10):
+        hook.hear(lost())
+    assert time.monotonic() - began < 1.0
+    assert hook.dropped >= 8

@@ -1,0 +1,112 @@
+"""Spot notices, asked from a real server that answers as the clouds' metadata services do."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from elastic_train.cluster.notices import GCP_NOTICE_S, aws, gcp, watch
+from elastic_train.config import Notices
+from elastic_train.errors import ConfigError
+
+pytestmark = pytest.mark.ring1
+TOKEN = "secret-token"
+
+
+class Metadata:
+    """What the service says; it counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.action: str | None = None
+        self.preempted = "FALSE"
+        self.asked = 0
+        self.broken = False
+        self.again = threading.Event()
+
+
+@contextmanager
+def metadata_server() -> Iterator[tuple[Metadata, str]]:
+    said = Metadata()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            assert self.headers["X-aws-ec2-metadata-token-ttl-seconds"]
+            self._answer(TOKEN if self.path == "/latest/api/token" else None)
+
+        def do_GET(self) -> None:
+            said.asked += 1
+            if said.asked > 2:
+                said.again.set()
+            if said.broken:
+                self.send_error(500)
+            elif self.path == "/latest/meta-data/spot/instance-action":
+                assert self.headers["X-aws-ec2-metadata-token"] == TOKEN
+                self._answer(said.action)
+            else:
+                assert self.path == "/computeMetadata/v1/instance/preempted"
+                assert self.headers["Metadata-Flavor"] == "Google"
+                self._answer(said.preempted)
+
+        def _answer(self, text: str | None) -> None:
+            if text is None:
+                self.send_error(404)
+                return
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            return None
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield said, f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_aws_gives_the_seconds_that_are_left_and_nothing_without_a_notice() -> None:
+    with metadata_server() as (said, endpoint):
+        assert aws(endpoint) is None
+        when = datetime.now(UTC) + timedelta(seconds=100)
+        said.action = f'{{"action": "terminate", "time": "{when:%Y-%m-%dT%H:%M:%SZ}"}}'
+        assert aws(endpoint) == pytest.approx(100, abs=2)
+        said.action = '{"action": "terminate", "time": "2020-01-01T00:00:00Z"}'
+        assert aws(endpoint) == 0.0
+
+
+def test_gcp_gives_less_than_its_half_minute() -> None:
+    with metadata_server() as (said, endpoint):
+        assert gcp(endpoint) is None
+        said.preempted = "TRUE"
+        assert gcp(endpoint) == GCP_NOTICE_S < 30
+
+
+def test_a_service_that_fails_is_asked_again_until_there_is_a_notice_and_then_no_more() -> None:
+    heard: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
+    with metadata_server() as (said, endpoint):
+        said.broken = True
+        notices = Notices(cloud="gcp", endpoint=endpoint, every_s=0.01)
+        watching = threading.Thread(target=watch, args=(notices, lambda s, who: heard.put((s, who))))
+        watching.start()
+        assert said.again.wait(10)
+        assert heard.empty()
+        said.broken, said.preempted = False, "TRUE"
+        assert heard.get(timeout=10) == (GCP_NOTICE_S, "gcp")
+        watching.join(10)
+        assert not watching.is_alive()
+
+
+def test_an_unknown_cloud_is_refused() -> None:
+    with pytest.raises(ConfigError, match="neither 'aws' nor 'gcp'"):
+        Notices(cloud="other")  # type: ignore[arg-type]

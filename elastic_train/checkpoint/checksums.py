@@ -9,14 +9,28 @@ from collections.abc import Iterator
 import crc32c
 import xxhash
 
-PAGE = 4 << 20
-"""Bytes of a page. A fragment's pages count from its own first byte; the last one may be short."""
+LARGEST, SMALLEST = 4 << 20, 64 << 10
+MOST_PAGES = 64
+
+
+def page_bytes(size: int) -> int:
+    """Bytes of a page of a fragment of `size` bytes: of 64 KiB, 128 KiB, ... 4 MiB the first that divides it
+    into at most 64 pages, else 4 MiB.
+
+    So a rank that needs a part of a fragment reads little else. Pages count from the fragment's own first
+    byte; the last one may be short.
+    """
+    page = SMALLEST
+    while page < LARGEST and page * MOST_PAGES < size:
+        page *= 2
+    return page
 
 
 def pages(view: memoryview) -> Iterator[memoryview]:
     """The pages of a fragment's bytes."""
-    for start in range(0, len(view), PAGE):
-        yield view[start : start + PAGE]
+    page = page_bytes(len(view))
+    for start in range(0, len(view), page):
+        yield view[start : start + page]
 
 
 def crc(page: memoryview | bytes) -> int:

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from elastic_train.checkpoint.checksums import PAGE, crc
+from elastic_train.checkpoint.checksums import crc, page_bytes
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.lazy import Array
 from elastic_train.checkpoint.manifest import Row
@@ -98,9 +98,10 @@ def verify_pages(row: Row, at: int, view: memoryview, *, url: str) -> None:
     """ChecksumMismatch if a page of a fragment, of which `view` holds the bytes from `at` on, is damaged."""
     assert row.checksums is not None
     item = ELEMENTS[row.dtype].bytes
-    for start in range(0, len(view), PAGE):
-        page = view[start : start + PAGE]
-        number = (at + start) // PAGE
+    step = page_bytes(row.box.numel * item)
+    for start in range(0, len(view), step):
+        page = view[start : start + step]
+        number = (at + start) // step
         if crc(page) != row.checksums[number]:
             first, low = (at + start) // item, row.byte_offset + at + start
             raise ChecksumMismatch(

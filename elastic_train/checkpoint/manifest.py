@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from elastic_train.checkpoint.checksums import PAGE
+from elastic_train.checkpoint.checksums import LARGEST
 from elastic_train.checkpoint.document import VERSION, check_version
 from elastic_train.checkpoint.dtypes import element
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
@@ -98,7 +98,7 @@ class Manifest:
         return cls(table=table, fragments=_fragments(table, url), extra=dict(extra or {}))
 
     def encode(self) -> bytes:
-        words = {"version": str(VERSION), "requires": "", "page_bytes": str(PAGE), **self.extra}
+        words = {"version": str(VERSION), "requires": "", "page_bytes": str(LARGEST), **self.extra}
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, SCHEMA, compression="zstd", store_schema=False) as writer:
             writer.write_table(self.table)
@@ -114,8 +114,8 @@ class Manifest:
             version = words.pop("version", "")
             requires = words.pop("requires", "")
             check_version(int(version) if version.isdecimal() else version, requires.split(), url=url)
-            if int(words.pop("page_bytes")) != PAGE:
-                raise FormatUnsupported(url=url, problem=f"its pages aren't of {PAGE} bytes.")
+            if int(words.pop("page_bytes")) != LARGEST:
+                raise FormatUnsupported(url=url, problem=f"its largest pages aren't of {LARGEST} bytes.")
             table = file.read(columns=SCHEMA.names).cast(SCHEMA)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise ChecksumMismatch(url=url, problem=f"its manifest can't be read ({error}).") from error

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from elastic_train.checkpoint.checksums import PAGE
+from elastic_train.checkpoint.checksums import page_bytes
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.manifest import Manifest, Row
 from elastic_train.errors import FragmentMissing, TensorMismatch
@@ -117,9 +117,10 @@ def touched(sizes: tuple[int, ...], box: Box, item: int) -> npt.NDArray[np.bool_
     first = np.array([sum(o * s for o, s in zip(box.offsets, strides, strict=True))], dtype=np.int64)
     for d in range(outer):
         first = (first[:, None] + np.arange(box.sizes[d], dtype=np.int64) * strides[d]).reshape(-1)
-    edges = np.zeros(-(-math.prod(sizes) * item // PAGE) + 1, dtype=np.int64)
-    np.add.at(edges, first // PAGE, 1)
-    np.add.at(edges, (first + run - 1) // PAGE + 1, -1)
+    page = page_bytes(math.prod(sizes) * item)
+    edges = np.zeros(-(-math.prod(sizes) * item // page) + 1, dtype=np.int64)
+    np.add.at(edges, first // page, 1)
+    np.add.at(edges, (first + run - 1) // page + 1, -1)
     return np.cumsum(edges)[:-1] > 0
 
 
@@ -143,10 +144,11 @@ def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[Segment]:
             needed |= touched(row.box.sizes, part, item)
         runs = np.flatnonzero(np.diff(needed, prepend=0, append=0)).reshape(-1, 2).tolist()
     size = row.box.numel * item
+    page = page_bytes(size)
     found: list[Segment] = []
     for first, stop in runs:
-        for at in range(first * PAGE, min(stop * PAGE, size), MOST):
-            length = min(at + MOST, stop * PAGE, size) - at
+        for at in range(first * page, min(stop * page, size), MOST):
+            length = min(at + MOST, stop * page, size) - at
             found.append(
                 Segment(row=row, start=row.byte_offset + at, at=at, length=length, wanted=tuple(parts))
             )

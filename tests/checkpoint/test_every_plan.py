@@ -1,7 +1,7 @@
 """What any plan of up to 6 workers saves is read under any other, bit for bit: boxes and bytes alone.
 
-A plan cuts by `dp_shard` along dim 0 and by `tp` along the dim that each tensor says; `dp_replicate` ranks share
-the writing. Stages of a pipeline hold whole tensors, so `pp` only says which rank has which.
+A plan cuts by `dp_shard` along dim 0 and by `tp` along the dim that each tensor says; `dp_replicate` ranks
+share the writing. Stages of a pipeline hold whole tensors, so `pp` only says which rank has which.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from elastic_train.checkpoint.account import account
-from elastic_train.checkpoint.checksums import PAGE
+from elastic_train.checkpoint.checksums import page_bytes
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.lazy import TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
@@ -71,14 +71,15 @@ def test_a_flipped_bit_is_found_named_and_costs_one_checkpoint(run: RunDirectory
 
 
 def test_the_damaged_page_of_many_is_named_with_its_elements(cut: Cut) -> None:
-    store, array = MemoryStore(), np.zeros(3 * PAGE // 4, dtype=np.int32)
+    store, array = MemoryStore(), np.zeros(1 << 21, dtype=np.int32)
+    page = page_bytes(array.nbytes)
     assemble(store, "c", [write_part(store, "c", 0, [cut("w", array)])], {})
     checkpoint = Checkpoint.open(store, "c")
     start = checkpoint.manifest.row(0).byte_offset
-    flip(store, "c/w00000.safetensors", start + PAGE + 9)
-    with pytest.raises(ChecksumMismatch, match=f"page 1 of w .* elements {PAGE // 4} to {PAGE // 2} "):
+    flip(store, "c/w00000.safetensors", start + page + 9)
+    with pytest.raises(ChecksumMismatch, match=f"page 1 of w .* elements {page // 4} to {page // 2} "):
         checkpoint.read("w", "param")
-    assert checkpoint.read("w", "param", Box((0,), (PAGE // 4,))).sum() == 0
+    assert checkpoint.read("w", "param", Box((0,), (page // 4,))).sum() == 0
 
 
 @pytest.mark.parametrize("damage", ["gone", "short"])

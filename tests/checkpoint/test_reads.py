@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.checkpoint import ranges
-from elastic_train.checkpoint.checksums import PAGE, digest
+from elastic_train.checkpoint.checksums import LARGEST, digest
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.document import StateFile
 from elastic_train.checkpoint.manifest import Manifest, Row
@@ -36,7 +36,7 @@ def test_touched_pages_are_those_that_hold_an_element(
     box = Box(tuple(a for a, _ in spans), tuple(b - a + 1 for a, b in spans))
     numbers = np.arange(int(np.prod(sizes)) * item).reshape(*sizes, item)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranges, "PAGE", 16)
+        patch.setattr(ranges, "page_bytes", lambda size: 16)
         expected = np.zeros(-(-numbers.size // 16), dtype=bool)
         expected[np.unique(numbers[box.slices] // 16)] = True
         assert np.array_equal(ranges.touched(tuple(sizes), box, item), expected)
@@ -44,8 +44,8 @@ def test_touched_pages_are_those_that_hold_an_element(
 
 @pytest.fixture
 def big(cut: Cut) -> tuple[Checkpoint, np.ndarray, FaultyStore]:
-    """`w` of 12 pages in one fragment, and 40 small tensors behind it."""
-    array = np.arange(12 * PAGE // 4, dtype=np.int32).reshape(12, -1)
+    """`w` of 48 pages in one fragment, 4 a row, and 40 small tensors behind it."""
+    array = np.arange(12 * LARGEST // 4, dtype=np.int32).reshape(12, -1)
     store = FaultyStore(MemoryStore(), ())
     small = [cut(f"b{i:02d}", np.full(50, i, dtype=np.int16)) for i in range(40)]
     assemble(store, "c", [write_part(store, "c", 0, [cut("w", array), *small])], {})
@@ -60,7 +60,7 @@ def test_a_small_slice_of_a_large_fragment_reads_one_page(
     checkpoint, array, store = big
     box = Box((5, 1000), (1, 10))
     assert np.array_equal(checkpoint.read("w", "param", box), array[box.slices])
-    assert checkpoint.files.bytes_read == PAGE
+    assert checkpoint.files.bytes_read == LARGEST // 4
     assert store.calls == {"read": 1}
 
 
@@ -78,7 +78,7 @@ def test_pages_wanted_twice_are_read_once(big: tuple[Checkpoint, np.ndarray, Fau
     got = checkpoint.read_many([("w", "param", b) for b in boxes])
     for box, back in zip(boxes, got, strict=True):
         assert np.array_equal(back, array[box.slices])
-    assert checkpoint.files.bytes_read == 5 * PAGE
+    assert checkpoint.files.bytes_read == 5 * LARGEST // 4
 
 
 def test_a_whole_tensor_is_read_once_in_large_requests(

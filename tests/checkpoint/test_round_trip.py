@@ -11,7 +11,6 @@ import safetensors.numpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_train.checkpoint.checksums import PAGE
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.piece import Piece
@@ -118,7 +117,7 @@ def test_any_cut_is_read_in_any_other(data: st.DataObject, first: object, second
 
 
 def test_fragments_of_many_pages_are_read_across_their_pages(tmp_path: Path, cut: Cut) -> None:
-    array = np.arange(3 * PAGE // 4 + 1000, dtype=np.int32).reshape(-1, 8)
+    array = np.arange((3 << 20) + 1000, dtype=np.int32).reshape(-1, 8)
     store = open_store(str(tmp_path))
     half = len(array) // 3
     checkpoint = write(

@@ -101,6 +101,18 @@ def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopp
         leave(steer.stop_run(run, wait=wait))
 
 
+@app.command()
+def doctor(
+    storage: Annotated[str, typer.Argument(help="A storage path, as in RunConfig: a path or a URL.")],
+    state: Annotated[float, typer.Option(help="GiB of parameters and optimizer state, for the space.")] = 0.0,
+) -> None:
+    """Try out a storage path from this machine. Exits with 2, and says why, if it cannot hold runs."""
+    from elastic_train.cli.doctor import examine
+
+    with exits():
+        examine(storage, state_bytes=int(state * 2**30))
+
+
 @ckpt.command("ls")
 def ls(run: Run, as_json: Json = False) -> None:
     """The committed checkpoints, oldest first."""

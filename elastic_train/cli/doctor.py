@@ -1,0 +1,51 @@
+"""`doctor`: whether a storage path can hold runs, tried out from here."""
+
+from __future__ import annotations
+
+import time
+
+from elastic_train.observe.text import columns
+from elastic_train.planner.plan import bytes_text
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.preflight import free_bytes, probe
+from elastic_train.storage.store import Store
+
+SPEED_BYTES = 64 << 20
+COPIES = 3
+"""Checkpoints that are kept by default, and so the space that a run needs, plus the one being written."""
+
+
+def examine(url: str, *, state_bytes: int) -> None:
+    """Write, read back, commit, delete and measure; StorageError says what fails. Nothing stays behind."""
+    store = open_store(url)
+    token = probe(store, needed_bytes=(COPIES + 1) * state_bytes)
+    try:
+        rows = [("write, read back, conditional create, stream", "works"), *_speed(store)]
+    finally:
+        store.delete([token.path])
+    free = free_bytes(store)
+    rows.append(("free", "unknown to this kind of store" if free is None else bytes_text(free)))
+    if state_bytes:
+        rows.append((f"needed for {COPIES} checkpoints and one more", bytes_text((COPIES + 1) * state_bytes)))
+    print(f"{store.url}: can hold runs")
+    print(columns(rows))
+
+
+def _speed(store: Store) -> list[tuple[str, str]]:
+    """Bytes per second of one writer and one reader, with an object of SPEED_BYTES."""
+    path = "preflight/speed"
+    block = bytes(1 << 20)
+    began = time.monotonic()
+    try:
+        with store.stream(path) as sink:
+            for _ in range(SPEED_BYTES // len(block)):
+                sink.write(block)
+        written = time.monotonic()
+        store.read(path)
+        read = time.monotonic()
+    finally:
+        store.delete_tree("preflight")
+    return [
+        ("one writer", f"{bytes_text(int(SPEED_BYTES / max(1e-9, written - began)))}/s"),
+        ("one reader, just after", f"{bytes_text(int(SPEED_BYTES / max(1e-9, read - written)))}/s"),
+    ]

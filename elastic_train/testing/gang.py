@@ -15,7 +15,7 @@ from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, plan_transfer
-from elastic_train.planner.plan import Mesh, Plan, even_shares
+from elastic_train.planner.plan import Mesh, Plan, Recompute, even_shares
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
 from elastic_train.train.member import Member, RunEnd, Seat, StepReport
@@ -109,6 +109,7 @@ class Gang:
         *,
         shares: tuple[tuple[int, ...], ...] | None = None,
         stages: tuple[tuple[int, int], ...] = (),
+        recompute: Recompute = "none",
     ) -> Plan:
         """A plan on as many processes as the mesh has ranks. `stages` are needed where pp is above 1."""
         names = tuple(f"w{i}" for i in range(mesh.size))
@@ -118,6 +119,7 @@ class Gang:
             nodes=names,
             shares=shares or even_shares(self.spec.batch.micro_batches, mesh.dp),
             stages=stages,
+            recompute=recompute,
         )
 
     def form(self, plan: Plan, processes: Sequence[int] | None = None, origin: From | None = None) -> int:

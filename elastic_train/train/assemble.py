@@ -12,8 +12,10 @@ from elastic_train.train.build import Blueprint, allocate, draw, tensors
 from elastic_train.train.parallelize import divide
 from elastic_train.train.place import place_on
 from elastic_train.train.probe import check_sharded_update
+from elastic_train.train.recompute import recompute_blocks
 from elastic_train.train.schedule import scheduler_of
 from elastic_train.train.shards import Shards
+from elastic_train.train.stages import blocks_of
 from elastic_train.train.task import Task
 from elastic_train.train.user_code import Border
 
@@ -35,13 +37,17 @@ def assemble(
     shapes = _shapes(blueprint)
     with border.at("building the optimizer", 0):
         whole, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
+    rules = task.parallelize()
+    blocks = blocks_of(blueprint.model, rules).modules if plan.recompute != "none" else ()
     trainable = tuple(fqn for fqn, tensor in tensors(blueprint.parameters).items() if tensor.requires_grad)
     regions, stages = None, {}
     with border.collective("dividing the model", 0):
         if mesh is not None:
-            divided = divide(blueprint, task.parallelize(), plan, mesh, device)
+            divided = divide(blueprint, rules, plan, mesh, device)
             blueprint, regions, stages = divided.blueprint, divided.regions, divided.stages
         place = place_on(mesh, plan.mesh, rank, stages)
+    present = set(blueprint.model.modules())
+    recompute_blocks([block for block in blocks if block in present], plan.recompute)
     allocate(blueprint, device)
     parameters = tensors(blueprint.parameters)
     optimizer = optimizers.move(whole, groups, parameters)  # type: ignore[arg-type]

@@ -18,12 +18,14 @@ Stages = Mapping[str, tuple[int, ...]]
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Place:
     """One rank of a mesh. `data` are the ranks that run other micro-batches through the same shards, `pipe`
-    those of the same micro-batches' other stages; None where there are no others."""
+    those of the same micro-batches' other stages, `tensor` those that cut tensors with this one; None where
+    there are no others."""
 
     mesh: Mesh
     rank: int
     data: dist.ProcessGroup | None = None
     pipe: dist.ProcessGroup | None = None
+    tensor: dist.ProcessGroup | None = None
     stages: Stages = field(default_factory=lambda: MappingProxyType({}))
 
     @property
@@ -57,7 +59,7 @@ class Place:
 
 def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages) -> Place:
     """A rank's place. All ranks of the mesh must call it together: it may form a group."""
-    data = pipe = None
+    data = pipe = tensor = None
     if mesh is not None and plan_mesh.dp > 1:
         if plan_mesh.dp == plan_mesh.size:
             data = dist.group.WORLD
@@ -69,4 +71,6 @@ def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages
             data = mesh["dp_replicate", "dp_shard"]._flatten("dp").get_group()
     if mesh is not None and plan_mesh.pp > 1:
         pipe = mesh["pp"].get_group()
-    return Place(mesh=plan_mesh, rank=rank, data=data, pipe=pipe, stages=stages)
+    if mesh is not None and plan_mesh.tp > 1:
+        tensor = mesh["tp"].get_group()
+    return Place(mesh=plan_mesh, rank=rank, data=data, pipe=pipe, tensor=tensor, stages=stages)

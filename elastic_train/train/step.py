@@ -35,6 +35,7 @@ from elastic_train.train.reduce import (
 from elastic_train.train.rng import Draws, Randomness
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task
+from elastic_train.train.tensor_parallel import check_alike
 from elastic_train.train.user_code import Border
 from elastic_train.train.vote import Ballot
 
@@ -88,6 +89,7 @@ class Stepper:
         }
         data = shards.place.data
         self._sum = None if data is None else GradientSum(self._trainable, data)
+        self._checked_alike = False  # by the first step of a generation
         self._randomness = Randomness(
             shards.model,
             seed=spec.batch.seed,
@@ -114,6 +116,9 @@ class Stepper:
         self._mark("reduce", step, -1)
         with self._border.collective("the reduction", step):
             self._sum_over_data()
+            if not self._checked_alike:
+                check_alike(self._trainable, place)
+                self._checked_alike = True
             sum_over_stages(self._trainable, place)
             shards.pending_buffers = self._buffers.fold(len(self._order.micro_batches(step)))
             square_sum, finite = squares(self._trainable, self._counted)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -24,8 +25,13 @@ from torch.distributed.tensor.parallel import (
 from elastic_train.errors import ConfigError
 from elastic_train.train.build import Blueprint, put
 from elastic_train.train.names import canonical
+from elastic_train.train.place import Place
+from elastic_train.train.reduce import local_gradient
 from elastic_train.train.task import Rules, Style
 from elastic_train.train.widths import widths_of
+
+ALIKE = 1e-3
+"""Relative difference of two norms that rounding explains, in bfloat16 too."""
 
 STYLES = ("column", "column_gathered", "row")
 
@@ -132,6 +138,38 @@ def styles(model: nn.Module, rules: Rules, ranks: int) -> dict[str, Style]:
                 )
             found[fqn] = style
     return found
+
+
+def check_alike(parameters: Mapping[str, nn.Parameter], place: Place) -> None:
+    """ConfigError where the gradient of a parameter that is not cut differs between the tp ranks.
+
+    It does where the parameter is applied to a cut activation: each rank sees a part of its gradient.
+    """
+    if place.tensor is None:
+        return
+    names = [f for f, p in parameters.items() if p.grad is not None and _whole_over_tp(p)]
+    if not names:
+        return
+    norms = [torch.linalg.vector_norm(local_gradient(parameters[fqn]), dtype=torch.float64) for fqn in names]
+    both = torch.stack([*norms, *(-norm for norm in norms)])
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=place.tensor)
+    most, least = both[: len(names)], -both[len(names) :]
+    for fqn, high, low in zip(names, most.tolist(), least.tolist(), strict=True):
+        if high - low > ALIKE * high:
+            raise ConfigError(
+                field="parallelism.tp",
+                problem=f"the gradient of {fqn!r} differs between the tp ranks, which hold all of it: it is "
+                "applied where activations are cut.",
+                remedy="Move it out from between the column- and row-parallel modules, or use "
+                "Parallelism(tp=1).",
+            )
+
+
+def _whole_over_tp(parameter: nn.Parameter) -> bool:
+    if not isinstance(parameter, DTensor):
+        return True
+    names = parameter.device_mesh.mesh_dim_names or ()
+    return "tp" not in names or isinstance(parameter.placements[names.index("tp")], Replicate)
 
 
 def _check_heads(model: nn.Module, ranks: int) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from elastic_train.config import Batch, RunSpec
-from elastic_train.planner.plan import Mesh
+from elastic_train.planner.plan import Mesh, Recompute
 from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
@@ -36,14 +36,20 @@ def spec(**changes: object) -> RunSpec:
     )
 
 
-def check(pool: GlooPool, generations: Iterator[int], task: ChainTask, meshes: list[Mesh]) -> None:
+def check(
+    pool: GlooPool,
+    generations: Iterator[int],
+    task: ChainTask,
+    meshes: list[Mesh],
+    recompute: Recompute = "none",
+) -> None:
     run = spec()
     gang = Gang(pool, generations, task, run)
     gang.form(gang.plan(1, 1))
     initial = gang.whole()
     expected = reference(task, run, initial)
     for mesh in meshes:
-        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]))
+        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp], recompute=recompute))
         started = gang.whole()
         assert started.keys() == initial.keys(), mesh
         assert all(np.array_equal(started[name], initial[name]) for name in initial), mesh
@@ -82,6 +88,28 @@ def test_other_optimizers_and_plans_of_three_and_two(
 ) -> None:
     task = ChainTask(optimizer_name=optimizer[0], settings=optimizer[1])
     check(pool, new_generation, task, [Mesh(pp=3), Mesh(tp=2), Mesh(pp=2)])
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_recomputed_blocks_draw_the_same_masks(
+    pool: GlooPool, new_generation: Iterator[int], kind: Recompute
+) -> None:
+    check(pool, new_generation, ChainTask(), [Mesh(pp=2, dp_shard=2), Mesh(pp=2, tp=2), Mesh()], kind)
+
+
+def test_uneven_shares_and_an_idle_index_of_a_pipeline_change_nothing(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    task, run = ChainTask(), spec()
+    gang = Gang(pool, new_generation, task, run)
+    expected = None
+    for mesh in (Mesh(pp=2, dp_replicate=2), Mesh(pp=2, dp_shard=2), Mesh(dp_shard=2, tp=2)):
+        for shares in (((0,), (1, 2, 3, 4)), ((), (0, 1, 2, 3, 4))):
+            gang.form(gang.plan_on(mesh, shares=shares, stages=SPLITS[mesh.pp]))
+            expected = expected or reference(task, run, gang.whole())
+            reports = gang.run()
+            np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9)
+            assert_state_near(gang.whole(), expected.state)
 
 
 def test_a_run_moves_between_plans_of_all_axes_without_a_change_of_its_losses(

@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from elastic_train.checkpoint.checksums import LARGEST
 from elastic_train.checkpoint.document import VERSION, check_version
 from elastic_train.checkpoint.dtypes import element
+from elastic_train.checkpoint.manifest_pages import ROWS, Ints, Pages, encode_index
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import Fragments
@@ -42,6 +43,8 @@ SCHEMA = pa.schema(
     ]
 )
 _KEY = "elastic_train."
+Kinds = tuple[tuple[tuple[str, str], ...], tuple[str, ...], tuple[tuple[int, ...], ...]]
+"""Names, dtypes and shapes, by key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +64,65 @@ class Row:
     logical: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Manifest:
-    """The table and its `extra` words; each tensor has one dtype and one shape in all of its rows."""
+    """The table and its `extra` words; each tensor has one dtype and one shape in all of its rows.
 
-    table: pa.Table
-    fragments: Fragments
-    extra: Mapping[str, str]
+    A large one that was read from a file stays there until its rows are asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        extra: Mapping[str, str],
+        table: pa.Table | None = None,
+        fragments: Fragments | None = None,
+        pages: Pages | None = None,
+        url: str = "",
+    ) -> None:
+        self.extra, self._table, self._fragments = extra, table, fragments
+        self._pages, self._url = pages, url
+        self._order: tuple[Ints, Ints] | None = None  # rows by key, and where those of each key begin
+
+    @property
+    def table(self) -> pa.Table:
+        if self._table is None:
+            assert self._pages is not None
+            self._table = self._pages.whole().combine_chunks()
+        return self._table
+
+    @property
+    def fragments(self) -> Fragments:
+        """The boxes of all rows, as columns."""
+        if self._fragments is None:
+            self._fragments = _fragments(self.table, self._url)
+        return self._fragments
+
+    @property
+    def kinds(self) -> Kinds:
+        """Names, dtypes and shapes by key; `fragments` may have them in another order."""
+        if self._pages is not None:
+            return self._pages.names, self._pages.dtypes, self._pages.shapes
+        return self.fragments.names, self.fragments.dtypes, self.fragments.shapes
+
+    def boxes(self, key: int) -> tuple[Ints, Ints, Ints]:
+        """The rows of the tensor with this key of `kinds`: places, offsets and sizes, each [n, ndim]."""
+        dims = len(self.kinds[2][key])
+        if self._pages is not None:
+            rows, table = self._pages.tensor(key)
+            offsets, ndim = _padded(table.column("offsets"), 0)
+            sizes, ndim_of_sizes = _padded(table.column("sizes"), 1)
+            shape, ndim_of_shape = _padded(table.column("shape"), 0)
+            same = (ndim == dims) & (ndim_of_sizes == dims) & (ndim_of_shape == dims)
+            if not same.all() or (shape != np.array(self.kinds[2][key])).any():
+                raise _two_voices(self._url, self.kinds[0][key])
+            return rows, offsets, sizes
+        fragments = self.fragments
+        if self._order is None:
+            rows = np.argsort(fragments.key, kind="stable")
+            self._order = rows, np.searchsorted(fragments.key[rows], np.arange(len(fragments.names) + 1))
+        rows, bounds = self._order
+        own = rows[bounds[key] : bounds[key + 1]]
+        return own, fragments.offsets[own][:, :dims], fragments.sizes[own][:, :dims]
 
     @classmethod
     def of(cls, rows: Iterable[Row], *, url: str = "", extra: Mapping[str, str] | None = None) -> Manifest:
@@ -99,9 +154,12 @@ class Manifest:
 
     def encode(self) -> bytes:
         words = {"version": str(VERSION), "requires": "", "page_bytes": str(LARGEST), **self.extra}
+        index = encode_index(self.fragments) if len(self) > ROWS else None
+        if index is not None:
+            words["index"] = index
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(sink, SCHEMA, compression="zstd", store_schema=False) as writer:
-            writer.write_table(self.table)
+            writer.write_table(self.table, row_group_size=ROWS)
             writer.add_key_value_metadata({_KEY + k: v for k, v in words.items()})
         return sink.getvalue().to_pybytes()
 
@@ -116,17 +174,27 @@ class Manifest:
             check_version(int(version) if version.isdecimal() else version, requires.split(), url=url)
             if int(words.pop("page_bytes")) != LARGEST:
                 raise FormatUnsupported(url=url, problem=f"its largest pages aren't of {LARGEST} bytes.")
+            index = words.pop("index", None)
+            if index is not None:
+                pages = Pages(file, SCHEMA, index, url=url)
+                for name in set(pages.dtypes):
+                    element(name, url=url)
+                return cls(extra=words, pages=pages, url=url)
             table = file.read(columns=SCHEMA.names).cast(SCHEMA)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise ChecksumMismatch(url=url, problem=f"its manifest can't be read ({error}).") from error
         return cls.from_table(table, url=url, extra=words)
 
     def __len__(self) -> int:
-        return self.table.num_rows
+        return len(self._pages) if self._pages is not None else self.table.num_rows
 
     def rows(self, indices: Sequence[int]) -> list[Row]:
         """The rows at these places, as values: for the few that are about to be read."""
-        found: list[dict[str, Any]] = self.table.take(pa.array(indices, pa.int64())).to_pylist()
+        if self._pages is not None and self._table is None:
+            table = self._pages.take(indices)
+        else:
+            table = self.table.take(pa.array(indices, pa.int64()))
+        found: list[dict[str, Any]] = table.to_pylist()
         return [_row(value) for value in found]
 
     def row(self, index: int) -> Row:
@@ -153,7 +221,9 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
     words = [table.column("tensor"), table.column("state"), pa.scalar("\0")]
     joined = pc.call_function("binary_join_element_wise", words)
     coded = pa.concat_arrays([pa.array([], pa.string()), *joined.chunks]).dictionary_encode()
-    names = tuple((t, s) for t, _, s in (n.rpartition("\0") for n in coded.dictionary.to_pylist()))
+    names: tuple[tuple[str, str], ...] = tuple(
+        (t, s) for t, _, s in (n.rpartition("\0") for n in coded.dictionary.to_pylist())
+    )
     key = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
     first = np.unique(key, return_index=True)[1]
     shape, ndim = _padded(table.column("shape"), 0)
@@ -166,10 +236,7 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
     )
     same &= (offsets_ndim == ndim) & (sizes_ndim == ndim)
     if not same.all():
-        tensor, state = names[key[int(np.argmin(same))]]
-        raise TensorMismatch(
-            url=url, problem=f"{tensor} ({state}) has two dtypes or shapes in one checkpoint; save it again."
-        )
+        raise _two_voices(url, names[int(key[int(np.argmin(same))])])
     dtypes = tuple(dtype.dictionary[kinds[i]].as_py() for i in first.tolist())
     for name in set(dtypes):
         element(name, url=url)
@@ -180,6 +247,12 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
         key=key,
         offsets=offsets,
         sizes=sizes,
+    )
+
+
+def _two_voices(url: str, name: tuple[str, str]) -> TensorMismatch:
+    return TensorMismatch(
+        url=url, problem=f"{name[0]} ({name[1]}) has two dtypes or shapes in one checkpoint; save it again."
     )
 
 

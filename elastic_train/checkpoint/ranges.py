@@ -60,10 +60,7 @@ class Index:
 
     def __init__(self, manifest: Manifest, *, url: str) -> None:
         self.manifest, self._url = manifest, url
-        table = manifest.fragments
-        self._key = {name: i for i, name in enumerate(table.names)}
-        self._rows = np.argsort(table.key, kind="stable")
-        self._bounds = np.searchsorted(table.key[self._rows], np.arange(len(table.names) + 1))
+        self._key = {name: i for i, name in enumerate(manifest.kinds[0])}
 
     def reads(self, requests: Sequence[Request]) -> list[Read]:
         """The reads that together bring every element of every request, by file and place."""
@@ -79,17 +76,15 @@ class Index:
 
     def parts(self, tensor: str, state: str, box: Box) -> list[tuple[int, Box]]:
         """The fragments that share elements with a box, and which, in the fragment's coordinates."""
-        table = self.manifest.fragments
         key = self._key.get((tensor, state))
         if key is None:
             raise TensorMismatch(url=self._url, problem=f"it has no {tensor} ({state}).")
-        shape = table.shapes[key]
+        shape = self.manifest.kinds[2][key]
         if len(box.sizes) != len(shape) or (box.numel and box.intersect(Box.whole(shape)) != box):
             raise TensorMismatch(url=self._url, problem=f"{tensor} ({state}) of {shape} has no box {box}.")
         if not box.numel:
             return []
-        rows = self._rows[self._bounds[key] : self._bounds[key + 1]]
-        low, size = table.offsets[rows][:, : len(shape)], table.sizes[rows][:, : len(shape)]
+        rows, low, size = self.manifest.boxes(key)
         first = np.array(box.offsets, dtype=np.int64)
         start = np.maximum(low, first)
         stop = np.minimum(low + size, first + np.array(box.sizes, dtype=np.int64))

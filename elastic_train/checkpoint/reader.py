@@ -74,10 +74,9 @@ class Checkpoint(Mapping[str, States]):
         self.files, self.manifest = files, manifest
         self.document: Mapping[str, Json] = state.document
         self.aliases: Mapping[str, str] = state.aliases
-        table = manifest.fragments
         self.tensors: Mapping[tuple[str, str], TensorInfo] = {
             name: TensorInfo(dtype=dtype, shape=shape)
-            for name, dtype, shape in zip(table.names, table.dtypes, table.shapes, strict=True)
+            for name, dtype, shape in zip(*manifest.kinds, strict=True)
         }
         self._index = Index(manifest, url=files.url)
         self._states: dict[str, dict[str, TensorInfo]] = {}
@@ -125,6 +124,13 @@ class Checkpoint(Mapping[str, States]):
     def fragments(self) -> Fragments:
         """The boxes that are stored, as columns."""
         return self.manifest.fragments
+
+    def whole(self) -> Fragments:
+        """One box per tensor and state: all of it."""
+        return Fragments.of(
+            (tensor, state, info.dtype, info.shape, Box.whole(info.shape))
+            for (tensor, state), info in self.tensors.items()
+        )
 
     def info(self, tensor: str, state: str) -> TensorInfo:
         """Dtype and shape, or TensorMismatch with the names that are near."""

@@ -6,7 +6,6 @@ from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.cluster.messages import Filled
 from elastic_train.cluster.saving import read_in_batches
 from elastic_train.errors import ChecksumMismatch, TensorMismatch
-from elastic_train.geometry.coverage import whole
 from elastic_train.train.member import Member
 
 
@@ -17,7 +16,7 @@ def restore(member: Member, checkpoint: Checkpoint) -> Filled:
     saved.
     """
     try:
-        needs = member.needs(whole(checkpoint.fragments()), foreign="foreign" in checkpoint.document)
+        needs = member.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
     except TensorMismatch as error:
         raise TensorMismatch(url=checkpoint.url, problem=error.problem) from None
     for boxes, arrays in read_in_batches(checkpoint, needs):

@@ -1,0 +1,95 @@
+"""A large manifest that is read as far as it is asked for: its index of tensors first, then groups of rows.
+
+A checkpoint of a million fragments opens in the time that its list of tensors takes.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from elastic_train.errors import ChecksumMismatch, TensorMismatch
+from elastic_train.geometry.fragments import Fragments
+
+ROWS = 16_384
+"""Rows of a group, the least that is decoded at once."""
+
+Ints = npt.NDArray[np.int64]
+
+
+def encode_index(fragments: Fragments) -> str | None:
+    """Each tensor with its first row and the number of its rows; None where these aren't together."""
+    key = fragments.key
+    heads = np.flatnonzero(np.diff(key, prepend=-1))
+    if len(heads) != len(fragments.names):
+        return None
+    counts = np.diff(heads, append=len(key)).tolist()
+    words = [
+        [*fragments.names[k], fragments.dtypes[k], fragments.shapes[k], first, count]
+        for k, first, count in zip(key[heads].tolist(), heads.tolist(), counts, strict=True)
+    ]
+    return json.dumps(words, separators=(",", ":"), ensure_ascii=False)
+
+
+class Pages:
+    """Safe to use from several threads. What was decoded is kept."""
+
+    def __init__(self, file: pq.ParquetFile, schema: pa.Schema, index: str, *, url: str) -> None:
+        self._file, self._schema, self._url = file, schema, url
+        words: list[list[Any]] = json.loads(index)
+        self.names = tuple((str(w[0]), str(w[1])) for w in words)
+        self.dtypes = tuple(str(w[2]) for w in words)
+        self.shapes = tuple(tuple(int(n) for n in w[3]) for w in words)
+        self._spans = [(int(w[4]), int(w[5])) for w in words]
+        groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+        self._starts: Ints = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
+        self._decoded: dict[int, pa.Table] = {}
+        self._lock = threading.Lock()
+        if sum(count for _, count in self._spans) != len(self):
+            raise ChecksumMismatch(url=url, problem="its manifest's index is not of its rows.")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def whole(self) -> pa.Table:
+        return self._groups(range(len(self._starts) - 1))
+
+    def take(self, rows: Sequence[int]) -> pa.Table:
+        """These rows, in this order."""
+        places = np.asarray(rows, dtype=np.int64)
+        group = np.searchsorted(self._starts, places, side="right") - 1
+        wanted, at = np.unique(group, return_inverse=True)
+        if not len(wanted):
+            return self._schema.empty_table()
+        sizes = self._starts[wanted + 1] - self._starts[wanted]
+        begins = np.cumsum(sizes) - sizes
+        return self._groups(wanted.tolist()).take(pa.array(places - self._starts[group] + begins[at]))
+
+    def tensor(self, key: int) -> tuple[Ints, pa.Table]:
+        """The rows of one tensor: their places and themselves. They must be what the index says."""
+        first, count = self._spans[key]
+        start = int(np.searchsorted(self._starts, first, side="right")) - 1
+        stop = int(np.searchsorted(self._starts, first + count, side="left"))
+        table = self._groups(range(start, stop)).slice(first - int(self._starts[start]), count)
+        name = {"tensor": self.names[key][0], "state": self.names[key][1], "dtype": self.dtypes[key]}
+        if any(table.column(c).unique().to_pylist() != [value] for c, value in name.items()):
+            raise TensorMismatch(
+                url=self._url,
+                problem=f"{self.names[key]} isn't what the manifest's index says; save it again.",
+            )
+        return np.arange(first, first + count, dtype=np.int64), table
+
+    def _groups(self, numbers: Sequence[int]) -> pa.Table:
+        with self._lock:
+            missing = [n for n in numbers if n not in self._decoded]
+            for number in missing:
+                found = self._file.read_row_group(number, columns=self._schema.names).cast(self._schema)
+                self._decoded[number] = found
+            return pa.concat_tables([self._decoded[n] for n in numbers])

@@ -121,6 +121,15 @@ def ls(run: Run, as_json: Json = False) -> None:
 
 
 @ckpt.command()
+def save(
+    run: Run, wait: Annotated[float, typer.Option(help="Seconds until it has to be committed.")] = 600.0
+) -> None:
+    """Take a checkpoint of a run that trains, at its next step. Its storage is enough to ask."""
+    with exits() as leave:
+        leave(steer.save_run(run, within_s=wait))
+
+
+@ckpt.command()
 def show(run: Run, step: Step = None, as_json: Json = False) -> None:
     """What a checkpoint holds."""
     with exits():

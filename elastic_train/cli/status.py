@@ -13,6 +13,7 @@ from elastic_train.observe.history import table as history_table
 from elastic_train.observe.ledger import ledger
 from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record, from_json, to_json
+from elastic_train.observe.saving import saving
 from elastic_train.observe.text import columns
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
@@ -27,6 +28,7 @@ def show_status(run: str, *, as_json: bool) -> None:
     for record in records:
         progress = advance(progress, record)
     changes = history(records)
+    cadence = saving(config, records)
     lease = Lease(store, holder="", lease_s=1.0).look()
     if as_json:
         book = ledger(records)
@@ -39,6 +41,7 @@ def show_status(run: str, *, as_json: bool) -> None:
                     "max_steps": config.get("max_steps"),
                     "loss": progress.loss,
                     "saved": progress.saved,
+                    "cadence": cadence,
                     "restarts": progress.restarts,
                     "ended": progress.ended,
                     "last_event": records[-1].wall,
@@ -51,6 +54,7 @@ def show_status(run: str, *, as_json: bool) -> None:
         return
     print(line(progress, int(config.get("max_steps", 0))))
     print(f"last event {records[-1].wall}: {progress.reason}")
+    print(cadence)
     if progress.ended is None and lease is not None and not lease.released:
         print(f"held by {lease.holder}")
     if changes:

@@ -13,9 +13,9 @@ from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record, from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
-from elastic_train.storage.lease import Lease
+from elastic_train.storage.lease import Lease, Tenure
 from elastic_train.storage.store import Store
-from elastic_train.storage.wishes import ask_to_stop
+from elastic_train.storage.wishes import ask_to_save, ask_to_stop
 
 POLL_S = 1.0
 STALE_S = 60.0  # a journal that is silent for so long makes us look at the lease
@@ -56,14 +56,31 @@ def show_logs(run: str, *, follow: bool) -> int:
 def stop_run(run: str, *, wait: bool) -> int:
     """Ask the run's controller to stop at the next step boundary; with `wait`, until it did."""
     store = open_store(run)
-    tenure = Lease(store, holder="", lease_s=1.0).look()
-    if tenure is None:
-        raise StorageNotFound(path=run, operation="read", problem="there is no run here.")
-    if tenure.released:
-        raise ConfigError(field="RUN", problem=f"{run} is not running: nobody holds its lease.")
+    tenure = _running(store, run)
     ask_to_stop(store, tenure.term, "`elastic-train stop`")
     print(f"asked {tenure.holder} to stop")
     return show_logs(run, follow=True) if wait else 0
+
+
+def save_run(run: str, *, within_s: float) -> int:
+    """Ask a run for a checkpoint at its next step and wait until it is committed."""
+    store = open_store(run)
+    tenure = _running(store, run)
+    directory = RunDirectory(store)
+    before = {commit.slot for commit in directory.commits()}
+    ask_to_save(store, tenure.term)
+    print(f"asked {tenure.holder} for a checkpoint")
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        new = [commit for commit in directory.commits() if commit.slot not in before]
+        if new:
+            print(f"the checkpoint of step {new[-1].step} is committed: {new[-1].path}")
+            return 0
+        threading.Event().wait(POLL_S)
+    print(
+        f"no checkpoint was committed within {within_s:.0f} s; `elastic-train status` says what the run does"
+    )
+    return INFRASTRUCTURE
 
 
 def alive(store: Store, watch_s: float = 15.0) -> bool:
@@ -75,6 +92,16 @@ def alive(store: Store, watch_s: float = 15.0) -> bool:
         if lease.look() != seen:
             return True
     return False
+
+
+def _running(store: Store, run: str) -> Tenure:
+    """Who holds the run's lease; an error where nobody does."""
+    tenure = Lease(store, holder="", lease_s=1.0).look()
+    if tenure is None:
+        raise StorageNotFound(path=run, operation="read", problem="there is no run here.")
+    if tenure.released:
+        raise ConfigError(field="RUN", problem=f"{run} is not running: nobody holds its lease.")
+    return tenure
 
 
 def _tell(progress: Progress, records: list[Record], max_steps: int) -> Progress:

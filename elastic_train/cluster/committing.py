@@ -126,5 +126,6 @@ def _configuration(spec: RunSpec) -> dict[str, Any]:
         "max_steps": spec.max_steps,
         "workers": [spec.min_workers, spec.max_workers],
         "checkpoints.every": spec.checkpoints.every,
+        "checkpoints.peers": spec.checkpoints.peers,
         "checkpoints.keep": spec.checkpoints.keep,
     }

@@ -39,6 +39,7 @@ from elastic_train.control.events import (
     Adopted,
     Event,
     FencedOff,
+    SaveRequested,
     StopRequested,
     TermBegan,
     Tick,
@@ -52,7 +53,7 @@ from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced, StorageError
 from elastic_train.observe.records import Record, from_json, record, to_json, wall_text
 from elastic_train.storage.journal import Journal, read_journal
-from elastic_train.storage.wishes import stop_asked
+from elastic_train.storage.wishes import saves_asked, stop_asked
 
 log = logging.getLogger(__name__)
 FLUSH_S = 5.0  # how old an undecided event may get before it is durable
@@ -108,6 +109,7 @@ class Controller:
         self._error: ElasticTrainError | None = None
         self._driver_heard = time.monotonic()
         self._hook = EventHook(spec.on_event, spec.name) if spec.on_event else None
+        self._saves_heard = 0
         self._stop_heard = False  # the wish to stop that lies in storage
         self._steered = threading.Condition()
         self._watch = WorkerWatch(spec, self._post, self._now)
@@ -364,6 +366,10 @@ class Controller:
                 if reason is not None and not self._stop_heard:
                     self._stop_heard = True
                     self.stop(reason)
+                saves = saves_asked(self._committer.store, self._term)
+                if saves > self._saves_heard:
+                    self._saves_heard = saves
+                    self._post(SaveRequested(at=0.0, reason="`elastic-train ckpt save`"))
             except Fenced as error:
                 self._post(FencedOff(at=0.0, by_term=error.by_term))
             except StorageError as error:

@@ -8,25 +8,76 @@ orders.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 PEER_SHARE = 0.02
 """Share of the time that snapshots to peer memory may take: where they are cheaper, Young's interval is no
 limit, as each one that is left out can only lose work."""
 
 PRIOR_MTBF_S = 3600.0
+UNCOVERED_MTBF_S = 10 * PRIOR_MTBF_S
+"""The same for failures that take both copies in peer memory at once, or everything."""
+
+LEAST_SHARE = 0.05
+"""Of the time that a checkpoint takes to be durable, what is charged at least: storage has a price as well."""
+
 FIRST_SAVE_S = 60.0
 
 
-def mtbf_s(*, elapsed_s: float, failures: int) -> float:
-    """Mean time between failures as observed, with one failure per hour as what is believed beforehand."""
-    return (PRIOR_MTBF_S + elapsed_s) / (1 + failures)
+def mtbf_s(*, elapsed_s: float, failures: int, prior_s: float = PRIOR_MTBF_S) -> float:
+    """Mean time between failures as observed; one failure in `prior_s` is what is believed beforehand."""
+    return (prior_s + elapsed_s) / (1 + failures)
 
 
-def interval_s(*, save_s: float | None, elapsed_s: float, failures: int) -> float:
-    """Seconds between two saves: Young's, never less than a save takes; before the first save a minute."""
-    if save_s is None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What the interval between two checkpoints follows from.
+
+    `cost_s` is what one takes from training: its steps were longer than others by that much. `save_s` is how
+    long it takes to be durable. `failures` are those that this tier answers: with `peers`, only what their
+    memory could not.
+    """
+
+    save_s: float | None
+    cost_s: float | None
+    elapsed_s: float
+    failures: int
+    peers: bool
+
+    @property
+    def mtbf_s(self) -> float:
+        prior = UNCOVERED_MTBF_S if self.peers else PRIOR_MTBF_S
+        return mtbf_s(elapsed_s=self.elapsed_s, failures=self.failures, prior_s=prior)
+
+    @property
+    def charged_s(self) -> float:
+        """The cost of one: what was measured, else as if training stood still until it is durable."""
+        save_s = self.save_s or 0.0
+        return save_s if self.cost_s is None else max(self.cost_s, LEAST_SHARE * save_s)
+
+
+def interval_s(measured: Measured) -> float:
+    """Seconds between two checkpoints: Young's, never less than one takes; before the first a minute.
+
+    Each tier has its own interval, by its own cost and the failures that only it answers, as in the two-level
+    schemes of Vaidya (1995) and Moody et al. (SCR, SC'10).
+    """
+    if measured.save_s is None:
         return FIRST_SAVE_S
-    return max(math.sqrt(2 * save_s * mtbf_s(elapsed_s=elapsed_s, failures=failures)), save_s)
+    return max(math.sqrt(2 * measured.charged_s * measured.mtbf_s), measured.save_s)
+
+
+def explained(measured: Measured, step_s: float) -> str:
+    """The interval, in steps and in a sentence's words."""
+    seconds = interval_s(measured)
+    steps = f", about {max(round(seconds / step_s), 1)} steps" if step_s > 0 else ""
+    if measured.save_s is None:
+        return f"the first after {seconds:.0f} s{steps}"
+    lost = "a failure that peer memory cannot answer" if measured.peers else "a failure"
+    return (
+        f"every {seconds:.0f} s{steps}: each takes {measured.charged_s:.2g} s from training and "
+        f"{measured.save_s:.2g} s to be durable, {lost} is expected every {measured.mtbf_s / 60:.0f} min"
+    )
 
 
 def peer_interval_s(cost_s: float, mtbf: float = PRIOR_MTBF_S) -> float:

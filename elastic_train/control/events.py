@@ -242,6 +242,12 @@ class StopRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SaveRequested:
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passes. Deadlines are judged here and nowhere else.
 
@@ -272,5 +278,6 @@ Event = (
     | CheckpointRejected
     | FencedOff
     | StopRequested
+    | SaveRequested
     | Tick
 )

@@ -178,6 +178,8 @@ def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | N
         commitments=tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step)),
         attempts=tuple(a for a in facts.attempts if alive(lineage, a.generation, a.step)),
         snapshots=None,
+        saving=None,
+        uncovered=facts.uncovered + (facts.generation > 0 and not isinstance(choice.origin, Live | Mixed)),
         reconfigurations=facts.reconfigurations + (facts.generation > 0),
     )
     phase = Forming(plan=plan, origin=choice.origin, holders=serving, since=at, paused=paused)

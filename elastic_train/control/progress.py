@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.control.cadence import interval_s
+from elastic_train.control.cadence import Measured, explained, interval_s
 from elastic_train.control.commands import Save
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.membership import proven
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Outcome, Running, State
 from elastic_train.recovery.evidence import Vote
+
+PACE = 0.1
+"""Weight of a new step in the mean of steps during which nothing is saved."""
 
 METRICS_KEPT = 64
 """Steps whose metrics are kept for the checkpoint that may be on its way."""
@@ -31,10 +34,11 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
         state = State(facts=facts, phase=replace(phase, final_since=event.at))
         return Outcome(state=state, reason=f"{said}, the last; its checkpoint is awaited")
     if _save_is_due(facts, policy, event.at):
+        why = explained(measured(facts, policy, event.at), event.seconds)
         return Outcome(
-            state=State(facts=replace(facts, save_asked=event.at), phase=phase),
+            state=State(facts=asked(facts, event.at), phase=phase),
             commands=(Save(generation=facts.generation),),
-            reason=f"{said}; a checkpoint is due",
+            reason=f"{said}; a checkpoint is due, {why}",
         )
     return Outcome(state=State(facts=facts, phase=phase), reason=said)
 
@@ -48,6 +52,7 @@ def _noted(facts: Facts, event: StepCommitted) -> Facts:
         seen=(event.generation, Vote(step=event.step, values=event.vote)),
         metrics=(*facts.metrics[1 - METRICS_KEPT :], (event.step, metrics)),
         step_s=event.seconds,
+        **_paces(facts, event.seconds),
     )
     if event.step > facts.failed_step and (facts.failures or facts.deterministic):
         return replace(facts, failures=0, deterministic=())
@@ -61,6 +66,27 @@ def _save_is_due(facts: Facts, policy: Policy, at: float) -> bool:
     under_way = any(a.committing or a.generation == facts.generation for a in facts.attempts)
     if under_way and asked_s < policy.timing.progress_s:  # a new attempt would supersede it
         return False
-    return asked_s >= interval_s(
-        save_s=facts.save_s, elapsed_s=at - facts.began, failures=facts.failures_ever
+    return asked_s >= interval_s(measured(facts, policy, at))
+
+
+def asked(facts: Facts, at: float) -> Facts:
+    """The facts once a checkpoint was asked for: from now on its cost is measured."""
+    return replace(facts, save_asked=at, saving=0.0)
+
+
+def measured(facts: Facts, policy: Policy, at: float) -> Measured:
+    return Measured(
+        save_s=facts.save_s,
+        cost_s=facts.save_cost_s,
+        elapsed_s=at - facts.began if facts.began is not None else 0.0,
+        failures=facts.uncovered if policy.peers else facts.failures_ever,
+        peers=policy.peers,
     )
+
+
+def _paces(facts: Facts, seconds: float) -> dict[str, float]:
+    """How long steps are while nothing is saved, and what they are longer while something is."""
+    quiet = facts.quiet_step_s
+    if facts.saving is None:
+        return {"quiet_step_s": seconds if quiet is None else quiet + PACE * (seconds - quiet)}
+    return {"saving": facts.saving + (max(seconds - quiet, 0.0) if quiet is not None else 0.0)}

@@ -17,6 +17,7 @@ from elastic_train.control.events import (
     CheckpointRejected,
     PartWritten,
     SaveFailed,
+    SaveRequested,
 )
 from elastic_train.control.failure import break_group
 from elastic_train.control.policy import Policy
@@ -78,9 +79,21 @@ def commit_command(facts: Facts, attempt: Attempt) -> Commit:
     )
 
 
+def save_requested(state: State, event: SaveRequested) -> Outcome:
+    """A person asks for a checkpoint at the next step."""
+    if not isinstance(state.phase, Running):
+        return Outcome(state=state, reason=f"no checkpoint now, nothing trains: {event.reason}")
+    return Outcome(
+        state=replace(state, facts=replace(state.facts, save_asked=event.at, saving=0.0)),
+        commands=(Save(generation=state.facts.generation),),
+        reason=f"a checkpoint is asked for: {event.reason}",
+    )
+
+
 def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
     """Drop the attempt. The last checkpoint is tried again, after a moment."""
     facts = _without(state.facts, event.generation, event.step)
+    facts = facts if facts.saving is None else replace(facts, saving=None)
     said = f"the checkpoint of step {event.step} could not be written: {event.problem}"
     state = state if facts is state.facts else replace(state, facts=facts)
     current = event.generation == facts.generation and event.step == facts.step
@@ -139,7 +152,7 @@ def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Polic
     state = state if facts is state.facts else replace(state, facts=facts)
     if any(c.stored.slot == stored.slot for c in facts.commitments):
         return Outcome(state=state, reason=f"slot {stored.slot} is known to be committed")
-    facts = replace(facts, ever_stored=True)
+    facts = replace(_measured(facts), ever_stored=True)
     if not alive(facts.lineage, stored.generation, stored.step):
         return Outcome(
             state=replace(state, facts=facts),
@@ -162,6 +175,11 @@ def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Polic
             lambda s: end(s, "finished", f"all {policy.max_steps} steps are committed and saved")
         )
     return Outcome(state=state, commands=commands, reason=said)
+
+
+def _measured(facts: Facts) -> Facts:
+    """The checkpoint that was being written is durable: what it cost is known."""
+    return facts if facts.saving is None else replace(facts, save_cost_s=facts.saving, saving=None)
 
 
 def prune_command(state: State, policy: Policy) -> Prune:

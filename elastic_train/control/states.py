@@ -95,6 +95,10 @@ class Facts:
     ] = ()  # those ordered to commit, and at most one that is still collecting parts
     metrics: tuple[tuple[int, tuple[tuple[str, float], ...]], ...] = ()  # of the last steps
     save_s: float | None = None  # measured: the slowest part of the last attempt
+    save_cost_s: float | None = None  # by how much steps were longer while the last one was written
+    saving: float | None = None  # the same of the one that is being written, so far
+    quiet_step_s: float | None = None  # a step's seconds while none is
+    uncovered: int = 0  # failures after which storage was read, or nothing was left
     save_asked: float | None = None  # when a checkpoint was last asked for, where control asks
     final_tries: int = 0
 

@@ -28,6 +28,7 @@ from elastic_train.control.events import (
     PartWritten,
     PeersTold,
     SaveFailed,
+    SaveRequested,
     Settled,
     StepCommitted,
     StopRequested,
@@ -43,7 +44,13 @@ from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.progress import step_committed
 from elastic_train.control.resize import consider, paused
-from elastic_train.control.saving import checkpoint_committed, checkpoint_rejected, part_written, save_failed
+from elastic_train.control.saving import (
+    checkpoint_committed,
+    checkpoint_rejected,
+    part_written,
+    save_failed,
+    save_requested,
+)
 from elastic_train.control.states import Ended, Forming, Outcome, Pausing, Running, Settling, State, Waiting
 from elastic_train.control.stopping import stop, try_stop
 
@@ -89,6 +96,8 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return checkpoint_rejected(state, event, policy)
         case FencedOff(by_term=term):
             return end(state, "fenced", f"term {term} owns the run now")
+        case SaveRequested():
+            return save_requested(state, event)
         case StopRequested():
             return stop(state, event, policy)
         case Tick():

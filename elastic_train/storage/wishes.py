@@ -1,4 +1,4 @@
-"""A wish to stop a run, left in its storage for the controller of one term: no cluster is needed to ask.
+"""Wishes left in a run's storage for the controller of one term, to stop or to save: no cluster is needed.
 
 A wish names the term that it is meant for, so that it never stops a later submission.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from elastic_train.errors import AlreadyExists, StorageNotFound
 from elastic_train.storage.store import Store
+
+MOST = 1_000_000
 
 
 def ask_to_stop(store: Store, term: int, reason: str) -> None:
@@ -23,6 +25,25 @@ def stop_asked(store: Store, term: int) -> str | None:
         return store.read(_path(term)).decode()
     except StorageNotFound:
         return None
+
+
+def ask_to_save(store: Store, term: int) -> None:
+    """Each wish is one checkpoint, but those that are heard together."""
+    for number in range(saves_asked(store, term), MOST):
+        try:
+            store.create(f"{_saves(term)}/{number:06d}", b"")
+        except AlreadyExists:
+            continue
+        return
+
+
+def saves_asked(store: Store, term: int) -> int:
+    """How many checkpoints were asked for in a term."""
+    return len(store.list(_saves(term)))
+
+
+def _saves(term: int) -> str:
+    return f"saves/t{term:06d}"
 
 
 def _path(term: int) -> str:

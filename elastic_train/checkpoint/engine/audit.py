@@ -6,7 +6,7 @@ All of them in the first snapshots, where the habits of a job show; later a few 
 from __future__ import annotations
 
 ALL = 2
-TURNS = 32
+TURNS = 128
 
 
 def audited(number: int, fragments: int) -> tuple[int, ...]:

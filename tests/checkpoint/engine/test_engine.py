@@ -181,7 +181,7 @@ def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first
 
 
 def test_every_fragment_is_audited_in_its_turn() -> None:
-    fragments = 70
+    fragments = 300
     for number in range(audit.ALL):
         assert audit.audited(number, fragments) == tuple(range(fragments))
     turns = [audit.audited(number, fragments) for number in range(audit.ALL, audit.ALL + audit.TURNS)]

@@ -1,0 +1,121 @@
+"""Saves behind the step on stores that are slow, fail, or are full, and in processes that are killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.checkpoint.verify import verify
+from elastic_train.errors import SnapshotFailed
+from elastic_train.storage.memory_store import MemoryStore
+from elastic_train.storage.posix_store import PosixStore
+from elastic_train.storage.store import Store
+from elastic_train.testing.faulty_store import Fail, FaultyStore, Full, Hold
+from tests.checkpoint.engine.saves import SIZES, Trainer, state
+
+pytestmark = pytest.mark.ring1
+SAVE_BYTES = 4 * sum(SIZES.values())
+
+
+def newest_is_sound(store: Store) -> int:
+    """The newest checkpoint loads, and is the state of its step; that step."""
+    directory = RunDirectory(store)
+    stored = directory.newest()
+    assert stored is not None
+    checkpoint = Checkpoint.of(directory, stored)
+    assert verify(checkpoint).sound
+    for name in SIZES:
+        assert np.array_equal(checkpoint[name]["param"][:], state(name, stored.step)), (name, stored.step)
+    return stored.step
+
+
+@pytest.mark.parametrize("save", [1, 3])
+@pytest.mark.parametrize("share", [0.02, 0.9, 1.0])
+def test_a_process_killed_at_any_byte_of_any_save_leaves_the_state_of_a_step(
+    tmp_path: Path, save: int, share: float
+) -> None:
+    byte = int((save - 1 + share) * SAVE_BYTES)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.checkpoint.engine.saves", str(tmp_path), str(byte)], check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    store = PosixStore(tmp_path)
+    if RunDirectory(store).newest() is None:
+        assert save == 1
+    else:
+        assert newest_is_sound(store) in (save - 1, save)
+
+
+def test_a_store_that_stands_still_stops_no_step_and_what_was_left_out_comes_when_it_goes_on() -> None:
+    hold = Hold(operation="stream", call=2, reached=threading.Event(), go=threading.Event())
+    store = MemoryStore()
+    trainer = Trainer(FaultyStore(store, [hold]), slots=1)
+    trainer.step(1, save=True)
+    while trainer.engine.counts.delivered < 1:
+        trainer.engine.fence()
+    trainer.step(2, save=True)
+    assert hold.reached.wait(20)
+    for step in range(3, 12):
+        trainer.step(step, save=True)
+    assert newest_is_sound(store) == 1
+    assert trainer.engine.counts.coalesced == 9
+    hold.go.set()
+    while trainer.engine.free == 0:
+        trainer.engine.fence()
+    trainer.step(12, save=False)  # owed since step 3
+    trainer.engine.close()
+    assert newest_is_sound(store) == 12
+
+
+def test_two_saves_in_flight_are_both_whole() -> None:
+    hold = Hold(operation="stream", call=1, reached=threading.Event(), go=threading.Event())
+    store = MemoryStore()
+    trainer = Trainer(FaultyStore(store, [hold]), slots=2)
+    trainer.step(1, save=True)
+    assert hold.reached.wait(20)
+    trainer.step(2, save=True)
+    trainer.step(3, save=False)
+    hold.go.set()
+    trainer.engine.close()
+    assert trainer.engine.counts.delivered == 2
+    assert newest_is_sound(store) == 2
+
+
+def test_a_store_that_fails_now_and_then_costs_those_saves_and_nothing_else() -> None:
+    store = MemoryStore()
+    trainer = Trainer(FaultyStore(store, [Fail(operation="stream", call=k) for k in (2, 3)]), pressure="wait")
+    for step in range(1, 7):
+        trainer.step(step, save=True)
+        while trainer.engine.counts.delivered + trainer.engine.counts.failed < step:
+            trainer.engine.fence()
+        newest_is_sound(store)
+    trainer.engine.close()
+    assert (trainer.engine.counts.failed, trainer.engine.counts.delivered) == (2, 4)
+    assert newest_is_sound(store) == 6
+
+
+def test_a_full_disk_is_told_beyond_the_budget_and_the_last_good_checkpoint_stays() -> None:
+    store = MemoryStore()
+    trainer = Trainer(
+        FaultyStore(store, [Full(after_bytes=int(2.5 * SAVE_BYTES))]), pressure="wait", budget=2
+    )
+
+    def train() -> None:
+        for step in range(1, 20):
+            trainer.step(step, save=True)
+            while trainer.engine.counts.delivered + trainer.engine.counts.failed < step:
+                trainer.engine.fence()
+
+    with pytest.raises(SnapshotFailed, match="No space left"):
+        train()
+    assert newest_is_sound(store) == 2
+    assert trainer.engine.counts.failed == 3
+    trainer.engine.close()

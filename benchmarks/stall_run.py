@@ -1,0 +1,151 @@
+"""One process of benchmarks/stall.py: trains with one system that saves, prints what it measured as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import resource
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import xxhash
+from torch import nn
+
+from benchmarks.stall_systems import SYSTEMS, Nothing, System, Tensors
+
+WARM_UP = 3
+
+
+def model_of(millions: float) -> tuple[nn.Module, torch.Tensor]:
+    """Square layers that add up to that many million parameters, and a batch whose step outlasts a copy."""
+    width = 1024 if millions >= 8 else 512
+    layers = max(int(millions * 1e6 / width**2), 1)
+    torch.manual_seed(0)
+    parts: list[nn.Module] = []
+    for _ in range(layers):
+        parts += [nn.Linear(width, width, bias=False), nn.GELU()]
+    return nn.Sequential(*parts), torch.randn(96, width)
+
+
+def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Tensors:
+    found: Tensors = {}
+    for name, parameter in model.named_parameters():
+        found[f"r{rank}.{name}"] = parameter.detach()
+        for state, value in optimizer.state[parameter].items():
+            if value.ndim:
+                found[f"r{rank}.{name}.{state}"] = value
+    return found
+
+
+def fingerprint(tensors: Tensors) -> str:
+    mixed = xxhash.xxh3_128()
+    for name in sorted(tensors):
+        mixed.update(tensors[name].detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return mixed.hexdigest()
+
+
+class Training:
+    """A loop that anybody would write, with the two moments at which a system may act."""
+
+    def __init__(self, millions: float, rank: int) -> None:
+        self.model, self._batch = model_of(millions)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
+        self._rank = rank
+        self.marked = (0, "")
+
+    def step(self, number: int, system: System, save: bool, mark: bool = False) -> tuple[float, float]:
+        """Seconds of the whole step, and of them what the system took. `mark`: note a fingerprint too."""
+        began = time.perf_counter()
+        self.model(self._batch).square().mean().backward()
+        fence = time.perf_counter()
+        system.before_update()
+        stall = time.perf_counter() - fence
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if save:
+            tensors = self.tensors()
+            if mark:
+                self.marked = (number, fingerprint(tensors))
+            saving = time.perf_counter()
+            system.save(number, tensors)
+            stall += time.perf_counter() - saving
+        return time.perf_counter() - began, stall
+
+    def tensors(self) -> Tensors:
+        return tensors_of(self.model, self.optimizer, self._rank)
+
+
+def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
+    training = Training(args.millions, args.rank)
+    idle = Nothing(args.directory, args.rank)
+    for number in range(-WARM_UP, 0):
+        training.step(number, idle, False)
+    size = sum(t.nbytes for t in training.tensors().values())
+    bare = [training.step(0, idle, False)[0] for _ in range(args.bare)]
+    memory_before = _memory()
+    system = SYSTEMS[name](args.directory, args.rank)
+    training.step(0, system, name != "none")  # what is made at the first save is not the stall of the others
+    gc.disable()
+    steps, stalls, saves = [], [], 0
+    for number in range(1, args.steps + 1):
+        save = name != "none" and number % args.every == 0
+        taken, stall = training.step(number, system, save, mark=save and number + args.every > args.steps)
+        steps.append(taken)
+        stalls.append(stall)
+        saves += save
+    for number in range(args.steps + 1, args.steps + 3):  # updates while the last save may be under way
+        stalls.append(training.step(number, system, False)[1])
+    system.close()
+    last, expected = training.marked
+    found = system.read(last, training.tensors()) if saves else None
+    counts = getattr(system, "counts", None)
+    skipped = counts.skipped if counts is not None else 0
+    return {
+        "system": name,
+        "rank": args.rank,
+        "state_mb": size / 1e6,
+        "steps": len(steps),
+        "saves": saves,
+        "bare_step_ms": 1e3 * statistics.median(bare),
+        "step_ms": 1e3 * statistics.mean(steps),
+        "blocked_ms": 1e3 * sum(stalls) / max(saves - skipped, 1),
+        "skipped": skipped,
+        "torn": None if found is None else fingerprint(found) != expected,
+        "memory_mb": (_memory() - memory_before) / 1e6,
+    }
+
+
+def _memory() -> float:
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return 1024.0 * (own + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--system", required=True, choices=SYSTEMS)
+    parser.add_argument("--directory", type=Path, required=True)
+    parser.add_argument("--millions", type=float, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--every", type=int, required=True)
+    parser.add_argument("--bare", type=int, default=5)
+    parser.add_argument("--rank", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--port", type=int, required=True)
+    args = parser.parse_args()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    store = dist.TCPStore("127.0.0.1", args.port, args.workers, is_master=args.rank == 0)
+    dist.init_process_group("gloo", store=store, rank=args.rank, world_size=args.workers)
+    result = measure(args.system, args)
+    dist.barrier()
+    print("RESULT " + json.dumps(result), flush=True)
+    os._exit(0)  # peers leave threads and processes that would be waited for
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,235 @@
+"""The systems of benchmarks/stall.py: each saves the same tensors, and says how to read them again.
+
+`save` is called right after an update, `before_update` right before the next one, `close` after the last
+step. What they take of the training thread's time is the stall.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+
+from benchmarks.stall_keeper import keep
+from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
+from elastic_train.checkpoint.engine.engine import Engine, Taken
+from elastic_train.geometry.box import Box
+from elastic_train.train.fragments import DTYPE_NAMES, Part
+from elastic_train.train.sources import TensorSource
+
+Tensors = dict[str, torch.Tensor]
+SLOTS = 3
+
+
+class System(Protocol):
+    def save(self, step: int, tensors: Tensors) -> None: ...
+    def before_update(self) -> None: ...
+    def close(self) -> None: ...
+    def read(self, step: int, like: Tensors) -> Tensors | None:
+        """What was saved of a step; None where nothing is kept to be read."""
+        ...
+
+
+class Nothing:
+    def __init__(self, directory: Path, rank: int) -> None:
+        self.directory, self.rank = directory, rank
+
+    def save(self, step: int, tensors: Tensors) -> None:
+        return None
+
+    def before_update(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    def read(self, step: int, like: Tensors) -> Tensors | None:
+        return None
+
+
+class TorchSave(Nothing):
+    def save(self, step: int, tensors: Tensors) -> None:
+        torch.save(tensors, self._path(step))
+        self._path(step - 2).unlink(missing_ok=True)
+
+    def read(self, step: int, like: Tensors) -> Tensors | None:
+        return torch.load(self._path(step))
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"{step}-{self.rank}.pt"
+
+
+class DcpSave(Nothing):
+    def save(self, step: int, tensors: Tensors) -> None:
+        dcp.save(dict(tensors), checkpoint_id=self._path(step))
+        self._drop(step)
+
+    def read(self, step: int, like: Tensors) -> Tensors | None:
+        found = {name: torch.empty_like(value) for name, value in like.items()}
+        dcp.load(found, checkpoint_id=self._path(step))
+        return found
+
+    def _path(self, step: int) -> Path:
+        return self.directory / f"dcp-{step}"
+
+    def _drop(self, step: int) -> None:
+        if self.rank == 0:
+            for old in self.directory.glob("dcp-*"):
+                if int(old.name[4:]) < step - 20:
+                    shutil.rmtree(old, ignore_errors=True)
+
+
+class DcpAsync(DcpSave):
+    """DCP's asynchronous save. One that stages in the background is waited for before the update."""
+
+    def __init__(
+        self,
+        directory: Path,
+        rank: int,
+        *,
+        kind: AsyncCheckpointerType = AsyncCheckpointerType.THREAD,
+        stager: Callable[[], DefaultStager] | None = None,
+        waits: bool = True,
+    ) -> None:
+        super().__init__(directory, rank)
+        self._kind, self._stager, self._waits = kind, stager() if stager is not None else None, waits
+        self._staged: Future[None] | None = None
+        self._uploaded: Future[Any] | None = None
+
+    def save(self, step: int, tensors: Tensors) -> None:
+        if self._uploaded is not None:
+            self._uploaded.result()
+        answer = dcp.async_save(
+            dict(tensors),
+            checkpoint_id=self._path(step),
+            async_checkpointer_type=self._kind,
+            async_stager=self._stager,
+        )
+        if isinstance(answer, AsyncSaveResponse):
+            self._staged, self._uploaded = answer.staging_completion, answer.upload_completion
+        else:
+            self._uploaded = answer
+        self._drop(step)
+
+    def before_update(self) -> None:
+        if self._waits and self._staged is not None:
+            self._staged.result()
+            self._staged = None
+
+    def close(self) -> None:
+        if self._uploaded is not None:
+            self._uploaded.result()
+
+
+class Ours(Nothing):
+    """The engine, into shared memory; a keeper process copies each snapshot once more, as the node that holds
+    the second copy does, and writes it to files where `storage` is given.
+    """
+
+    def __init__(self, directory: Path, rank: int, *, storage: bool) -> None:
+        super().__init__(directory, rank)
+        self._storage, self._engine = storage, None
+        self._path = Path("/dev/shm") / f"stall-{directory.name}-{rank}"
+        self._kept: dict[int, list[tuple[str, np.ndarray]]] = {}
+        self._before: Taken[None] | None = None
+
+    def save(self, step: int, tensors: Tensors) -> None:
+        sources = [TensorSource(_part(name, value)) for name, value in tensors.items()]
+        if self._engine is None:
+            self._start(slot_bytes(s.nbytes for s in sources))
+        assert self._engine is not None
+        self._engine.begin(step, sources, None)
+
+    def before_update(self) -> None:
+        if self._engine is not None:
+            self._engine.fence()
+
+    def close(self) -> None:
+        if self._engine is None:
+            return
+        self._engine.close()
+        self.counts = self._engine.counts
+        self._pipe.send(None)
+        self._keeper.join()
+        self._path.unlink()
+
+    def read(self, step: int, like: Tensors) -> Tensors | None:
+        if step not in self._kept:
+            return None
+        return {
+            name: torch.from_numpy(data).view(like[name].dtype).view_as(like[name])
+            for name, data in self._kept[step]
+        }
+
+    def _start(self, size: int) -> None:
+        arena = Arena.create(self._path, size, slots=SLOTS)
+        context = multiprocessing.get_context("spawn")
+        self._pipe, other = context.Pipe()
+        store = str(self.directory) if self._storage else None
+        self._keeper = context.Process(
+            target=keep, args=(other, str(self._path), arena.size, SLOTS, store, self.rank)
+        )
+        self._keeper.start()
+        other.close()  # if the keeper dies, that is heard here
+        assert self._pipe.recv() == "ready"
+        self._engine = Engine(arena, self._deliver, pressure="skip")
+
+    def _deliver(self, taken: Taken[None]) -> None:
+        places = [(p.key, p.offset, p.nbytes) for p in taken.places]
+        self._pipe.send((taken.step, taken.slot, places))
+        assert self._pipe.recv() == taken.step
+        kept = [(p.key.partition(":")[0], np.frombuffer(taken.bytes_of(p), np.uint8)) for p in taken.places]
+        self._kept = {taken.step: kept}
+        before, self._before = self._before, taken
+        if before is not None:
+            before.release()
+
+
+def _part(name: str, value: torch.Tensor) -> Part:
+    shape = tuple(value.shape)
+    return Part(
+        tensor=name,
+        state="param",
+        dtype=DTYPE_NAMES[value.dtype],
+        shape=shape,
+        box=Box.whole(shape),
+        view=value.detach(),
+        replica=(0, 1),
+    )
+
+
+def _stager(*, shared: bool, background: bool) -> Callable[[], DefaultStager]:
+    return lambda: DefaultStager(
+        StagingOptions(
+            use_pinned_memory=torch.cuda.is_available(),
+            use_shared_memory=shared,
+            use_async_staging=background,
+            use_non_blocking_copy=torch.cuda.is_available(),
+        )
+    )
+
+
+SYSTEMS: dict[str, Callable[[Path, int], System]] = {
+    "none": Nothing,
+    "ours (peer)": lambda d, r: Ours(d, r, storage=False),
+    "ours (peer + storage)": lambda d, r: Ours(d, r, storage=True),
+    "torch.save": TorchSave,
+    "DCP save": DcpSave,
+    "DCP async_save (thread)": DcpAsync,
+    "DCP async_save (DefaultStager)": lambda d, r: DcpAsync(
+        d, r, stager=_stager(shared=True, background=False)
+    ),
+    "DCP async_save (DefaultStager, background)": lambda d, r: DcpAsync(
+        d, r, stager=_stager(shared=True, background=True)
+    ),
+    "DCP async_save (process)": lambda d, r: DcpAsync(d, r, kind=AsyncCheckpointerType.PROCESS),
+}

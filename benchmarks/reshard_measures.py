@@ -100,7 +100,7 @@ def write_raw(directory: Path, state: State) -> float:
 
 def read_ours(url: str, state: State, *, options: Options | None = None) -> float:
     """Seconds to open a checkpoint and read all of it, verified, into memory that is there."""
-    memory = [np.zeros_like(array) for array in state.values()]
+    memory = [np.ones_like(array) for array in state.values()]
     names = [(*name, Box.whole(array.shape)) for name, array in state.items()]
     seconds = timed(lambda: open_checkpoint(url, options=options).read_many(names, into=memory))
     assert all(np.array_equal(a, b) for a, b in zip(memory, state.values(), strict=True))
@@ -110,7 +110,7 @@ def read_ours(url: str, state: State, *, options: Options | None = None) -> floa
 def read_raw(directory: Path) -> float:
     """Seconds to read all files of a directory into memory that is there."""
     files = sorted(p for p in directory.rglob("*") if p.is_file())
-    memory = [np.zeros(p.stat().st_size, np.uint8) for p in files]
+    memory = [np.ones(p.stat().st_size, np.uint8) for p in files]
     places = [(i, start) for i, m in enumerate(memory) for start in range(0, len(m), CHUNK)]
     handles = [os.open(p, os.O_RDONLY) for p in files]
 

@@ -20,6 +20,8 @@ from torch import nn
 from benchmarks.stall_systems import SYSTEMS, Nothing, System, Tensors
 
 WARM_UP = 3
+MARKED = 8
+"""The last saves whose state is fingerprinted, outside of what is measured."""
 
 
 def model_of(millions: float) -> tuple[nn.Module, torch.Tensor]:
@@ -57,7 +59,7 @@ class Training:
         self.model, self._batch = model_of(millions)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, fused=True)
         self._rank = rank
-        self.marked = (0, "")
+        self.marked: dict[int, str] = {}
 
     def step(self, number: int, system: System, save: bool, mark: bool = False) -> tuple[float, float]:
         """Seconds of the whole step, and of them what the system took. `mark`: note a fingerprint too."""
@@ -70,9 +72,11 @@ class Training:
         self.optimizer.zero_grad()
         if save:
             tensors = self.tensors()
+            marking = time.perf_counter()
             if mark:
-                self.marked = (number, fingerprint(tensors))
+                self.marked[number] = fingerprint(tensors)
             saving = time.perf_counter()
+            began += saving - marking
             system.save(number, tensors)
             stall += time.perf_counter() - saving
         return time.perf_counter() - began, stall
@@ -95,15 +99,19 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     steps, stalls, saves = [], [], 0
     for number in range(1, args.steps + 1):
         save = name != "none" and number % args.every == 0
-        taken, stall = training.step(number, system, save, mark=save and number + args.every > args.steps)
+        taken, stall = training.step(
+            number, system, save, mark=save and number + MARKED * args.every > args.steps
+        )
         steps.append(taken)
         stalls.append(stall)
         saves += save
     for number in range(args.steps + 1, args.steps + 3):  # updates while the last save may be under way
         stalls.append(training.step(number, system, False)[1])
     system.close()
-    last, expected = training.marked
-    found = system.read(last, training.tensors()) if saves else None
+    torn = None
+    for number, expected in sorted(training.marked.items()):  # of those that were skipped nothing is found
+        found = system.read(number, training.tensors())
+        torn = torn if found is None else fingerprint(found) != expected
     counts = getattr(system, "counts", None)
     skipped = counts.skipped if counts is not None else 0
     return {
@@ -116,7 +124,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "step_ms": 1e3 * statistics.mean(steps),
         "blocked_ms": 1e3 * sum(stalls) / max(saves - skipped, 1),
         "skipped": skipped,
-        "torn": None if found is None else fingerprint(found) != expected,
+        "torn": torn,
         "memory_mb": (_memory() - memory_before) / 1e6,
     }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
@@ -141,6 +142,9 @@ class Ours(Nothing):
         self._path = Path("/dev/shm") / f"stall-{directory.name}-{rank}"
         self._kept: dict[int, list[tuple[str, np.ndarray]]] = {}
         self._before: Taken[None] | None = None
+        self._flushed: Taken[None] | None = None
+        self._lock, self._copied, self._idle = threading.Lock(), threading.Semaphore(0), threading.Event()
+        self._idle.set()
 
     def save(self, step: int, tensors: Tensors) -> None:
         sources = [TensorSource(_part(name, value)) for name, value in tensors.items()]
@@ -158,6 +162,7 @@ class Ours(Nothing):
             return
         self._engine.close()
         self.counts = self._engine.counts
+        self._idle.wait()
         self._pipe.send(None)
         self._keeper.join()
         self._path.unlink()
@@ -180,18 +185,42 @@ class Ours(Nothing):
         )
         self._keeper.start()
         other.close()  # if the keeper dies, that is heard here
-        assert self._pipe.recv() == "ready"
+        assert self._pipe.recv() == ("ready", 0)
+        threading.Thread(target=self._hear, daemon=True).start()
         self._engine = Engine(arena, self._deliver, pressure="skip")
 
     def _deliver(self, taken: Taken[None]) -> None:
         places = [(p.key, p.offset, p.nbytes) for p in taken.places]
-        self._pipe.send((taken.step, taken.slot, places))
-        assert self._pipe.recv() == taken.step
+        flush = self._storage and self._idle.is_set()
+        if flush:
+            self._idle.clear()
+            self._flushed = taken
+        self._pipe.send((taken.step, taken.slot, places, flush))
+        self._copied.acquire()
         kept = [(p.key.partition(":")[0], np.frombuffer(taken.bytes_of(p), np.uint8)) for p in taken.places]
         self._kept = {taken.step: kept}
-        before, self._before = self._before, taken
-        if before is not None:
+        with self._lock:
+            before, self._before = self._before, taken
+            used = before is None or before is self._flushed
+        if before is not None and not used:
             before.release()
+
+    def _hear(self) -> None:
+        """What the keeper says: a copy is complete, or a checkpoint durable."""
+        while True:
+            try:
+                word, _ = self._pipe.recv()
+            except (EOFError, OSError):
+                return
+            if word == "copied":
+                self._copied.release()
+                continue
+            with self._lock:
+                done, self._flushed = self._flushed, None
+                used = done is None or done is self._before
+            if done is not None and not used:
+                done.release()
+            self._idle.set()
 
 
 def _part(name: str, value: torch.Tensor) -> Part:

@@ -2,7 +2,8 @@
 
 Joiners are up before the group pauses, so a pause is the switch only. A growth waits until nobody joined for
 the join window, so that arrivals come in one batch, and after a switch for a cool-down of four join windows
-and ten times what the last switch took: capacity that comes and goes costs at most a tenth of the time.
+and ten times what the last switch took: capacity that comes and goes costs at most a tenth of the time. The
+fewer of the possible workers run, the more a wait costs, so the cool-down is shortened to their share.
 Failures have no cool-down. A node that leaves with notice is left as soon as its workers can be replaced, and
 at the latest when its deadline is near; several notices are merged into one pause.
 """
@@ -80,7 +81,8 @@ def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     facts = state.facts
     candidates = seats(facts, phase.plan)
     idle = tuple(seat.worker for seat in candidates if seat.worker not in phase.plan.workers)
-    if not idle or idle == phase.declined or not _calm(facts, idle, policy, at):
+    share = phase.plan.world_size / max(1, min(len(candidates), policy.max_workers))
+    if not idle or idle == phase.declined or not _calm(facts, idle, policy, at, share):
         return Outcome(state=state)
     plan = best_plan(candidates, policy)
     why = _why_not(facts, phase.plan, plan, candidates, policy)
@@ -92,12 +94,12 @@ def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     return _pause(state, phase.plan, "grow", f"growing from {phase.plan} to {plan}", at)
 
 
-def _calm(facts: Facts, idle: tuple[str, ...], policy: Policy, at: float) -> bool:
-    """Whether arrivals are over and the last switch is far enough away."""
+def _calm(facts: Facts, idle: tuple[str, ...], policy: Policy, at: float, share: float) -> bool:
+    """Whether arrivals are over and the last switch is far enough away; `share` of the workers run."""
     window = policy.timing.join_window_s
     if at - max(w.since for w in facts.workers if w.name in idle) < window:
         return False
-    cool_down = COOL_DOWN_WINDOWS * window + COOL_DOWN_SWITCHES * facts.switch_s
+    cool_down = (COOL_DOWN_WINDOWS * window + COOL_DOWN_SWITCHES * facts.switch_s) * share
     return facts.resized is None or at - facts.resized >= cool_down
 
 

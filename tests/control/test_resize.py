@@ -71,6 +71,27 @@ def test_after_a_failure_a_group_grows_back_without_a_cool_down(replicated):
     assert isinstance(play.phase, Pausing)
 
 
+def test_the_fewer_of_the_possible_workers_run_the_sooner_a_group_grows_again(replicated):
+    """Grown from 3 to 4 workers, then left with two or with one, and offered others."""
+    waits = {}
+    for lost in (("w0003", "w0004"), ("w0002", "w0003", "w0004")):
+        play = replicated.running(3, step=1)
+        play.nodes("abcd")
+        play.ready()
+        play.wait(4.0)
+        settle_and_go(play)
+        for worker in lost:
+            play.lose(worker)
+        settle_and_go(play)
+        play.nodes("abcd"[: 4 - len(lost)] + "efg"[: len(lost) - 1])
+        play.ready()
+        waits[len(lost)] = 0
+        while isinstance(play.phase, Running):
+            play.wait(0.5)
+            waits[len(lost)] += 1
+    assert waits[3] < waits[2]
+
+
 def settle_and_go(play):
     if isinstance(play.phase, Settling | Pausing):
         play.settle()

@@ -117,10 +117,10 @@ class CapacityTimeout(ElasticTrainError):
     detail: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"waited {self.waited_s:.0f} s for {self.needed} workers, the cluster offers {self.present}. "
-            f"{self.detail}Add nodes or lower the minimum of num_workers, then start the run again."
+        what = self.detail or (
+            f"waited {self.waited_s:.0f} s for {self.needed} workers, the cluster offers {self.present}"
         )
+        return f"{what}. Add nodes or lower the minimum of num_workers, then start the run again."
 
 
 @dataclass(kw_only=True, eq=False)

@@ -10,11 +10,12 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import Cause, Tick
 from elastic_train.control.failure import break_group, give_up_silent
 from elastic_train.control.forming import last_plan
-from elastic_train.control.membership import seats, staff, without
+from elastic_train.control.membership import seats, staff, starting, without
 from elastic_train.control.policy import Policy
 from elastic_train.control.saving import retry_final
 from elastic_train.control.states import (
     Ended,
+    Facts,
     Forming,
     Outcome,
     Pausing,
@@ -108,7 +109,7 @@ def _late_starts(state: State, policy: Policy, at: float) -> Outcome:
 def _deadline(state: State, policy: Policy, at: float) -> Outcome:
     facts, phase, timing = state.facts, state.phase, policy.timing
     match phase:
-        case Waiting() if at - phase.since > timing.wait_for_capacity_s:
+        case Waiting() if at - phase.since > timing.wait_for_capacity_s and not _on_their_way(facts, policy):
             return _no_capacity(state, phase, policy, at)
         case Forming() if at - phase.since > timing.form_s:
             cause = Cause(kind="silence", detail=f"the group did not form within {timing.form_s:.0f} s")
@@ -124,6 +125,12 @@ def _deadline(state: State, policy: Policy, at: float) -> Outcome:
             return retry_final(state, policy, at)
         case _:
             return Outcome(state=state)
+
+
+def _on_their_way(facts: Facts, policy: Policy) -> bool:
+    """Whether there is capacity, and only the start of its workers is waited for: that has its own limit."""
+    coming = starting(facts)
+    return bool(coming) and len(coming) + len(seats(facts, last_plan(facts))) >= policy.min_workers
 
 
 def _no_capacity(state: State, phase: Waiting, policy: Policy, at: float) -> Outcome:

@@ -57,6 +57,14 @@ def test_too_few_workers_wait_and_then_the_run_ends_naming_the_numbers(play):
     assert play.ordered(End)[0].detail == "waited 601 s for 2 workers, 1 are there"
 
 
+def test_a_slow_start_of_enough_workers_is_no_lack_of_capacity(play):
+    play.policy = replace(play.policy, timing=replace(play.policy.timing, wait_for_capacity_s=10.0))
+    play.begin(3).wait(15.0)
+    assert isinstance(play.phase, Waiting)
+    play.ready("w0001", "w0002", "w0003")
+    assert play.ordered(Form)
+
+
 def test_a_plan_that_the_planner_refuses_is_told_once_and_named_at_the_end(play):
     play.policy = replace(play.policy, plan=lambda seats: Infeasible(reason="70 GiB per rank exceed 64 GiB"))
     play.begin(2).ready()

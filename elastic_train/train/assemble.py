@@ -31,7 +31,10 @@ def assemble(
     device: torch.device,
     border: Border,
 ) -> Shards:
-    """Shards with memory and without values. All ranks of the mesh must call it together."""
+    """Shards with memory and without values. All ranks of the mesh must call it together.
+
+    Without a mesh they are those of a whole stage, for itself.
+    """
     with border.at("building the model", 0):
         blueprint = draw(task, spec.precision)
     shapes = _shapes(blueprint)
@@ -42,8 +45,8 @@ def assemble(
     trainable = tuple(fqn for fqn, tensor in tensors(blueprint.parameters).items() if tensor.requires_grad)
     regions, stages = None, {}
     with border.collective("dividing the model", 0):
-        if mesh is not None:
-            divided = divide(blueprint, rules, plan, mesh, device)
+        if mesh is not None or plan.mesh.pp > 1:
+            divided = divide(blueprint, rules, plan, rank, mesh, device)
             blueprint, regions, stages = divided.blueprint, divided.regions, divided.stages
         place = place_on(mesh, plan.mesh, rank, stages)
     present = set(blueprint.model.modules())

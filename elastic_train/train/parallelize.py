@@ -35,8 +35,13 @@ class Divided:
     regions: Regions | None  # where tensor parallelism cuts activations
 
 
-def divide(blueprint: Blueprint, rules: Rules, plan: Plan, mesh: DeviceMesh, device: torch.device) -> Divided:
-    """Divide the meta model, in place, as the plan says: into stages, over tp, over dp_shard."""
+def divide(
+    blueprint: Blueprint, rules: Rules, plan: Plan, rank: int, mesh: DeviceMesh | None, device: torch.device
+) -> Divided:
+    """Divide the meta model, in place, as the plan says: into stages, over tp, over dp_shard.
+
+    Without a mesh the stage of the rank is cut out alone, as where it is replayed.
+    """
     size = plan.mesh
     for axis in ("cp", "ep"):
         if getattr(size, axis) > 1:
@@ -48,9 +53,9 @@ def divide(blueprint: Blueprint, rules: Rules, plan: Plan, mesh: DeviceMesh, dev
     chosen = styles(blueprint.model, rules, size.tp) if size.tp > 1 else {}
     stages: Stages = {}
     if size.pp > 1:
-        blueprint, stages = cut_stage(blueprint, rules, plan.stages, mesh.get_local_rank("pp"))
-    regions = cut_tensors(blueprint, chosen, mesh["tp"], device) if chosen else None
-    if size.dp_shard > 1:
+        blueprint, stages = cut_stage(blueprint, rules, plan.stages, size.coordinate(rank)["pp"])
+    regions = cut_tensors(blueprint, chosen, mesh["tp"], device) if chosen and mesh is not None else None
+    if size.dp_shard > 1 and mesh is not None:
         _shard(
             blueprint, rules, mesh["dp_replicate", "dp_shard"] if size.dp_replicate > 1 else mesh["dp_shard"]
         )

@@ -9,13 +9,15 @@ length, that are counted, filled up and interrupted one by one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.boundary.crossing import Crossing, Kept, Kind
+from elastic_train.train.boundary.sender import Sender
 from elastic_train.train.place import Place
 
 FORWARD, BACKWARD, HEADER = 1, 2, 3
@@ -40,8 +42,9 @@ def one_forward_one_backward(jobs: int, place: Place) -> Iterator[tuple[Literal[
 class Boundary:
     """The two ends of a stage. Nothing is sent or received where the model begins and ends."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, place: Place, device: torch.device, sender: Sender | None = None) -> None:
         self._place, self._device = place, device
+        self._sender = sender or Sender(None, step=0, stage=place.stage, micro_batches=())
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
     def receive(self) -> torch.Tensor:
@@ -64,7 +67,9 @@ class Boundary:
         sizes = [*output.shape, *[0] * (_DIMS - output.ndim)]
         header = torch.tensor([_DTYPES.index(output.dtype), output.requires_grad, output.ndim, *sizes])
         self._send(header, self._place.stage + 1, HEADER)
-        self._send(output.detach().contiguous(), self._place.stage + 1, FORWARD)
+        handed = output.detach().contiguous()
+        self._send(handed, self._place.stage + 1, FORWARD)
+        self._sender.activation(handed)
 
     def receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
         """The gradient of what was sent for the micro-batch that is next in backward."""
@@ -75,7 +80,9 @@ class Boundary:
     def send_gradient(self, received: torch.Tensor) -> None:
         """The gradient of what was received; zeros where the stage made no use of it."""
         gradient = received.grad if received.grad is not None else torch.zeros_like(received)
-        self._send(gradient.contiguous(), self._place.stage - 1, BACKWARD)
+        gradient = gradient.contiguous()
+        self._send(gradient, self._place.stage - 1, BACKWARD)
+        self._sender.gradient(gradient)
 
     def flush(self) -> None:
         """Until the neighbours have everything."""
@@ -94,3 +101,33 @@ class Boundary:
         while len(self._sent) > count:
             work, _ = self._sent.popleft()
             work.wait()
+
+
+class ReplayedBoundary(Boundary):
+    """The ends of a stage that runs alone: it receives what the log kept, and what it sends is dropped."""
+
+    def __init__(
+        self, place: Place, device: torch.device, kept: Kept, step: int, micro_batches: Sequence[int]
+    ) -> None:
+        super().__init__(place, device)
+        self._kept, self._step = kept, step
+        self._forwards, self._backwards = iter(micro_batches), iter(micro_batches)
+
+    def receive(self) -> torch.Tensor:
+        received = self._read("activation", self._place.stage - 1, next(self._forwards))
+        return received.requires_grad_(received.is_floating_point())
+
+    def send(self, output: Any) -> None:
+        return None
+
+    def receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
+        return self._read("gradient", self._place.stage + 1, next(self._backwards))
+
+    def send_gradient(self, received: torch.Tensor) -> None:
+        return None
+
+    def _read(self, kind: Kind, source: int, micro_batch: int) -> torch.Tensor:
+        crossing = Crossing(
+            step=self._step, kind=kind, source=source, target=self._place.stage, micro_batch=micro_batch
+        )
+        return self._kept.read(crossing).to(self._device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -42,8 +42,13 @@ def aligned(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
     return gradient
 
 
-def sum_over_stages(parameters: Mapping[str, nn.Parameter], place: Place) -> None:
-    """Sum the gradients of tensors that are on several stages, in the order of the stages."""
+def sum_over_stages(
+    parameters: Mapping[str, nn.Parameter], place: Place, sent: Callable[[str, int, torch.Tensor], None]
+) -> None:
+    """Sum the gradients of tensors that are on several stages, in the order of the stages.
+
+    `sent` is told (fqn, stage, gradient) of what went to another stage.
+    """
     if place.pipe is None:
         return
     for fqn, parameter in parameters.items():
@@ -51,18 +56,25 @@ def sum_over_stages(parameters: Mapping[str, nn.Parameter], place: Place) -> Non
         if len(stages) == 1 or parameter.grad is None:
             continue
         own = local_gradient(parameter)
-        sent = own.contiguous()
-        others = {stage: torch.empty_like(sent) for stage in stages if stage != place.stage}
-        works = [dist.isend(sent, group=place.pipe, group_dst=stage) for stage in others]
+        mine = own.contiguous()
+        others = {stage: torch.empty_like(mine) for stage in stages if stage != place.stage}
+        works = [dist.isend(mine, group=place.pipe, group_dst=stage) for stage in others]
         for stage, received in others.items():
             dist.recv(received, group=place.pipe, group_src=stage)
         for work in works:
             assert work is not None
             work.wait()
-        total = torch.zeros_like(sent)
-        for stage in stages:
-            total += others.get(stage, sent)
-        own.copy_(total)
+        for stage in others:
+            sent(fqn, stage, mine)
+        own.copy_(summed(mine, others, stages))
+
+
+def summed(mine: torch.Tensor, others: Mapping[int, torch.Tensor], stages: Sequence[int]) -> torch.Tensor:
+    """The sum over the stages of a tensor, in their order: the same on each of them."""
+    total = torch.zeros_like(mine)
+    for stage in stages:
+        total += others.get(stage, mine)
+    return total
 
 
 def is_sharded(parameter: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.train.boundary.log import BoundaryLog
 from elastic_train.train.build import Blueprint
 from elastic_train.train.optimizer import Groups
 from elastic_train.train.place import Place
@@ -50,6 +51,7 @@ class Shards:
     reached: int | None = None
     applied: Vote | None = None
     evaluated: int = 0  # the last step after which an evaluation was completed
+    log: BoundaryLog | None = None  # of what this rank sends to other stages
     pending_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
 

@@ -16,6 +16,9 @@ from elastic_train.data.loader import Loader
 from elastic_train.data.order import MicroBatch, SampleOrder, ids_digest
 from elastic_train.errors import ConfigError
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.boundary.crossing import Kept
+from elastic_train.train.boundary.sender import Sender
+from elastic_train.train.boundary.ties import add_kept_ties
 from elastic_train.train.buffers import ChangingBuffers
 from elastic_train.train.build import DTYPE_OF
 from elastic_train.train.collate import caller, collate, rows
@@ -23,7 +26,7 @@ from elastic_train.train.fragments import replica_of
 from elastic_train.train.group import Group
 from elastic_train.train.overlap import GradientSum
 from elastic_train.train.parallelize import compute_in, sync_gradients
-from elastic_train.train.pipeline import Boundary, one_forward_one_backward
+from elastic_train.train.pipeline import Boundary, ReplayedBoundary, one_forward_one_backward
 from elastic_train.train.presence import Presence
 from elastic_train.train.reduce import (
     agree_on_presence,
@@ -76,7 +79,10 @@ class Stepper:
         loader: Loader,
         border: Border,
         mark: Mark,
+        replayed: Kept | None = None,
     ) -> None:
+        """`replayed` is a log that stands for the other stages: nothing is sent then."""
+        self._replayed = replayed
         self._task, self._spec, self._shards, self._group = task, spec, shards, group
         self._order, self._loader, self._border, self._mark = order, loader, border, mark
         self._call = caller(shards.model)
@@ -109,18 +115,13 @@ class Stepper:
         work = self.work(step)
         losses = torch.zeros((), dtype=torch.float64, device=shards.device)
         count = 0.0
-        for flight in self._passes(step, work):
+        for flight in self.passes(step, work):
             if place.last and not flight.job.filler:
                 losses += flight.output.detach()
                 count += flight.count
         self._mark("reduce", step, -1)
         with self._border.collective("the reduction", step):
-            self._sum_over_data()
-            if not self._checked_alike:
-                check_alike(self._trainable, place)
-                self._checked_alike = True
-            sum_over_stages(self._trainable, place)
-            shards.pending_buffers = self._buffers.fold(len(self._order.micro_batches(step)))
+            self.reduce(step)
             square_sum, finite = squares(self._trainable, self._counted)
         loss_sum = float(losses)
         finite = finite and math.isfinite(loss_sum)
@@ -133,6 +134,25 @@ class Stepper:
             ids=float(ids_digest(own)) if place.speaks else 0.0,
         )
 
+    def reduce(self, step: int) -> None:
+        """From this rank's gradient and statistics to the whole step's."""
+        self._sum_over_data()
+        if not self._checked_alike:
+            check_alike(self._trainable, self._place)
+            self._checked_alike = True
+        self._sum_over_stages(step)
+        self._shards.pending_buffers = self._buffers.fold(len(self._order.micro_batches(step)))
+
+    def _opened(self, step: int, work: Sequence[Work]) -> Boundary | None:
+        """The ends of this rank's stage; what it sends goes into its log."""
+        indices = [job.micro_batch.index for job in work]
+        if self._replayed is not None:
+            return ReplayedBoundary(self._place, self._shards.device, self._replayed, step, indices)
+        if self._place.pipe is None:
+            return None
+        sender = Sender(self._shards.log, step=step, stage=self._place.stage, micro_batches=indices)
+        return Boundary(self._place, self._shards.device, sender)
+
     def vote(self, step: int, ballot: Ballot) -> Vote:
         """Sum the ranks' numbers. From here on this rank keeps the step's whole gradient."""
         shards = self._shards
@@ -144,7 +164,10 @@ class Stepper:
             self._group.check()
             if shards.plan.world_size > 1:
                 dist.all_reduce(packed)
-        return Vote(step=step, values=tuple(packed.tolist()))
+        vote = Vote(step=step, values=tuple(packed.tolist()))
+        if shards.log is not None:
+            shards.log.seal(vote)
+        return vote
 
     def work(self, step: int) -> list[Work]:
         """What this rank runs: fillers first, then its micro-batches by ascending index.
@@ -159,12 +182,12 @@ class Stepper:
         fillers = [Work(micro_batch=micro_batches[own[0] if own else 0], filler=True)] * (rounds - len(own))
         return [*fillers, *(Work(micro_batch=micro_batches[i], filler=False) for i in own)]
 
-    def _passes(self, step: int, work: Sequence[Work]) -> Iterator[Flight]:
+    def passes(self, step: int, work: Sequence[Work]) -> Iterator[Flight]:
         """Forward and backward of all work; each micro-batch after its backward, in the order of `work`.
 
         A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight.
         """
-        boundary = Boundary(self._place, self._shards.device) if self._place.pipe is not None else None
+        boundary = self._opened(step, work)
         flights: deque[Flight] = deque()
         for kind, number in one_forward_one_backward(len(work), self._place):
             self._group.check()
@@ -244,13 +267,22 @@ class Stepper:
         present = self._presence.local(self._trainable)
         if self._sum is not None:
             self._sum.start_rest()
-        if shards.plan.world_size > 1:
+        if shards.plan.world_size > 1 and self._replayed is None:
             agreed = agree_on_presence(present, shards.trainable, shards.device)
             present = dict(zip(shards.trainable, agreed, strict=True))
         if self._sum is not None:
             self._sum.finish()
         settle_absent(self._trainable, present)
         align(self._trainable)
+
+    def _sum_over_stages(self, step: int) -> None:
+        """Gradients of tensors that are on several stages."""
+        stage = self._place.stage
+        if self._replayed is not None:
+            add_kept_ties(self._trainable, self._place, self._replayed, step)
+        else:
+            sender = Sender(self._shards.log, step=step, stage=stage, micro_batches=())
+            sum_over_stages(self._trainable, self._place, sender.tie)
 
     def _checked(self, loss: Any, count: Any) -> float:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:

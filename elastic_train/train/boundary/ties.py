@@ -1,0 +1,26 @@
+"""Gradients of parameters that a replayed stage shares with others: theirs come from the log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import nn
+
+from elastic_train.train.boundary.crossing import Crossing, Kept
+from elastic_train.train.place import Place
+from elastic_train.train.reduce import local_gradient, summed
+
+
+def add_kept_ties(parameters: Mapping[str, nn.Parameter], place: Place, kept: Kept, step: int) -> None:
+    """The sum over stages as it was made in the step. Raises KeyError where the log lacks a part."""
+    for fqn, parameter in parameters.items():
+        stages = place.stages_of(fqn)
+        if len(stages) == 1 or parameter.grad is None:
+            continue
+        mine = local_gradient(parameter)
+        others = {
+            stage: kept.read(Crossing(step=step, kind="tie", source=stage, target=place.stage, name=fqn))
+            for stage in stages
+            if stage != place.stage
+        }
+        mine.copy_(summed(mine.contiguous(), others, stages))

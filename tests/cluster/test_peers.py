@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import ray
 
+from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster import segments
+from elastic_train.cluster.names import NAMESPACE, keeper_of, run_key
+from elastic_train.cluster.remote import named_actors
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.events import CheckpointCommitted, PeersTold
-from elastic_train.control.faults import FaultSchedule, KillNode, Moment
+from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
+from elastic_train.storage.fsspec_store import child_url, open_store
 from tests.faults.conftest import TIMING, Runs, assert_same_training
 from tests.faults.conftest import runs as runs
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 1
-STEPS = 14
+STEPS = 30
 
 
 @pytest.fixture(autouse=True)
@@ -48,3 +56,37 @@ def test_a_lost_node_without_a_replica_costs_at_most_one_step_and_no_read_of_sto
     assert any(isinstance(r.event, PeersTold) and r.event.snapshots for r in rough.records)
     committed = [r.event.stored.step for r in rough.records if isinstance(r.event, CheckpointCommitted)]
     assert committed == [STEPS], "there was no checkpoint to read when the node was lost"
+
+
+def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(runs: Runs) -> None:
+    name = "keeper-killed"
+    directory = RunDirectory(open_store(child_url(str(runs.storage), name)))
+    killed = list[int]()
+
+    def kill_a_keeper() -> None:
+        pause = threading.Event()
+        while not (directory.store.exists("run.json") and directory.commits()):
+            pause.wait(0.05)
+        run = run_key(str(runs.storage), name)
+        keepers = [a["name"] for a in named_actors() if keeper_of(a["name"], run) is not None]
+        pid = ray.get(ray.get_actor(min(keepers), NAMESPACE).ready.remote())
+        os.kill(pid, signal.SIGKILL)
+        killed.append(pid)
+
+    assassin = threading.Thread(target=kill_a_keeper, daemon=True)
+    assassin.start()
+    rough = runs.disturbed(
+        name,
+        FaultSchedule(faults=(KillRank(when=Moment(step=26, phase="backward"), rank=1),), seed=4),
+        workers="2:2",
+        max_steps=STEPS,
+        standby=0,
+        checkpoints=Checkpoints(every=3, keep=2, peers=1, pressure="wait"),
+        parallelism=Parallelism(dp_replicate=1),
+    )
+    assassin.join(10)
+    assert killed
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    formed = [r.formed for r in rough.records if r.formed is not None]
+    assert len(formed) == 2, "only the killed rank broke the group"
+    assert all(step >= 21 for step in (e.step for e in rough.ledger.superseded))

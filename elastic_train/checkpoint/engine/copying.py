@@ -97,6 +97,16 @@ class Copying:
                 self._changed.add(index)
         return tuple(self.places[index].key for index in sorted(self._changed))
 
+    def restless(self) -> tuple[str, ...]:
+        """Before the update: audited fragments that changed since the snapshot began, in time for the copy or
+        not. Those that aren't settled may.
+        """
+        return tuple(
+            self.places[index].key
+            for index, before in self._prints.items()
+            if self.sources[index].settled and self.sources[index].fingerprint() != before
+        )
+
     def _copy(self, number: int) -> None:
         index, start, stop = self._blocks[number]
         source, offset = self.sources[index], self.places[index].offset

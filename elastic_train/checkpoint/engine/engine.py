@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Generic, Literal, TypeVar
 
 from elastic_train.checkpoint.engine.arena import Arena
-from elastic_train.checkpoint.engine.audit import audited
+from elastic_train.checkpoint.engine.audit import ALL, audited
 from elastic_train.checkpoint.engine.copying import Copying, Place
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.source import Source
@@ -30,6 +30,12 @@ P = TypeVar("P")
 Pressure = Literal["wait", "skip", "coalesce"]
 """Where every slot is in use when a snapshot is due: wait for one, leave it out, or take it as soon as one is
 free."""
+
+
+REMEDY = (
+    "From now on it is copied before the next step begins, which takes time; write parameters in the "
+    "optimizer only."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -138,6 +144,8 @@ class Engine(Generic[P]):
         current.finish(key)
         if key is None:
             self._current = None
+            if self._counts.begun <= ALL:
+                self._learn(current.restless())
         self._count(blocked_s=time.monotonic() - began)
 
     def check(self) -> None:
@@ -216,15 +224,20 @@ class Engine(Generic[P]):
             self._dropped(step)
         self._whole.put(None)
 
+    def _learn(self, restless: tuple[str, ...]) -> None:
+        """A job's habits show in its first steps, even where each copy happened to be in time."""
+        new = sorted(set(restless) - self._eager)
+        if not new:
+            return
+        self._eager |= set(new)
+        self._note(f"{_listed(new)} changed outside the update. {REMEDY}")
+
     def _tear(self, step: int, changed: tuple[str, ...]) -> None:
         """What changed under a copy is copied before training goes on, from the next snapshot on."""
         self._eager |= set(changed)
         self._count(torn=1)
-        names = ", ".join(changed[:3]) + (f" and {len(changed) - 3} more" if len(changed) > 3 else "")
-        self._note(
-            f"the snapshot of step {step} was dropped: {names} changed outside the update. From now on it is "
-            "copied before the next step begins, which takes time; write parameters in the optimizer only."
-        )
+        why = f"{_listed(changed)} changed outside the update"
+        self._note(f"the snapshot of step {step} was dropped: {why}. {REMEDY}")
 
     def _deliver_all(self) -> None:
         while (taken := self._whole.get()) is not None:
@@ -252,6 +265,10 @@ class Engine(Generic[P]):
 
     def _add(self, **more: float) -> None:
         self._counts = replace(self._counts, **{k: getattr(self._counts, k) + v for k, v in more.items()})
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _once(call: Callable[[], None]) -> Callable[[], None]:

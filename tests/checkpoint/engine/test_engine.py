@@ -180,6 +180,25 @@ def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first
     assert engine.counts.torn == 1
 
 
+def test_a_habit_of_writing_behind_the_version_is_learnt_even_if_the_copy_was_in_time() -> None:
+    sources, shelf, notes = three(), Shelf(), list[str]()
+    with engine_of(sources, shelf, note=notes.append) as engine:
+        assert engine.begin(1, sources, None)
+        shelf.wait_for(1)
+        sources[2].add(1, seen=False)
+        engine.fence()
+        assert "c changed outside the update" in notes[0]
+        sources[2].gate.clear()
+        beginning = threading.Thread(target=lambda: engine.begin(2, sources, None))
+        beginning.start()  # what it writes to is copied before training goes on
+        assert sources[2].reached.wait(WAIT_S)
+        beginning.join(0.05)
+        assert beginning.is_alive()
+        sources[2].gate.set()
+        beginning.join(WAIT_S)
+    assert engine.counts.torn == 0
+
+
 def test_every_fragment_is_audited_in_its_turn() -> None:
     fragments = 300
     for number in range(audit.ALL):

@@ -19,6 +19,7 @@ from elastic_train.checkpoint.exporters.blocks import blocks
 from elastic_train.checkpoint.language.index import index
 from elastic_train.checkpoint.language.mapped import Mapped
 from elastic_train.checkpoint.language.operations import FLOATING
+from elastic_train.checkpoint.language.parts import as_json, views_of
 from elastic_train.checkpoint.language.through import check_claims
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.piece import Piece
@@ -59,7 +60,8 @@ def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> S
     directory = attempt_path(step=document["step"], generation=GENERATION)
     if copy:
         parts = list(_parts(source, store, directory))
-        assembled = assemble(store, directory, parts, document, aliases=source.aliases)
+        views = as_json(views_of(source.resolved))
+        assembled = assemble(store, directory, parts, document, aliases=source.aliases, views=views)
     else:
         assembled = _pointing(source, store, directory, document)
     stored = run.commit(
@@ -89,7 +91,8 @@ def _pointing(source: Mapped, store: Store, directory: str, document: Mapping[st
     parts = [part for part in source.parts if isinstance(part, Checkpoint)]
     assert len(parts) == len(source.parts)
     table = index(source.resolved, parts, url=url)
-    state = StateFile(document=document, aliases=source.aliases).encode()
+    views = as_json(views_of(source.resolved))
+    state = StateFile(document=document, aliases=source.aliases, views=views).encode()
     manifest = Manifest.concat([table], url=url, extra={"state_hash": digest(state)})
     check_coverage(manifest, url=url)
     check_aliases(manifest, source.aliases, url=url)

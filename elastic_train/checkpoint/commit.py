@@ -45,15 +45,17 @@ def assemble(
     document: Mapping[str, Json],
     *,
     aliases: Mapping[str, str] | None = None,
+    views: Mapping[str, Json] | None = None,
 ) -> Assembled:
     """Join the parts into a checkpoint, if their fragments tile every tensor; else FragmentMissing.
 
-    `aliases` maps tied names to the names that hold the fragments. May be repeated: it writes the same bytes.
+    `aliases` maps tied names to the names that hold the fragments, `views` names of parts to where they are.
+    May be repeated: it writes the same bytes.
     """
     url = f"{store.url}/{directory}"
     with ThreadPoolExecutor(THREADS) as pool:
         tables = list(pool.map(lambda part: _part(store, directory, part), parts))
-    state = StateFile(document=document, aliases=aliases or {}).encode()
+    state = StateFile(document=document, aliases=aliases or {}, views=views or {}).encode()
     manifest = Manifest.concat(tables, url=url, extra={"state_hash": digest(state)})
     check_coverage(manifest, url=url)
     check_aliases(manifest, aliases or {}, url=url)

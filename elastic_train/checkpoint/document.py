@@ -31,23 +31,24 @@ FEATURES: frozenset[str] = frozenset()
 class StateFile:
     """`state.json`: the scalars of a checkpoint and what a reader must know.
 
-    `aliases` maps the name of a tied tensor to the name under which its fragments are stored.
+    `aliases` maps the name of a tied tensor to the name under which its fragments are stored, `views` the
+    name of a part of a tensor to where in that tensor it is (views.py).
     """
 
     document: Mapping[str, Json]
     aliases: Mapping[str, str] = field(default_factory=dict)
+    views: Mapping[str, Json] = field(default_factory=dict)
     requires: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
-        return encode(
-            {
-                "format": FORMAT,
-                "version": VERSION,
-                "requires": list(self.requires),
-                "aliases": dict(self.aliases),
-                "document": self.document,
-            }
-        )
+        value = {
+            "format": FORMAT,
+            "version": VERSION,
+            "requires": list(self.requires),
+            "aliases": dict(self.aliases),
+            "document": self.document,
+        }
+        return encode(value | ({"views": dict(self.views)} if self.views else {}))
 
     @classmethod
     def decode(cls, data: bytes, *, url: str) -> StateFile:
@@ -56,7 +57,10 @@ class StateFile:
             raise FormatUnsupported(url=url, problem=f"its state file doesn't say {FORMAT!r}.")
         check_version(value.get("version"), value.get("requires", ()), url=url)
         return cls(
-            document=value["document"], aliases=value["aliases"], requires=tuple(value.get("requires", ()))
+            document=value["document"],
+            aliases=value["aliases"],
+            views=value.get("views", {}),
+            requires=tuple(value.get("requires", ())),
         )
 
 

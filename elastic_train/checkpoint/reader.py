@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from elastic_train.checkpoint.lazy import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import Index, Request
 from elastic_train.checkpoint.run_directory import CHECKPOINTS, RunDirectory
+from elastic_train.checkpoint.views import View, check_views
 from elastic_train.errors import (
     ChecksumMismatch,
     FragmentMissing,
@@ -67,13 +70,14 @@ def open_foreign(url: str, *, options: Options | None = None) -> Checkpoint:
 class Checkpoint(Mapping[str, States]):
     """A committed checkpoint, open for reading. `checkpoint[fqn][state][0:128]` reads just that.
 
-    Safe to use from several threads. `tensors` doesn't list aliases; every method takes them.
+    Safe to use from several threads. `tensors` lists neither aliases nor views; every method takes them.
     """
 
     def __init__(self, files: Files, manifest: Manifest, state: StateFile) -> None:
         self.files, self.manifest = files, manifest
         self.document: Mapping[str, Json] = state.document
         self.aliases: Mapping[str, str] = state.aliases
+        self._state = state
         self.tensors: Mapping[tuple[str, str], TensorInfo] = {
             name: TensorInfo(dtype=dtype, shape=shape)
             for name, dtype, shape in zip(*manifest.kinds, strict=True)
@@ -82,6 +86,11 @@ class Checkpoint(Mapping[str, States]):
         self._states: dict[str, dict[str, TensorInfo]] = {}
         for (tensor, state_name), info in self.tensors.items():
             self._states.setdefault(tensor, {})[state_name] = info
+        self.views: Mapping[str, View] = {name: View.from_json(v) for name, v in state.views.items()}
+        check_views(self.views, self.tensors, url=files.url)
+        for name, view in self.views.items():
+            parts = {s: view.info(info) for s, info in self._states[view.of].items()}
+            self._states[name] = {s: info for s, info in parts.items() if info is not None}
 
     @classmethod
     def open(
@@ -125,6 +134,13 @@ class Checkpoint(Mapping[str, States]):
         """The boxes that are stored, as columns."""
         return self.manifest.fragments
 
+    def viewed(self, views: Mapping[str, View]) -> Checkpoint:
+        """The same checkpoint with names for parts of its tensors, beside those that it has."""
+        more = {name: view.json() for name, view in views.items()}
+        return Checkpoint(
+            self.files, self.manifest, replace(self._state, views={**self._state.views, **more})
+        )
+
     def whole(self) -> Fragments:
         """One box per tensor and state: all of it."""
         return Fragments.of(
@@ -136,7 +152,11 @@ class Checkpoint(Mapping[str, States]):
         """Dtype and shape, or TensorMismatch with the names that are near."""
         found = self._states.get(self.aliases.get(tensor, tensor), {}).get(state)
         if found is None:
-            raise TensorMismatch(url=self.url, problem=f"it has no {tensor} ({state}).")
+            near = difflib.get_close_matches(
+                tensor, [t for t, known in self._states.items() if state in known]
+            )
+            hint = f" Did you mean {' or '.join(near)}?" if near else ""
+            raise TensorMismatch(url=self.url, problem=f"it has no {tensor} ({state}).{hint}")
         return found
 
     def read(self, tensor: str, state: str, box: Box | None = None) -> Array:
@@ -156,8 +176,29 @@ class Checkpoint(Mapping[str, States]):
         else:
             outputs = [array.view(kind) for array, kind in zip(into, kinds, strict=True)]
             assert all(array.shape == r[2].sizes for array, r in zip(outputs, wanted, strict=True))
-        fetch(self.files, self._index.reads(wanted), wanted, outputs)
+        stored, places = self._stored(wanted, outputs)
+        fetch(self.files, self._index.reads(stored), stored, places)
         return outputs
+
+    def _stored(
+        self, wanted: Sequence[Request], outputs: Sequence[Array]
+    ) -> tuple[Sequence[Request], Sequence[Array]]:
+        """Requests for views as requests for what is stored, with the parts of the arrays they go to."""
+        if not any(tensor in self.views for tensor, _, _ in wanted):
+            return wanted, outputs
+        requests: list[Request] = []
+        places: list[Array] = []
+        for (tensor, state, box), output in zip(wanted, outputs, strict=True):
+            view = self.views.get(tensor)
+            if view is None:
+                requests.append((tensor, state, box))
+                places.append(output)
+                continue
+            wide = np.expand_dims(output, view.dim) if view.single else output
+            for part, place in view.parts(box):
+                requests.append((view.of, state, part))
+                places.append(wide[place.slices])
+        return requests, places
 
     def __getitem__(self, tensor: str) -> States:
         states = self._states[self.aliases.get(tensor, tensor)]

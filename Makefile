@@ -39,10 +39,10 @@ faults: env
 	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m matrix
 
 bench-quick: env
-	for name in overhead recovery reshard; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+	for name in overhead recovery reshard stall; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
 bench: env
-	for name in overhead recovery reshard; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in overhead recovery reshard stall; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -19,7 +19,7 @@ UNCOVERED_MTBF_S = 10 * PRIOR_MTBF_S
 """The same for failures that take both copies in peer memory at once, or everything."""
 
 LEAST_SHARE = 0.05
-"""Of the time that a checkpoint takes to be durable, what is charged at least: storage has a price as well."""
+"""Of the time until a checkpoint is durable, what is charged at least: storage has a price as well."""
 
 FIRST_SAVE_S = 60.0
 

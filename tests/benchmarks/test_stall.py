@@ -1,0 +1,49 @@
+"""What the stall benchmark makes of its readings."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks.stall import NAMES, headline
+from benchmarks.stall_plot import plot
+
+pytestmark = pytest.mark.ring0
+
+
+def reading(system: str, blocked: float, **more: Any) -> dict[str, Any]:
+    about = {"system": system, "every": 1, "workers": 1, "saves": 10, "skipped": 0, "torn": False}
+    return {**about, "blocked_ms": blocked, "step_ms": 100.0, "ratio": 1.1, **more}
+
+
+READINGS = [
+    reading("none", 0.0, saves=0, torn=None, ratio=1.0),
+    *(reading("ours (peer)", ms) for ms in (0.4, 0.5, 9.0)),
+    reading("DCP save", 500.0),
+    reading("DCP async_save (thread)", 60.0),
+    reading("DCP async_save (DefaultStager)", 1.0, torn=True),
+    {"system": "DCP async_save (process)", "every": 1, "workers": 1, "absent": "no room"},
+]
+
+
+def test_medians_count_and_a_peer_that_tears_is_no_rival() -> None:
+    assert headline(READINGS) == {
+        "blocked_ms": 0.5,
+        "x_vs_dcp_sync": 1000.0,
+        "x_vs_best_correct_async": 120.0,
+        "step_overhead_ratio": 1.1,
+    }
+
+
+def test_without_readings_nothing_is_claimed() -> None:
+    absent = [{"system": name, "every": 1, "workers": 1, "absent": "gone"} for name in NAMES]
+    assert set(headline(absent).values()) == {None}
+
+
+def test_the_plot_shows_every_system_that_saved_and_marks_what_tore() -> None:
+    drawn = ElementTree.fromstring(plot(READINGS))
+    texts = [node.text or "" for node in drawn.iter() if node.tag.endswith("text")]
+    assert sum(", 1 x, every 1" in text for text in texts) == 4
+    assert any(text.endswith("torn") for text in texts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer, open_checkpoint
     from elastic_train.cli.job import main
-    from elastic_train.config import Batch, Checkpoints, Notices, Parallelism, Timing
+    from elastic_train.config import Batch, Checkpoints, Notices, Parallelism, ResumeFrom, Timing
     from elastic_train.train.task import Evaluation, Rules, Task
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Evaluation",
     "Notices",
     "Parallelism",
+    "ResumeFrom",
     "Rules",
     "Task",
     "Timing",
@@ -37,6 +38,7 @@ _HOMES = {
     "Checkpoints": "config",
     "Notices": "config",
     "Parallelism": "config",
+    "ResumeFrom": "config",
     "Timing": "config",
     "Evaluation": "train.task",
     "Rules": "train.task",

@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastic_train.cluster.keeper import CONCURRENCY, Keeper
 from elastic_train.cluster.names import NAMESPACE, keeper_name
 from elastic_train.cluster.remote import answer, remote
-from elastic_train.cluster.watch import domain_of, node_info
+from elastic_train.cluster.watch import accepts, domain_of, node_info
 from elastic_train.config import RunSpec
 from elastic_train.control.buddies import buddies
 from elastic_train.recovery.evidence import Snapshot
@@ -23,6 +23,12 @@ from elastic_train.recovery.evidence import Snapshot
 log = logging.getLogger(__name__)
 CHECK_S = 5.0
 STOP_S = 2.0
+
+
+def _reachable(node: str) -> bool:
+    """Whether a node's raylet accepts connections: Ray itself says of dead nodes for long that they live."""
+    info = node_info(node)
+    return info is not None and accepts(info["NodeManagerAddress"], info["NodeManagerPort"])
 
 
 class Keepers:
@@ -99,7 +105,7 @@ class Keepers:
 
     def told(self, within_s: float) -> tuple[Snapshot, ...]:
         """What the keepers that answer in time hold; those that are dead are forgotten."""
-        asked = {node: handle.told.remote() for node, handle in self.handles().items()}
+        asked = {node: handle.told.remote() for node, handle in self.handles().items() if _reachable(node)}
         if not asked:
             return ()
         done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)

@@ -208,7 +208,7 @@ class Performer:
 
     def _form(self, command: Form) -> None:
         began = self._now()
-        self.keepers.ensure(command.plan.nodes)
+        self.aside(self.keepers.ensure, command.plan.nodes)
         cast = Cast(
             keepers=self.keepers.handles(),
             handles=dict(self._handles),

@@ -1,0 +1,68 @@
+"""What only a real S3 server shows: pages of listings, uploads in parts, and credentials that end."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import s3fs
+
+from elastic_train.storage import object_store
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.retry import Backoff, Retry
+from elastic_train.storage.s3_store import S3Store
+from elastic_train.storage.store import Store
+from elastic_train.testing.s3_server import S3Server
+
+pytestmark = pytest.mark.ring1
+
+
+@pytest.mark.matrix  # a thousand small objects take their time
+@pytest.mark.timeout(900)
+def test_more_objects_than_a_page_holds_are_listed_and_deleted(s3: S3Server) -> None:
+    store = open_store(f"{s3.bucket('paging')}/run", options=s3.options)
+    names = [f"journal/{i:05d}" for i in range(1010)]
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda name: store.write(name, b"x"), names))
+    assert store.list("journal") == names
+    store.delete_tree("journal")
+    assert store.list() == []
+
+
+def test_an_upload_in_parts_is_one_object_and_a_given_up_one_is_none(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "BLOCK", 5 << 20)  # the least that S3 takes as a part
+    store = open_store(f"{s3.bucket('parts')}/run", options=s3.options)
+    data = np.random.default_rng(0).integers(0, 256, 11 << 20, dtype=np.uint8).tobytes()
+    with store.stream("whole") as sink:
+        for start in range(0, len(data), 3 << 20):
+            sink.write(data[start : start + (3 << 20)])
+    assert store.read("whole") == data
+    assert store.read("whole", (5 << 20) - 7, 14) == data[(5 << 20) - 7 : (5 << 20) + 7]
+    with pytest.raises(KeyboardInterrupt):
+        interrupted(store, "half", data)
+    assert store.list() == ["whole"]
+    assert store.unfinished() == []
+
+
+def interrupted(store: Store, path: str, data: bytes) -> None:
+    with store.stream(path) as sink:
+        sink.write(data)
+        raise KeyboardInterrupt
+
+
+def test_credentials_that_ended_are_replaced_by_those_of_now(s3: S3Server) -> None:
+    secrets = ["that of yesterday", s3.options["secret"]]
+
+    def connect() -> s3fs.S3FileSystem:
+        secret = secrets.pop(0)
+        return s3fs.S3FileSystem(**{**s3.options, "secret": secret}, skip_instance_cache=True)
+
+    root = s3.bucket("renewed").removeprefix("s3://")
+    retry = Retry(Backoff(attempts=2))
+    store = S3Store(connect, root=f"{root}/run", url=f"s3://{root}/run", retry=retry)
+    store.write("a", b"1")
+    assert store.read("a") == b"1"
+    assert (retry.renewals, secrets) == (1, [])

@@ -106,7 +106,7 @@ def planner_for(
 ) -> Search:
     """The planner of a run; without a shape and a size every mesh is taken to fit.
 
-    Stages per rank and recomputation stay at what workers do: one, and none.
+    One stage per rank is what workers run.
     """
     return Search(
         micro_batches=spec.batch.micro_batches,
@@ -115,7 +115,6 @@ def planner_for(
         memory_bytes=memory_bytes,
         hardware=hardware,
         outlook=outlook or Outlook(),
-        recompute=("none",),
         virtual=(1,),
         data_first=True,
     )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from elastic_train.models.llama import Llama
 from elastic_train.models.loss import next_token_loss
 from elastic_train.models.sizes import LlamaConfig
-from elastic_train.train.task import Rules, Task
+from elastic_train.train.task import Evaluation, Rules, Task
 
 VOCABULARY, LENGTH = 101, 6
 
@@ -40,6 +40,7 @@ class ChainTask(Task):
     tied: bool = True
     kv_heads: int = 4
     hidden: int = 42
+    evaluate_every: int = 0
 
     def model(self) -> nn.Module:
         config = LlamaConfig(
@@ -71,6 +72,9 @@ class ChainTask(Task):
 
     def loss(self, output: Tensor, micro_batch: Tensor) -> tuple[Tensor, Tensor]:
         return next_token_loss(output, micro_batch, ignore_index=0)
+
+    def evaluation(self) -> Evaluation | None:
+        return Evaluation(dataset=Numbered(7), every=self.evaluate_every) if self.evaluate_every else None
 
     def parallelize(self) -> Rules:
         return Llama.rules()

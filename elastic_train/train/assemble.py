@@ -73,6 +73,7 @@ def assemble(
         regions=regions,
         groups=groups,
         trainable=trainable,
+        fused=blueprint.fused,
         shapes=shapes,
         parameters=parameters,  # type: ignore[arg-type]
         buffers=tensors(blueprint.buffers),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import torch
 import torch._dynamo  # the meta device needs it for random values: seconds that no forming group should wait
@@ -17,6 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from elastic_train.config import Precision
 from elastic_train.errors import ConfigError
+from elastic_train.geometry.fused import Run
 from elastic_train.train.names import Named, buffers_of, canonical, parameters_of
 from elastic_train.train.task import Task
 
@@ -27,13 +29,15 @@ DTYPE_OF = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blueprint:
     """A model without memory. `constants` are tensors that the model's code gave values itself, `givers` (by
-    path) are modules of other stages that initialise a tensor which is tied to one of this stage."""
+    path) are modules of other stages that initialise a tensor which is tied to one of this stage. Of `fused`
+    tensors the rows are in another order here, the one in which tp cuts them."""
 
     model: nn.Module
     parameters: Named
     buffers: Named
     constants: Mapping[str, torch.Tensor]
     givers: tuple[tuple[str, nn.Module], ...] = ()
+    fused: Mapping[str, tuple[Run, ...]] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def draw(task: Task, precision: Precision) -> Blueprint:
@@ -135,9 +139,16 @@ def initialise(
                             field="task.init",
                             problem=f"changed the shape of {names[name]!r} to {tuple(whole.shape)}.",
                         )
-                    cut(whole.detach().to(device), shard.detach())
+                    ordered = _in_rank_order(whole.detach().to(device), blueprint.fused.get(names[name] or ""))
+                    cut(ordered, shard.detach())
         for name, shard in shards.items():
             setattr(module, name, shard)
+
+
+def _in_rank_order(whole: torch.Tensor, runs: tuple[Run, ...] | None) -> torch.Tensor:
+    if runs is None:
+        return whole
+    return torch.cat([whole[run.logical : run.logical + run.length] for run in runs])
 
 
 class default_dtype:

@@ -19,6 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import ITEM_BYTES, Fragments
+from elastic_train.geometry.fused import logical_boxes
 from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, boxes
 from elastic_train.train.place import Place
 from elastic_train.train.shards import Shards
@@ -57,16 +58,15 @@ def parts(
 
     `extra` are state tensors by (fqn, state) that the optimizer does not have yet; they replace its own.
     """
-    place = shards.place
     for fqn, parameter in shards.parameters.items():
-        yield from _parts(fqn, "param", parameter.detach(), place)
+        yield from _parts(fqn, "param", parameter.detach(), shards)
         for state, value in shards.optimizer.state.get(parameter, {}).items():
             if is_fragment(state, value, parameter) and (fqn, state) not in extra:
-                yield from _parts(fqn, state, value, place)
+                yield from _parts(fqn, state, value, shards)
     for fqn, buffer in shards.buffers.items():
-        yield from _parts(fqn, "buffer", buffer, place)
+        yield from _parts(fqn, "buffer", buffer, shards)
     for (fqn, state), value in extra.items():
-        yield from _parts(fqn, state, value, place)
+        yield from _parts(fqn, state, value, shards)
 
 
 def table(held: Iterable[Part]) -> Fragments:
@@ -194,18 +194,21 @@ def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
     )
 
 
-def _parts(fqn: str, state: str, value: torch.Tensor, place: Place) -> Iterator[Part]:
-    replica = replica_of(fqn, value, place)
-    for box, view in _boxes(value):
-        yield Part(
-            tensor=fqn,
-            state=state,
-            dtype=DTYPE_NAMES[value.dtype],
-            shape=tuple(value.shape),
-            box=box,
-            view=view,
-            replica=replica,
-        )
+def _parts(fqn: str, state: str, value: torch.Tensor, shards: Shards) -> Iterator[Part]:
+    replica = replica_of(fqn, value, shards.place)
+    runs = shards.fused.get(fqn) if tuple(value.shape) == tuple(shards.shapes[fqn]) else None
+    for held, view in _boxes(value):
+        inner = [(held, 0)] if runs is None else logical_boxes(held, runs)
+        for box, row in inner:
+            yield Part(
+                tensor=fqn,
+                state=state,
+                dtype=DTYPE_NAMES[value.dtype],
+                shape=tuple(value.shape),
+                box=box,
+                view=view if runs is None else view[row : row + box.sizes[0]],
+                replica=replica,
+            )
 
 
 def _boxes(value: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:

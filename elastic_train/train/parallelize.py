@@ -54,7 +54,9 @@ def divide(
     stages: Stages = {}
     if size.pp > 1:
         blueprint, stages = cut_stage(blueprint, rules, plan.stages, size.coordinate(rank)["pp"])
-    regions = cut_tensors(blueprint, chosen, mesh["tp"], device) if chosen and mesh is not None else None
+    regions = None
+    if chosen and mesh is not None:
+        blueprint, regions = cut_tensors(blueprint, rules, chosen, mesh["tp"], device)
     if size.dp_shard > 1 and mesh is not None:
         _shard(
             blueprint, rules, mesh["dp_replicate", "dp_shard"] if size.dp_replicate > 1 else mesh["dp_shard"]

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from elastic_train.geometry.fused import Run
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train.boundary.log import BoundaryLog
@@ -26,9 +27,9 @@ class Shards:
 
     `shapes` are the whole shapes of parameters and buffers, `groups` and `trainable` the names in the
     optimizer's groups and of what is trained: of the whole model, as `aliases` too, while parameters and
-    buffers are those of this rank's stage. `step` is None while a change is under way: such
-    shards are torn and are no evidence. `reached` is set while the whole reduced gradient of the next step is
-    kept in the parameters' `grad`.
+    buffers are those of this rank's stage. Rows of `fused` tensors are in the order of the tp ranks. `step`
+    is None while a change is under way: such shards are torn and are no evidence. `reached` is set while the
+    whole reduced gradient of the next step is kept in the parameters' `grad`.
     """
 
     generation: int
@@ -41,6 +42,7 @@ class Shards:
     regions: Regions | None
     groups: Groups
     trainable: tuple[str, ...]
+    fused: Mapping[str, tuple[Run, ...]]
     shapes: Mapping[str, tuple[int, ...]]
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, torch.Tensor]

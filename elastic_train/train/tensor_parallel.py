@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +24,8 @@ from torch.distributed.tensor.parallel import (
 )
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.build import Blueprint, put
+from elastic_train.geometry.fused import Run, fused_runs
+from elastic_train.train.build import Blueprint, put, tensors
 from elastic_train.train.names import canonical
 from elastic_train.train.place import Place
 from elastic_train.train.reduce import local_gradient
@@ -82,10 +84,14 @@ class Regions:
 
 
 def cut_tensors(
-    blueprint: Blueprint, chosen: Mapping[str, Style], mesh: DeviceMesh, device: torch.device
-) -> Regions:
-    """Divide the meta model in place over a mesh of one axis; nothing is communicated."""
+    blueprint: Blueprint, rules: Rules, chosen: Mapping[str, Style], mesh: DeviceMesh, device: torch.device
+) -> tuple[Blueprint, Regions]:
+    """Divide the meta model in place over a mesh of one axis; nothing is communicated.
+
+    `chosen` is what `styles` found in the whole model.
+    """
     regions = Regions(device)
+    blueprint = replace(blueprint, fused=_fused(blueprint, rules, mesh.size()))
     blueprint.model.register_forward_pre_hook(regions.reset)
     for path, module in (*blueprint.model.named_modules(), *blueprint.givers):
         fqn = canonical(path)
@@ -107,7 +113,7 @@ def cut_tensors(
                 "'column_gathered'.",
             )
         put(blueprint.parameters, fqn, values[0])
-    return regions
+    return blueprint, regions
 
 
 def styles(model: nn.Module, rules: Rules, ranks: int) -> dict[str, Style]:
@@ -137,6 +143,12 @@ def styles(model: nn.Module, rules: Rules, ranks: int) -> dict[str, Style]:
                     problem=f"{fqn!r} is a {type(module).__name__}; linear and embedding modules can be cut.",
                 )
             found[fqn] = style
+    for pattern in rules.fused:
+        if not any(fnmatch.fnmatchcase(f, pattern) and style == "column" for f, style in found.items()):
+            raise ConfigError(
+                field="task.parallelize",
+                problem=f"no module that is cut by 'column' matches the fused {pattern!r}.",
+            )
     return found
 
 
@@ -170,6 +182,25 @@ def _whole_over_tp(parameter: nn.Parameter) -> bool:
         return True
     names = parameter.device_mesh.mesh_dim_names or ()
     return "tp" not in names or isinstance(parameter.placements[names.index("tp")], Replicate)
+
+
+def _fused(blueprint: Blueprint, rules: Rules, ranks: int) -> dict[str, tuple[Run, ...]]:
+    """By fqn, the order of rows in which tp cuts the parts of fused projections."""
+    found: dict[str, tuple[Run, ...]] = {}
+    for fqn, tensor in tensors(blueprint.parameters).items():
+        module = fqn.rpartition(".")[0]
+        for pattern, shares in rules.fused.items():
+            if not fnmatch.fnmatchcase(module, pattern):
+                continue
+            unit, rest = divmod(tensor.shape[0], sum(shares))
+            if rest or any(share * unit % ranks for share in shares):
+                raise ConfigError(
+                    field="parallelism.tp",
+                    problem=f"{ranks} ranks do not divide each part of {fqn!r}, {tensor.shape[0]} rows in "
+                    f"shares of {', '.join(map(str, shares))}.",
+                )
+            found[fqn] = fused_runs([share * unit for share in shares], ranks)
+    return found
 
 
 def _check_heads(model: nn.Module, ranks: int) -> None:

@@ -16,7 +16,7 @@ STEPS = 16
 WHOLE = replace(TIMING, join_window_s=60.0)  # the first group waits for all four workers
 
 
-def test_stages_cut_over_tp_begin_again_from_the_checkpoint_of_all_of_them(runs: Runs) -> None:
+def test_stages_cut_over_tp_go_on_after_the_loss_of_one_rank(runs: Runs) -> None:
     schedule = FaultSchedule(faults=(KillRank(when=Moment(step=8, phase="backward"), rank=0),), seed=1)
     rough = runs.disturbed(
         "tp-pp",
@@ -30,7 +30,9 @@ def test_stages_cut_over_tp_begin_again_from_the_checkpoint_of_all_of_them(runs:
     )
     assert_same_training(rough, runs.calm(steps=STEPS))
     formed = [(r.formed.mesh, r.formed.source) for r in rough.records if r.formed is not None]
-    assert formed == [("pp 2 x tp 2", "fresh"), ("pp 2 x tp 2", "storage")]
+    assert formed[0] == ("pp 2 x tp 2", "fresh")
+    # No survivor holds the lost part: it comes out of peer memory, or all of the state out of storage.
+    assert formed[1] in [("pp 2 x tp 2", "mixed"), ("pp 2 x tp 2", "storage")]
 
 
 def test_a_node_with_one_of_two_copies_is_lost_without_a_step(runs: Runs) -> None:

@@ -10,6 +10,7 @@ import pytest
 from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Mesh, Recompute
 from elastic_train.testing.chain import ChainTask
+from elastic_train.testing.fused import FusedTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
@@ -42,6 +43,7 @@ def check(
     task: ChainTask,
     meshes: list[Mesh],
     recompute: Recompute = "none",
+    splits: dict[int, tuple[tuple[int, int], ...]] = SPLITS,
 ) -> None:
     run = spec()
     gang = Gang(pool, generations, task, run)
@@ -49,7 +51,7 @@ def check(
     initial = gang.whole()
     expected = reference(task, run, initial)
     for mesh in meshes:
-        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp], recompute=recompute))
+        gang.form(gang.plan_on(mesh, stages=splits[mesh.pp], recompute=recompute))
         started = gang.whole()
         assert started.keys() == initial.keys(), mesh
         assert all(np.array_equal(started[name], initial[name]) for name in initial), mesh
@@ -110,6 +112,22 @@ def test_uneven_shares_and_an_idle_index_of_a_pipeline_change_nothing(
             reports = gang.run()
             np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9)
             assert_state_near(gang.whole(), expected.state)
+
+
+def test_fused_projections_are_cut_part_by_part(pool: GlooPool, new_generation: Iterator[int]) -> None:
+    meshes = [Mesh(tp=2), Mesh(dp_shard=2, tp=2), Mesh(pp=2, tp=2)]
+    check(pool, new_generation, FusedTask(), meshes, splits={1: (), 2: ((0, 1), (1, 2))})
+
+
+def test_metrics_are_the_same_under_plans_of_all_axes(pool: GlooPool, new_generation: Iterator[int]) -> None:
+    gang = Gang(pool, new_generation, ChainTask(evaluate_every=2), spec(max_steps=3))
+    found = []
+    for mesh in (Mesh(), Mesh(pp=2, tp=2), Mesh(pp=2, dp_shard=2), Mesh(pp=3)):
+        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]))
+        found.append([value for r in gang.run() for _, value in r.metrics])
+    assert len(found[0]) == 2
+    for metrics in found[1:]:
+        np.testing.assert_allclose(metrics, found[0], rtol=1e-9)
 
 
 def test_a_run_moves_between_plans_of_all_axes_without_a_change_of_its_losses(

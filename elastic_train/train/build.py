@@ -139,7 +139,8 @@ def initialise(
                             field="task.init",
                             problem=f"changed the shape of {names[name]!r} to {tuple(whole.shape)}.",
                         )
-                    ordered = _in_rank_order(whole.detach().to(device), blueprint.fused.get(names[name] or ""))
+                    runs = blueprint.fused.get(names[name] or "")
+                    ordered = _in_rank_order(whole.detach().to(device), runs)
                     cut(ordered, shard.detach())
         for name, shard in shards.items():
             setattr(module, name, shard)

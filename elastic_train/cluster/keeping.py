@@ -48,6 +48,7 @@ class Keeping:
         self._worker, self._writer, self._note = worker, writer, note
         self._every: int | Literal["auto"] = every
         self._keeper: Any = None
+        self._generation = 0
         self._shared = False  # whether this generation's slots are in a segment of the keeper
         self._used: Share | None = None  # the newest that is complete
         self._open: set[int] = set()  # steps of those under way
@@ -68,6 +69,7 @@ class Keeping:
     def memory(self, generation: int, size: int) -> Arena:
         """Slots for a generation's snapshots: in the keeper's segment if it has room, else here."""
         with self._lock:
+            self._generation = generation
             self._used, self._open, self._first = None, set(), True
             self._shared = False
         if self._keeper is not None:
@@ -110,7 +112,7 @@ class Keeping:
                 self._flushing.add(share)
             shared = self._shared
         call = self._keep if shared else self._write
-        self._threads.submit(call, share)
+        self._threads.submit(self._guarded, call, share)
 
     # -- private
 
@@ -119,13 +121,24 @@ class Keeping:
             return self._since >= self._every
         return time.monotonic() - self._at >= peer_interval_s(self._cost_s)
 
+    def _guarded(self, call: Callable[[Share], None], share: Share) -> None:
+        try:
+            call(share)
+        except Exception as error:  # noqa: BLE001 - becomes an event; a thread's error would be lost
+            self._note(f"the snapshot of step {share.step} failed: {type(error).__name__}: {error}")
+            self._complete(share, shared=False)
+            self._flushed(share)
+            share.release()
+            if share.storage:
+                self._writer.failed(share, f"{type(error).__name__}: {error}")
+
     def _write(self, share: Share) -> None:
         self._complete(share, shared=False)
         self._writer.save(share)
         self._flushed(share)
 
     def _keep(self, share: Share) -> None:
-        kept = _kept(self._worker, share, first=self._first)
+        kept = _kept(self._worker, share, first=self._first or share.generation != self._generation)
         self._cost_s = share.seconds
         try:
             ray.get(self._keeper.seal.remote(kept, self._keeper))
@@ -148,13 +161,19 @@ class Keeping:
         self._flushed(share)
 
     def _complete(self, share: Share, *, shared: bool) -> None:
-        """The snapshot is where it should be. The one before it may go: nothing new begins before a vote."""
+        """The snapshot is where it should be. The one before it may go: nothing new begins before a vote.
+
+        Nothing begins any more in the arena of an older generation, so its slots need no release.
+        """
         with self._lock:
+            if share.generation != self._generation:
+                return
             self._open.discard(share.step)
-            before, self._used = self._used, share if shared else None
             self._first = False
-            done = before is not None and before not in self._flushing
-        if before is not None and done:
+            pair = sorted((s for s in (self._used, share if shared else None) if s), key=lambda s: s.step)
+            self._used = pair[-1] if pair and shared else None
+            gone = [s for s in pair if s is not self._used and s not in self._flushing]
+        for before in gone:
             before.release()
 
     def _flushed(self, share: Share) -> None:

@@ -65,8 +65,7 @@ class PartWriter:
             part = write_part(self.store, directory, share.rank, share.pieces, unchanged=unchanged)
             digest = _digest(share.pieces)
         except (StorageError, CheckpointError) as error:
-            problem = f"rank {share.rank}: {error}"
-            self._post(SaveFailed(at=0.0, generation=share.generation, step=share.step, problem=problem))
+            self.failed(share, str(error))
             return
         finally:
             share.release()
@@ -83,6 +82,11 @@ class PartWriter:
                 state_digest=digest,
             )
         )
+
+    def failed(self, share: Share, problem: str) -> None:
+        """Say that a share did not get to storage, and why."""
+        problem = f"rank {share.rank}: {problem}"
+        self._post(SaveFailed(at=0.0, generation=share.generation, step=share.step, problem=problem))
 
     def open(self, stored: Stored) -> Checkpoint:
         return Checkpoint.of(RunDirectory(self.store), stored)

@@ -1,0 +1,117 @@
+"""A worker without a keeper writes its own checkpoints, and says of each what became of it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastic_train.checkpoint.engine.share import Share
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.cluster.keeping import Keeping
+from elastic_train.cluster.saving import PartWriter
+from elastic_train.config import Batch, RunSpec
+from elastic_train.control.events import Event, PartWritten, SaveFailed
+from elastic_train.geometry.box import Box
+
+pytestmark = pytest.mark.ring1
+
+
+class Worker:
+    """What a worker process is to its hand on the keeper: words that it posts, notes for people."""
+
+    def __init__(self, storage: Path) -> None:
+        spec = RunSpec(
+            name="run",
+            storage_path=str(storage),
+            batch=Batch(global_size=4, micro_size=1),
+            max_steps=9,
+            min_workers=1,
+            max_workers=1,
+        )
+        self.words: queue.Queue[Event] = queue.Queue()
+        self.notes: list[str] = []
+        writer = PartWriter(spec, self.words.put, clock=lambda: 0.0)
+        self.keeping = Keeping("w0001", writer, every=1, note=self.notes.append)
+        self.keeping.memory(1, 4096)
+
+    def share(self, step: int, document: dict[str, Any], **values: Any) -> tuple[Share, threading.Event]:
+        released = threading.Event()
+        piece = Piece(
+            tensor="w",
+            state="param",
+            dtype="float32",
+            shape=(3,),
+            box=Box.whole((3,)),
+            data=np.full(3, step, np.float32),
+        )
+        share = Share(
+            generation=1,
+            rank=0,
+            step=step,
+            pieces=(piece,),
+            document=document,
+            release=released.set,
+            **values,
+        )
+        self.keeping.taking(step)
+        return share, released
+
+
+def test_a_checkpoint_is_written_behind_the_step_and_the_next_may_begin_when_it_is_durable(
+    tmp_path: Path,
+) -> None:
+    worker = Worker(tmp_path)
+    share, released = worker.share(4, {"trainable": ["w"]})
+    worker.keeping.deliver(share)
+    said = worker.words.get(timeout=20)
+    assert isinstance(said, PartWritten)
+    assert (said.step, said.rank, said.generation) == (4, 0, 1)
+    assert released.wait(20)
+    settled(worker)
+    assert (tmp_path / "run" / "checkpoints" / "step-0000000004.g1" / "w00000.safetensors").exists()
+
+
+def test_no_snapshot_for_peer_memory_is_taken_where_there_is_no_keeper(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    assert worker.keeping.crowded(False)
+    assert not worker.keeping.crowded(True)
+
+
+def test_whatever_goes_wrong_is_said_and_the_next_checkpoint_is_written(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    broken, released = worker.share(4, {})  # a document that says nothing of its tensors: a fault of ours
+    worker.keeping.deliver(broken)
+    said = worker.words.get(timeout=20)
+    assert isinstance(said, SaveFailed)
+    assert "KeyError" in said.problem
+    assert released.wait(20)
+    settled(worker)
+    sound, _ = worker.share(5, {"trainable": ["w"]})
+    worker.keeping.deliver(sound)
+    assert isinstance(worker.words.get(timeout=20), PartWritten)
+
+
+def test_a_store_that_cannot_be_written_to_costs_the_checkpoint_alone(tmp_path: Path) -> None:
+    worker = Worker(tmp_path)
+    (tmp_path / "run").mkdir(exist_ok=True)
+    (tmp_path / "run" / "checkpoints").write_text("a file where a directory should be")
+    share, released = worker.share(4, {"trainable": ["w"]})
+    worker.keeping.deliver(share)
+    assert isinstance(worker.words.get(timeout=60), SaveFailed)
+    assert released.wait(20)
+    settled(worker)
+
+
+def settled(worker: Worker) -> None:
+    """Wait until nothing is being written."""
+    pause = threading.Event()
+    for _ in range(400):
+        if not worker.keeping.crowded(True):
+            return
+        pause.wait(0.05)
+    raise AssertionError("a checkpoint is still under way")

@@ -24,7 +24,7 @@ import psutil
 from ray.util import get_node_ip_address
 
 OBJECT_STORE_BYTES = 100_000_000
-START_S = 90.0
+START_S = 180.0
 HOST = "127.0.0.1"
 
 

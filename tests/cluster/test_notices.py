@@ -24,6 +24,7 @@ class Metadata:
 
     def __init__(self) -> None:
         self.action: str | None = None
+        self.once: str | None = None  # an action that only the first who asks is told
         self.preempted = "FALSE"
         self.asked = 0
         self.broken = False
@@ -47,7 +48,8 @@ def metadata_server() -> Iterator[tuple[Metadata, str]]:
                 self.send_error(500)
             elif self.path == "/latest/meta-data/spot/instance-action":
                 assert self.headers["X-aws-ec2-metadata-token"] == TOKEN
-                self._answer(said.action)
+                once, said.once = said.once, None
+                self._answer(once or said.action)
             else:
                 assert self.path == "/computeMetadata/v1/instance/preempted"
                 assert self.headers["Metadata-Flavor"] == "Google"

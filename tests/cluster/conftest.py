@@ -1,0 +1,132 @@
+"""A real Ray cluster to which jobs are submitted, as a person would."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from ray.job_submission import JobSubmissionClient
+
+from elastic_train.observe.ledger import Ledger, ledger
+from elastic_train.observe.records import Record, from_json
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.journal import read_journal
+from elastic_train.testing.ray_processes import RayProcesses
+
+REPOSITORY = Path(__file__).parents[2]
+BIN = Path(sys.executable).parent
+OURS = ("ray::Controller", "ray::Worker", "ray::Rendezvous", "ray::Keeper")
+T = TypeVar("T")
+
+
+def eventually(what: str, ask: Callable[[], T], seconds: float = 300.0) -> T:
+    """The first truth that `ask` tells."""
+    deadline = time.monotonic() + seconds
+    while not (found := ask()):
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+        time.sleep(0.2)
+    return found
+
+
+def assert_starting(text: str) -> None:
+    assert "No available agent" in text, text
+
+
+@dataclass
+class Jobs:
+    """Submits jobs and looks at what became of them."""
+
+    cluster: RayProcesses
+    storage: Path
+
+    def cli(self, *arguments: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+        """`ray job ...`, in the repository."""
+        verb, *rest = arguments
+        command = [str(BIN / "ray"), "job", verb, "--address", self.cluster.jobs, *rest]
+        return subprocess.run(
+            command,
+            cwd=REPOSITORY,
+            env=self.cluster.environment,
+            text=True,
+            capture_output=True,
+            timeout=timeout,
+        )
+
+    @property
+    def client(self) -> JobSubmissionClient:
+        return JobSubmissionClient(self.cluster.jobs)
+
+    def submit(self, key: str, *options: str) -> str:
+        """Submit the small job under a submission id and return at once."""
+        command = shlex.join(
+            ("python", "tests/cluster/small_job.py", "--storage", str(self.storage), *options)
+        )
+        environment = {"working_dir": str(REPOSITORY)}
+
+        def accepted() -> bool:  # a cluster that has just been started takes no jobs yet
+            try:
+                self.client.submit_job(entrypoint=command, submission_id=key, runtime_env=environment)
+            except (RuntimeError, OSError) as error:
+                text = str(error)
+                if "already exists" not in text and isinstance(error, RuntimeError):
+                    assert_starting(text)
+                return "already exists" in text
+            return True
+
+        eventually("an agent that takes jobs", accepted)
+        return key
+
+    def log(self, key: str) -> str:
+        return self.client.get_job_logs(key)
+
+    def end(self, key: str) -> str:
+        """How a job ended."""
+
+        def status() -> str | None:
+            found = self.client.get_job_status(key)
+            return found.value if found.is_terminal() else None
+
+        return eventually(f"the end of {key}", status)
+
+    def code(self, key: str) -> int | None:
+        """The exit code of a job's driver."""
+        self.end(key)
+        return self.client.get_job_info(key).driver_exit_code
+
+    def records(self, name: str) -> list[Record]:
+        store = open_store(str(self.storage / name))
+        return [from_json(line) for _, part in read_journal(store) for line in part]
+
+    def ledger(self, name: str) -> Ledger:
+        return ledger(self.records(name))
+
+    def reached(self, name: str, step: int) -> bool:
+        """Whether the journal knows a step. It becomes durable within seconds."""
+        return bool(self.ledger(name).losses.keys() & {step})
+
+    def left(self) -> list[str]:
+        """Processes of runs that are there still."""
+        assert self.cluster.head is not None
+        titles = [" ".join(p.cmdline()) for p in self.cluster.head.children(recursive=True) if p.is_running()]
+        return [title for title in titles if title.startswith(OURS)]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    environment = {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": str(tmp_path_factory.mktemp("home")),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    with RayProcesses(environment, head_cpus=2) as cluster:
+        yield Jobs(cluster, tmp_path_factory.mktemp("runs"))

@@ -1,0 +1,113 @@
+"""Runs that are Ray jobs: progress, stop, resubmission, exit codes, lost drivers and a lost head."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import psutil
+import pytest
+
+from elastic_train.control.states import Ended
+from tests.cluster.conftest import Jobs, eventually
+
+pytestmark = [pytest.mark.ring3, pytest.mark.timeout(900)]
+
+
+def test_a_submitted_job_trains_with_its_progress_in_the_log(jobs: Jobs) -> None:
+    command = ("python", "jobs/pretrain_lm.py", "--size", "nano", "--max-steps", "12", "--storage")
+    done = jobs.cli("submit", "--working-dir", ".", "--", *command, str(jobs.storage))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"run {jobs.storage}/pretrain_lm" in done.stdout
+    assert "step 12/12" in done.stdout
+    assert sorted(jobs.ledger("pretrain_lm").losses) == list(range(1, 13))
+
+
+@pytest.mark.matrix
+def test_a_stopped_job_is_marked_and_goes_on_when_it_is_submitted_again(jobs: Jobs) -> None:
+    jobs.submit("first", "--name", "stops", "--max-steps", "300")
+    eventually("step 5", lambda: jobs.reached("stops", 5))
+    jobs.cli("stop", "first")
+    assert jobs.end("first") == "STOPPED"
+    end = jobs.records("stops")[-1]
+    assert end.ended is not None
+    assert end.ended[0] == "stopped"
+    assert end.phase == Ended.__name__.lower()
+    eventually("the end of its processes", lambda: not jobs.left(), 60.0)
+    before = jobs.ledger("stops")
+    last = max(before.losses)
+    jobs.submit("second", "--name", "stops", "--max-steps", str(last + 10))
+    assert jobs.end("second") == "SUCCEEDED", jobs.log("second")
+    after = jobs.ledger("stops")
+    assert sorted(after.losses) == list(range(1, last + 11))
+    assert after.superseded == (), "the last step before the stop was saved"
+    assert after.kept[:last] == before.kept
+    again = jobs.submit("third", "--name", "stops", "--max-steps", str(last + 10))
+    assert jobs.code(again) == 0
+    assert "already complete" in jobs.log(again)
+
+
+@pytest.mark.matrix
+def test_how_a_run_ended_is_the_exit_code_of_its_job(jobs: Jobs) -> None:
+    keys = {
+        1: jobs.submit("bug", "--name", "bug", "--raises"),
+        2: jobs.submit("wrong", "--name", "wrong/name"),
+        4: jobs.submit("many", "--name", "many", "--workers", "5:6"),
+    }
+    assert {key: jobs.code(key) for key in keys.values()} == {key: code for code, key in keys.items()}
+    assert "a bug of the job's own" in jobs.log("bug")
+    assert "for 5 workers" in jobs.log("many")
+
+
+@pytest.mark.matrix
+def test_a_run_is_refused_while_it_is_driven_and_taken_over_when_its_driver_is_lost(jobs: Jobs) -> None:
+    jobs.submit("driven", "--name", "driven", "--max-steps", "400")
+    eventually("step 5", lambda: jobs.reached("driven", 5))
+    assert jobs.code(jobs.submit("intruder", "--name", "driven")) == 2
+    assert "already active" in jobs.log("intruder")
+    os.kill(driver_of(jobs, "driven"), signal.SIGKILL)
+    before = max(jobs.ledger("driven").losses)
+    jobs.submit("heir", "--name", "driven", "--max-steps", str(before + 60))
+    assert jobs.end("heir") == "SUCCEEDED", jobs.log("heir")
+    after = jobs.ledger("driven")
+    assert sorted(after.losses) == list(range(1, before + 61))
+    assert after.superseded == (), "the orphan was stopped with a checkpoint"
+    eventually("the end of its processes", lambda: not jobs.left(), 60.0)
+
+
+@pytest.mark.matrix
+def test_a_run_whose_driver_never_comes_back_ends_itself(jobs: Jobs) -> None:
+    jobs.submit("lonely", "--name", "lonely", "--max-steps", "100000")
+    eventually("step 5", lambda: jobs.reached("lonely", 5))
+    os.kill(driver_of(jobs, "lonely"), signal.SIGKILL)
+    eventually("the end of its processes", lambda: not jobs.left(), 200.0)
+    end = jobs.records("lonely")[-1]
+    assert end.ended is not None
+    assert end.ended[0] == "stopped"
+    assert "the driver has been silent" in end.ended[1]
+
+
+@pytest.mark.matrix
+def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
+    jobs.submit("doomed", "--name", "headless", "--max-steps", "100000")
+    eventually("step 25", lambda: jobs.reached("headless", 25))
+    jobs.cluster.kill_head()
+    jobs.cluster.start_head()
+    last = max(jobs.ledger("headless").losses)
+    jobs.submit("reborn", "--name", "headless", "--max-steps", str(last + 20))
+    assert jobs.end("reborn") == "SUCCEEDED", jobs.log("reborn")
+    book = jobs.ledger("headless")
+    assert sorted(book.losses) == list(range(1, last + 21))
+    lost = {entry.step: entry.loss for entry in book.superseded}
+    assert all(book.losses[step] == pytest.approx(loss, rel=1e-5) for step, loss in lost.items())
+    assert len(lost) <= 30, "it went on from a checkpoint"
+
+
+def driver_of(jobs: Jobs, name: str) -> int:
+    """The process of a run's driver: the python that runs the job's file."""
+    assert jobs.cluster.head is not None
+    for process in jobs.cluster.head.children(recursive=True):
+        command = process.cmdline()
+        if command[:1] != ["/bin/sh"] and "--name" in command and name in command:
+            return process.pid
+    raise psutil.NoSuchProcess(0, name)

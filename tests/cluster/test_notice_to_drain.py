@@ -1,0 +1,149 @@
+"""Machines that leave with notice, whoever gives it: what they hold is handed over."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from elastic_train.cluster.launch import fit, prepare_local_environment
+from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.result import Result
+from elastic_train.config import Notices
+from elastic_train.control.events import NodesChanged, StepCommitted, WorkerReady
+from elastic_train.control.faults import DrainNode, FaultSchedule, Moment
+from elastic_train.observe.records import Record, from_json
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.journal import read_journal
+from jobs.pretrain_lm import Pretrain
+from tests.cluster.test_notices import metadata_server
+from tests.faults.conftest import Runs, assert_same_training
+
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
+STEPS, SECONDS_PER_SAMPLE = 40, 0.1
+
+
+class SlowText:
+    """Samples that take a while, so that a run is still there when a notice is through."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, sample: int) -> Any:
+        time.sleep(SECONDS_PER_SAMPLE)
+        return self._inner[sample]
+
+
+class SlowPretrain(Pretrain):
+    def dataset(self):
+        return SlowText(super().dataset())
+
+
+@pytest.fixture
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    """Four nodes for each test, because each takes some away."""
+    prepare_local_environment()
+    with LocalCluster(4) as cluster:
+        yield Runs(cluster, tmp_path_factory.mktemp("runs"))
+
+
+def test_notices_of_two_nodes_at_once_are_one_pause_and_cost_no_step(runs: Runs) -> None:
+    faults = tuple(DrainNode(when=Moment(step=8), node=n, notice_s=60.0) for n in ("n0", "n1"))
+    rough = runs.disturbed(
+        "two", FaultSchedule(faults=faults, seed=1), workers="2:4", standby=0, max_steps=STEPS
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    assert rough.ledger.superseded == ()
+    assert [r.formed.dp for r in rough.records if r.formed] in ([4, 2], [3, 2], [4, 3, 2])
+
+
+def test_a_notice_that_is_too_short_is_a_loss_like_any_other(runs: Runs) -> None:
+    faults = (DrainNode(when=Moment(step=8), node="n0", notice_s=0.05),)
+    rough = runs.disturbed(
+        "short", FaultSchedule(faults=faults, seed=2), workers="2:4", standby=0, max_steps=STEPS
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+
+
+def test_sigterm_lets_a_worker_hand_over_what_it_holds(runs: Runs) -> None:
+    def terminate(seen: list[Record]) -> None:
+        pid = next(r.event.pid for r in seen if isinstance(r.event, WorkerReady))
+        os.kill(pid, signal.SIGTERM)
+
+    result = slow_run(runs, "sigterm", at_step(5, terminate))
+    assert leaving(result)
+    assert result.ledger.superseded == ()
+
+
+def test_a_clouds_notice_makes_its_node_leave_in_time(runs: Runs) -> None:
+    with metadata_server() as (said, endpoint):
+
+        def give_notice(_: list[Record]) -> None:
+            when = datetime.now(UTC) + timedelta(seconds=90)
+            said.once = f'{{"action": "terminate", "time": "{when:%Y-%m-%dT%H:%M:%SZ}"}}'
+
+        result = slow_run(
+            runs,
+            "cloud",
+            at_step(5, give_notice),
+            notices=Notices(cloud="aws", endpoint=endpoint, every_s=0.3),
+        )
+    assert leaving(result)
+    assert result.ledger.superseded == ()
+
+
+Act = Callable[[list[Record]], None]
+
+
+def at_step(step: int, act: Act) -> Callable[[str], None]:
+    """Act once the journal in a run's storage knows a step."""
+
+    def wait(url: str) -> None:
+        store = open_store(url)
+        for _ in range(600):
+            seen = [from_json(line) for _, part in read_journal(store) for line in part]
+            if any(isinstance(r.event, StepCommitted) and r.event.step >= step for r in seen):
+                act(seen)
+                return
+            time.sleep(0.2)
+        raise AssertionError(f"step {step} was not reached")
+
+    return wait
+
+
+def slow_run(runs: Runs, name: str, beside: Callable[[str], None], **changes: Any) -> Result:
+    """A run with something beside it; every step once, whatever happened."""
+    task, spec = runs.spec(name, workers="2:3", standby=0, max_steps=STEPS)
+    helper = threading.Thread(target=beside, args=(str(runs.storage / name),))
+    helper.start()
+    result = fit(
+        SlowPretrain(**vars(task)),
+        dataclasses.replace(spec, **changes),
+        address=None,
+        local_nodes=0,
+        quiet=False,
+    )
+    helper.join()
+    assert result.outcome == "finished"
+    assert [entry.step for entry in result.ledger.kept] == list(range(1, STEPS + 1))
+    return result
+
+
+def leaving(result: Result) -> bool:
+    """Whether a node left with notice."""
+    return any(
+        node.drain_by is not None
+        for r in result.records
+        if isinstance(r.event, NodesChanged)
+        for node in r.event.nodes
+    )

@@ -25,14 +25,16 @@ from tests.faults.conftest import runs as runs
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 1
-STEPS = 30
+STEPS = 20
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(runs: Runs) -> Iterator[None]:
     yield
     segments.sweep()
-    assert not list(segments.DIRECTORY.glob(f"{segments.PREFIX}*"))
+    left = [path.name for path in segments.DIRECTORY.glob(f"{segments.PREFIX}*")]
+    mine = run_key(str(runs.storage), "")[1:]  # other runs of this machine may live on
+    assert not [name for name in left if mine in name]
 
 
 def test_a_lost_node_without_a_replica_costs_at_most_one_step_and_no_read_of_storage(
@@ -77,7 +79,7 @@ def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(
     assassin.start()
     rough = runs.disturbed(
         name,
-        FaultSchedule(faults=(KillRank(when=Moment(step=26, phase="backward"), rank=1),), seed=4),
+        FaultSchedule(faults=(KillRank(when=Moment(step=17, phase="backward"), rank=1),), seed=4),
         workers="2:2",
         max_steps=STEPS,
         standby=0,
@@ -89,4 +91,4 @@ def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(
     assert_same_training(rough, runs.calm(steps=STEPS))
     formed = [r.formed for r in rough.records if r.formed is not None]
     assert len(formed) == 2, "only the killed rank broke the group"
-    assert all(step >= 21 for step in (e.step for e in rough.ledger.superseded))
+    assert all(step >= 12 for step in (e.step for e in rough.ledger.superseded))

@@ -22,19 +22,16 @@ from elastic_train.cluster.controller import Controller
 from elastic_train.cluster.follow import follow
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, controller_name, run_key
+from elastic_train.cluster.planning import make_planner, shape_of
 from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.result import Result
 from elastic_train.cluster.takeover import take_over
 from elastic_train.config import ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError, StorageError
-from elastic_train.planner.plan import Infeasible, Seat
-from elastic_train.planner.search import Search, planner_for
-from elastic_train.planner.shape import ModelShape
+from elastic_train.planner.search import Search
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.preflight import Token, probe, see
-from elastic_train.train.shape import model_shape
 from elastic_train.train.task import Task
-from elastic_train.train.user_code import Border
 
 PROCESS_ENVIRONMENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # workers share the node's cores; a person's own value wins
@@ -68,7 +65,7 @@ def fit(
     store = open_store(child_url(spec.storage_path, spec.name))
     told = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
-    shape = _shape(task, spec)
+    shape = shape_of(task, spec)
     job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
     with _cluster(address, local_nodes):
         try:
@@ -77,7 +74,7 @@ def fit(
             store.delete([token.path])
         if resume_from is not None:
             begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
-        controller = _start(spec, job, _planner(spec, shape), chaos)
+        controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
         return follow(controller, spec, quiet=quiet, grace_s=_grace_s(), chaos=chaos, callbacks=told)
 
 
@@ -106,33 +103,6 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
         prepare_local_environment()
         with LocalCluster(local_nodes):
             yield
-
-
-def _shape(task: Task, spec: RunSpec) -> ModelShape:
-    """The model's shape; what the task's own code raises is reported as the workers would report it."""
-    border = Border(worker="the driver", node="", rank=-1, generation=0, broken=lambda: False)
-    with border.at("building the model", 0):
-        return model_shape(task, spec)
-
-
-def _planner(spec: RunSpec, shape: ModelShape) -> Search:
-    """The run's planner; ConfigError where the model does not fit even on all the workers asked for."""
-    workers = [
-        (node, float(node["Resources"].get("memory", 0.0)))
-        for node in ray.nodes()
-        if node["Alive"] and node["Resources"].get("CPU", 0.0) >= spec.cpus_per_worker
-    ]
-    slots = [
-        int(n["Resources"]["CPU"] / spec.cpus_per_worker) if spec.cpus_per_worker else 1 for n, _ in workers
-    ]
-    shares = [memory / max(1, count) for (_, memory), count in zip(workers, slots, strict=True) if memory]
-    memory_bytes = int(min(shares)) if shares and not spec.gpus_per_worker else None
-    planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes)
-    seats = tuple(Seat(worker=f"w{i}", node=f"n{i}") for i in range(spec.max_workers))
-    plan = planner(seats)
-    if isinstance(plan, Infeasible):
-        raise ConfigError(field="scaling_config", problem=plan.reason)
-    return planner
 
 
 def _start(spec: RunSpec, job: bytes, planner: Search, chaos: Chaos | None) -> Any:

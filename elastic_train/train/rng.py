@@ -66,9 +66,7 @@ class Draws:
 
     key: int
     calls: Counter[str] = field(default_factory=Counter[str])
-    number: dict[tuple[str, int], int] = field(
-        default_factory=dict
-    )  # (block, seed on entry) -> its call
+    number: dict[tuple[str, int], int] = field(default_factory=dict)  # (block, seed on entry) -> its call
     open: dict[str, int] = field(default_factory=dict)
 
 

@@ -12,7 +12,7 @@ export AWS_EC2_METADATA_DISABLED ?= true
 SLICE ?= 1/1
 SEED ?= 0
 
-.PHONY: env demo check test faults bench bench-quick bench-peers clean
+.PHONY: env demo check test faults trials bench bench-quick bench-peers clean
 
 env: $(VENV)/.ready
 
@@ -30,13 +30,16 @@ check: env
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright
-	$(BIN)/python -m pytest -q -m "ring0 and not matrix"
+	$(BIN)/python -m pytest -q -m "ring0 and not matrix and not trial"
 
 test: env
-	$(BIN)/python -m pytest -q -m "not matrix"
+	$(BIN)/python -m pytest -q -m "not matrix and not trial"
 
 faults: env
 	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m matrix
+
+trials: env
+	$(BIN)/python -m pytest -q -m trial
 
 bench-quick: env
 	for name in overhead recovery reshard stall; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done

@@ -23,7 +23,7 @@ def test_a_submitted_job_trains_with_its_progress_in_the_log(jobs: Jobs) -> None
     assert sorted(jobs.ledger("pretrain_lm").losses) == list(range(1, 13))
 
 
-@pytest.mark.matrix
+@pytest.mark.trial
 def test_a_stopped_job_is_marked_and_goes_on_when_it_is_submitted_again(jobs: Jobs) -> None:
     jobs.submit("first", "--name", "stops", "--max-steps", "300")
     eventually("step 5", lambda: jobs.reached("stops", 5))
@@ -47,7 +47,7 @@ def test_a_stopped_job_is_marked_and_goes_on_when_it_is_submitted_again(jobs: Jo
     assert "already complete" in jobs.log(again)
 
 
-@pytest.mark.matrix
+@pytest.mark.trial
 def test_how_a_run_ended_is_the_exit_code_of_its_job(jobs: Jobs) -> None:
     keys = {
         1: jobs.submit("bug", "--name", "bug", "--raises"),
@@ -59,7 +59,7 @@ def test_how_a_run_ended_is_the_exit_code_of_its_job(jobs: Jobs) -> None:
     assert "for 5 workers" in jobs.log("many")
 
 
-@pytest.mark.matrix
+@pytest.mark.trial
 def test_a_run_is_refused_while_it_is_driven_and_taken_over_when_its_driver_is_lost(jobs: Jobs) -> None:
     jobs.submit("driven", "--name", "driven", "--max-steps", "400")
     eventually("step 5", lambda: jobs.reached("driven", 5))
@@ -75,7 +75,7 @@ def test_a_run_is_refused_while_it_is_driven_and_taken_over_when_its_driver_is_l
     eventually("the end of its processes", lambda: not jobs.left(), 60.0)
 
 
-@pytest.mark.matrix
+@pytest.mark.trial
 def test_a_run_whose_driver_never_comes_back_ends_itself(jobs: Jobs) -> None:
     jobs.submit("lonely", "--name", "lonely", "--max-steps", "100000")
     eventually("step 5", lambda: jobs.reached("lonely", 5))
@@ -87,7 +87,7 @@ def test_a_run_whose_driver_never_comes_back_ends_itself(jobs: Jobs) -> None:
     assert "the driver has been silent" in end.ended[1]
 
 
-@pytest.mark.matrix
+@pytest.mark.trial
 def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
     jobs.submit("doomed", "--name", "headless", "--max-steps", "100000")
     eventually("step 25", lambda: jobs.reached("headless", 25))

@@ -26,7 +26,7 @@ from jobs.pretrain_lm import Pretrain
 from tests.cluster.test_notices import metadata_server
 from tests.faults.conftest import Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(600)]
 STEPS, SECONDS_PER_SAMPLE = 40, 0.1
 
 

@@ -52,7 +52,7 @@ class Keeper:
             lambda words, _: controller.deliver_kept.remote(node, words),
             lambda: None,
             heartbeat_s=spec.timing.heartbeat_s,
-            grace_s=spec.timing.lease_s * 3,
+            grace_s=spec.timing.lease_s * 6,
             expired=self._exit,
         )
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)

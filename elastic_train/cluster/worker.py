@@ -74,7 +74,7 @@ class Worker:
             lambda words, beat: controller.deliver.remote(name, words, beat),
             self._standing,
             heartbeat_s=spec.timing.heartbeat_s,
-            grace_s=spec.timing.lease_s * 3,
+            grace_s=spec.timing.lease_s * 6,
             expired=self._exit,
         )
         self._member: Member | None = None

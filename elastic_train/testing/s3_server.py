@@ -79,7 +79,7 @@ def s3_server(directory: Path, *, deadline_s: float = 60.0) -> Iterator[S3Server
             "-s3.port.iceberg=0",
             "-s3.port.lance=0",
         ),
-        *(f"-s3.config={config}", "-master.volumeSizeLimitMB=1024", "-volume.max=40"),
+        *(f"-s3.config={config}", "-master.volumeSizeLimitMB=1024", "-volume.max=400"),
         "-volume.preStopSeconds=1",
     ]
     with (directory / "server.log").open("wb") as log:

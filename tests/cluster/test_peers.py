@@ -60,6 +60,7 @@ def test_a_lost_node_without_a_replica_costs_at_most_one_step_and_no_read_of_sto
     assert committed == [STEPS], "there was no checkpoint to read when the node was lost"
 
 
+@pytest.mark.trial
 def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(runs: Runs) -> None:
     name = "keeper-killed"
     directory = RunDirectory(open_store(child_url(str(runs.storage), name)))

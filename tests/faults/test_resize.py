@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import tempfile
-import time
-from collections.abc import Iterable
-from pathlib import Path
-from typing import Any
 
 import pytest
 from torch import nn
 
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
-from elastic_train.config import Parallelism
+from elastic_train.cluster.launch import fit
 from elastic_train.control.faults import (
     AddNode,
     DrainNode,
@@ -25,6 +17,7 @@ from elastic_train.control.faults import (
     Moment,
 )
 from elastic_train.errors import CapacityTimeout, ConfigError, UserCodeError
+from elastic_train.train.task import Rules
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import TIMING, Runs, assert_same_training
 
@@ -50,27 +43,11 @@ class Empty(Pretrain):
         return []
 
 
-class SlowSamples:
-    """A data set whose samples take a while: machines come within a few steps."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getitem__(self, sample: int) -> Any:
-        time.sleep(0.4)
-        return self._inner[sample]
-
-
-class Slow(Pretrain):
-    def dataset(self) -> SlowSamples:
-        return SlowSamples(super().dataset())
-
-
 class Vast(Pretrain):
     """Does not fit on any worker."""
+
+    def parallelize(self):
+        return Rules()
 
     def model(self):
         return nn.Embedding(1 << 30, 4096)
@@ -133,43 +110,3 @@ def test_workers_go_and_come_and_the_losses_stay(runs: Runs) -> None:
     rough = runs.disturbed("resized", schedule, workers="2:4", global_size=13, max_steps=STEPS, standby=0)
     assert_same_training(rough, runs.calm(steps=STEPS, global_size=13))
     assert rough.ledger.superseded == ()
-
-
-RESIZES = FaultSchedule(
-    faults=(
-        KillNode(when=Moment(step=3, phase="backward"), node="n1"),
-        AddNode(when=Moment(step=4), node="n3", slots=2),
-        KillNode(when=Moment(step=18, phase="backward"), node="n2"),
-        KillNode(when=Moment(step=18), node="n3"),
-        AddNode(when=Moment(step=20), node="n4", slots=2),
-    ),
-    seed=0,
-)
-
-
-@pytest.mark.parametrize("global_size", [pytest.param(12, marks=pytest.mark.matrix), 13])
-def test_three_workers_become_two_then_four_then_one_then_three(global_size: int) -> None:
-    """Its own cluster: the sizes say how many nodes there are."""
-    prepare_local_environment()
-    with tempfile.TemporaryDirectory() as storage, LocalCluster(NODES, cpus=CPUS) as cluster:
-        runs = Runs(cluster, Path(storage))
-        task, spec = runs.spec(
-            "resized",
-            workers="1:4",
-            standby=0,
-            parallelism=Parallelism(dp_shard=1),
-            global_size=global_size,
-            max_steps=32,
-        )
-        chaos = Chaos(cluster, RESIZES, print)
-        rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
-        calm = runs.calm(steps=32, global_size=global_size)
-    assert_same_training(rough, calm)
-    assert rough.ledger.superseded == ()
-    sizes = [len(r.formed.workers) for r in rough.records if r.formed is not None]
-    assert is_subsequence([3, 2, 4, 1, 3], sizes), sizes
-
-
-def is_subsequence(wanted: Iterable[int], found: Iterable[int]) -> bool:
-    left = iter(found)
-    return all(size in left for size in wanted)

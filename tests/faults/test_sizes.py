@@ -1,0 +1,84 @@
+"""One run on every size of a group, by kill and by join."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from elastic_train.cluster.chaos import Chaos
+from elastic_train.cluster.launch import fit, prepare_local_environment
+from elastic_train.cluster.local import LocalCluster
+from elastic_train.config import Parallelism
+from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
+from jobs.pretrain_lm import Pretrain
+from tests.faults.conftest import Runs, assert_same_training
+
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
+STEPS = 32
+
+
+class SlowSamples:
+    """A data set whose samples take a while: machines come within a few steps."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, sample: int) -> Any:
+        time.sleep(0.4)
+        return self._inner[sample]
+
+
+class Slow(Pretrain):
+    def dataset(self) -> SlowSamples:
+        return SlowSamples(super().dataset())
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Iterator[Runs]:
+    """A cluster of its own for each run: its sizes say how many nodes there are."""
+    prepare_local_environment()
+    with LocalCluster(3, cpus=1) as cluster:
+        yield Runs(cluster, tmp_path)
+
+
+RESIZES = FaultSchedule(
+    faults=(
+        KillNode(when=Moment(step=3, phase="backward"), node="n1"),
+        AddNode(when=Moment(step=4), node="n3", slots=2),
+        KillNode(when=Moment(step=18, phase="backward"), node="n2"),
+        KillNode(when=Moment(step=18), node="n3"),
+        AddNode(when=Moment(step=20), node="n4", slots=2),
+    ),
+    seed=0,
+)
+
+
+@pytest.mark.parametrize("global_size", [pytest.param(12, marks=pytest.mark.matrix), 13])
+def test_three_workers_become_two_then_four_then_one_then_three(runs: Runs, global_size: int) -> None:
+    task, spec = runs.spec(
+        "resized",
+        workers="1:4",
+        standby=0,
+        parallelism=Parallelism(dp_shard=1),
+        global_size=global_size,
+        max_steps=STEPS,
+    )
+    chaos = Chaos(runs.cluster, RESIZES, print)
+    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    calm = runs.calm(steps=STEPS, global_size=global_size)
+    assert_same_training(rough, calm)
+    assert rough.ledger.superseded == ()
+    sizes = [len(r.formed.workers) for r in rough.records if r.formed is not None]
+    assert is_subsequence([3, 2, 4, 1, 3], sizes), sizes
+
+
+def is_subsequence(wanted: Iterable[int], found: Iterable[int]) -> bool:
+    left = iter(found)
+    return all(size in left for size in wanted)

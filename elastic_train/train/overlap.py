@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.presence import refuse_sparse
 from elastic_train.train.reduce import aligned, is_sharded
 
 BUCKET_BYTES = 32 << 20
@@ -87,7 +88,8 @@ class GradientSum:
     def _start_next(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
-        torch.cat([_flat_gradient(p) for p in bucket.parameters], out=bucket.flat)
+        named = zip(bucket.names, bucket.parameters, strict=True)
+        torch.cat([_flat_gradient(fqn, p) for fqn, p in named], out=bucket.flat)
         bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
 
 
@@ -134,9 +136,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _flat_gradient(parameter: nn.Parameter) -> torch.Tensor:
+def _flat_gradient(fqn: str, parameter: nn.Parameter) -> torch.Tensor:
     if parameter.grad is None:
         return torch.zeros_like(_local(parameter.detach())).reshape(-1)
+    refuse_sparse(fqn, parameter.grad)
     return _local(aligned(parameter, parameter.grad)).reshape(-1)
 
 

@@ -82,7 +82,7 @@ def replay(
     rank: int,
     base: tuple[Fragments, list[np.ndarray], dict[str, Any]],
     kept: tuple[dict[Crossing, torch.Tensor], dict[int, Vote]],
-    crew: tuple[int, int, str, int] | None,
+    crew: tuple[int, int, str, int, int] | None,
 ) -> tuple[Fragments, list[np.ndarray]]:
     """Replay a stage in this process; all that it then holds."""
     device = torch.device("cpu")
@@ -118,10 +118,10 @@ def replay(
     )
     ours = None
     if crew is not None:
-        number, size, host, port = crew
+        number, size, host, port, unique = crew
         store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
         dist.init_process_group(
-            "gloo", store=dist.PrefixStore(f"crew{size}", store), rank=number, world_size=size
+            "gloo", store=dist.PrefixStore(f"crew{unique}", store), rank=number, world_size=size
         )
         assert dist.group.WORLD is not None
         ours = Crew(rank=number, size=size, group=dist.group.WORLD)
@@ -139,6 +139,7 @@ class Lost:
 
     def __init__(self, pool: GlooPool, generations: Iterator[int], run: RunSpec) -> None:
         self.pool, self.run, self.task = pool, run, ChainTask()
+        self._generations = generations
         gang = Gang(pool, generations, self.task, run)
         self.plan = gang.plan_on(Mesh(pp=3), stages=SPLITS[3])
         gang.form(self.plan)
@@ -161,7 +162,8 @@ class Lost:
         crews: list[Any] = [None]
         if workers > 1:
             store = (self.pool.store_host, self.pool.store_port)
-            crews = [(number, workers, *store) for number in range(workers)]
+            unique = next(self._generations)
+            crews = [(number, workers, *store, unique) for number in range(workers)]
         ranks = list(range(4 - workers, 4))
         self.pool.run(leave, ranks=ranks)
         return self.pool.run(

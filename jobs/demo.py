@@ -11,7 +11,6 @@ import dataclasses
 import sys
 import tempfile
 import time
-from typing import Any
 
 import elastic_train as et
 from elastic_train.cluster.chaos import Chaos
@@ -19,7 +18,7 @@ from elastic_train.cluster.launch import fit, prepare_local_environment
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.result import Result
 from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
-from elastic_train.data.numbered import Numbered
+from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain, trainer
 
 STEPS, KILL_AT, JOIN_AT, TOLERANCE, SECONDS_PER_SAMPLE = 40, 12, 24, 1e-5, 0.6
@@ -32,23 +31,9 @@ SCHEDULE = FaultSchedule(
 )
 
 
-class Slow:
-    """A data set whose samples take a while."""
-
-    def __init__(self, inner: Numbered) -> None:
-        self._inner = inner
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getitem__(self, sample: int) -> Any:
-        time.sleep(SECONDS_PER_SAMPLE)
-        return self._inner[sample]
-
-
 class SlowPretrain(Pretrain):
-    def dataset(self) -> Slow:
-        return Slow(super().dataset())
+    def dataset(self) -> SlowSamples:
+        return SlowSamples(super().dataset(), SECONDS_PER_SAMPLE)
 
 
 def train(storage: str, name: str, chaos: Chaos | None) -> Result:

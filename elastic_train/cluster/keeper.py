@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster import segments
 from elastic_train.cluster.messages import Kept, Offer
-from elastic_train.cluster.outbox import Outbox
+from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.remote import answer
 from elastic_train.cluster.saving import PartWriter
 from elastic_train.cluster.segments import Segment
@@ -52,7 +52,7 @@ class Keeper:
             lambda words, _: controller.deliver_kept.remote(node, words),
             lambda: None,
             heartbeat_s=spec.timing.heartbeat_s,
-            grace_s=spec.timing.lease_s * 6,
+            grace_s=spec.timing.lease_s * ORPHAN_LEASES,
             expired=self._exit,
         )
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)

@@ -18,6 +18,9 @@ from ray.exceptions import GetTimeoutError, RayError
 
 log = logging.getLogger(__name__)
 
+ORPHAN_LEASES = 6
+"""Lease times that a process outlives its controller, whose restart takes a while on a busy machine."""
+
 
 class Outbox:
     """Sends events and heartbeats from a thread of its own.

@@ -22,7 +22,7 @@ from elastic_train.cluster.causes import cause_of, traceback_text
 from elastic_train.cluster.keeping import Keeping
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.notices import heed
-from elastic_train.cluster.outbox import Outbox
+from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.pace import Stopwatch
 from elastic_train.cluster.restoring import restore
 from elastic_train.cluster.sabotage import Saboteur
@@ -74,7 +74,7 @@ class Worker:
             lambda words, beat: controller.deliver.remote(name, words, beat),
             self._standing,
             heartbeat_s=spec.timing.heartbeat_s,
-            grace_s=spec.timing.lease_s * 6,
+            grace_s=spec.timing.lease_s * ORPHAN_LEASES,
             expired=self._exit,
         )
         self._member: Member | None = None

@@ -22,6 +22,7 @@ from elastic_train.control.faults import DrainNode, FaultSchedule, Moment
 from elastic_train.observe.records import Record, from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
+from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.cluster.test_notices import metadata_server
 from tests.faults.conftest import Runs, assert_same_training
@@ -30,23 +31,9 @@ pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(600)]
 STEPS, SECONDS_PER_SAMPLE = 40, 0.1
 
 
-class SlowText:
-    """Samples that take a while, so that a run is still there when a notice is through."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getitem__(self, sample: int) -> Any:
-        time.sleep(SECONDS_PER_SAMPLE)
-        return self._inner[sample]
-
-
 class SlowPretrain(Pretrain):
     def dataset(self):
-        return SlowText(super().dataset())
+        return SlowSamples(super().dataset(), SECONDS_PER_SAMPLE)
 
 
 @pytest.fixture

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,7 @@ from elastic_train.cluster.launch import fit, prepare_local_environment
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.config import Parallelism
 from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
+from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import Runs, assert_same_training
 
@@ -21,23 +20,9 @@ pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 STEPS = 32
 
 
-class SlowSamples:
-    """A data set whose samples take a while: machines come within a few steps."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-
-    def __len__(self) -> int:
-        return len(self._inner)
-
-    def __getitem__(self, sample: int) -> Any:
-        time.sleep(0.4)
-        return self._inner[sample]
-
-
 class Slow(Pretrain):
     def dataset(self) -> SlowSamples:
-        return SlowSamples(super().dataset())
+        return SlowSamples(super().dataset(), 0.4)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.restoring import restore
 from elastic_train.config import Batch, ResumeFrom, RunSpec
 from elastic_train.storage.fsspec_store import open_store
+from elastic_train.testing.fixture_model import HIDDEN, LENGTH, VOCABULARY, Block
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
 from elastic_train.train.task import Task
@@ -26,22 +27,9 @@ from elastic_train.train.task import Task
 pytestmark = pytest.mark.ring2
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-HIDDEN, VOCABULARY, LENGTH, BATCH = 32, 101, 16, 8
+BATCH = 8
 UNINTERRUPTED = [4.738855, 4.667124, 4.713715, 4.790242]
 """Losses of steps 5 to 8 of the run that wrote z1 and z3 after step 4, in DeepSpeed without a stop."""
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.o = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.ln1(x)).unsqueeze(1).chunk(3, dim=-1)
-        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1))
-        return x + self.down(F.gelu(self.up(self.ln2(x))))
 
 
 class Ones(nn.Module):

@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
+from elastic_train.testing.fixture_model import HIDDEN, LENGTH, VOCABULARY, Block
 
 pytestmark = pytest.mark.ring2
 
-HIDDEN, VOCABULARY, LENGTH, BATCH = 32, 101, 16, 8
+BATCH = 8
 UNINTERRUPTED = [4.738855, 4.667124, 4.713715, 4.790242]
 """Losses of steps 5 to 8 of the run that wrote z1, z2 and z3 after step 4, in DeepSpeed without a stop."""
 
@@ -25,19 +26,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.ln1, self.ln2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
-        self.qkv, self.o = nn.Linear(HIDDEN, 3 * HIDDEN), nn.Linear(HIDDEN, HIDDEN)
-        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.ln1(x)).unsqueeze(1).chunk(3, dim=-1)
-        x = x + self.o(F.scaled_dot_product_attention(q, k, v, is_causal=True).squeeze(1))
-        return x + self.down(F.gelu(self.up(self.ln2(x))))
 
 
 class Model(nn.Module):

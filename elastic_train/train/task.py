@@ -127,19 +127,17 @@ def check_task(task: Task) -> None:
         if getattr(type(task), name) is getattr(Task, name):
             raise ConfigError(field=f"task.{name}", problem=f"{type(task).__name__} does not define it.")
     known = (*REQUIRED, *OPTIONAL)
-    absent = [name for name in known if getattr(type(task), name) is getattr(Task, name)]
-    own = {
-        name
-        for cls in type(task).__mro__
-        if cls not in (Task, object)
-        for name, value in vars(cls).items()
-        if callable(value) and not name.startswith("_")
-    }
-    for name in sorted(own - set(known)):
-        near = difflib.get_close_matches(name, absent, n=1, cutoff=0.8)
-        if near:
-            raise ConfigError(
-                field=f"task.{name}",
-                problem="nothing calls a method of this name.",
-                remedy=f"Did you mean {near[0]}()? Otherwise rename it or let it begin with an underscore.",
-            )
+    for cls in type(task).__mro__:
+        if cls in (Task, object):
+            continue
+        own = {name for name, value in vars(cls).items() if callable(value) and not name.startswith("_")}
+        # A class that defines the method as well means its other one.
+        absent = [name for name in known if name not in own]
+        for name in sorted(own - set(known)):
+            near = difflib.get_close_matches(name, absent, n=1, cutoff=0.8)
+            if near:
+                raise ConfigError(
+                    field=f"task.{name}",
+                    problem="nothing calls a method of this name.",
+                    remedy=f"Did you mean {near[0]}()? Otherwise rename it or let it begin with an underscore.",
+                )

@@ -27,8 +27,8 @@ from benchmarks.cases import (
     sigkill,
 )
 from benchmarks.problem import Problem
+from elastic_train.cluster.board import Update
 from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.controller import Update
 from elastic_train.cluster.launch import fit, prepare_local_environment
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.config import RunSpec

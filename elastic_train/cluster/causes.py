@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from ray.exceptions import RayError
 
 from elastic_train.control.events import Cause
 from elastic_train.errors import ConfigError, GroupBroken, MemoryTooSmall, UserCodeError
-from elastic_train.train.member import Progress
+from elastic_train.train.seat import Progress
 
 
 def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None, phase: str = "") -> Cause:
@@ -50,6 +52,25 @@ def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None
                 node=node,
                 traceback=traceback_text(error),
             )
+
+
+@contextmanager
+def loading(worker: str, node: str) -> Iterator[None]:
+    """Whatever importing the job's module raises is the job's own."""
+    try:
+        yield
+    except (UserCodeError, ConfigError):
+        raise
+    except Exception as error:  # noqa: BLE001
+        raise UserCodeError(
+            worker=worker,
+            rank=-1,
+            node=node,
+            step=0,
+            phase="loading the job",
+            error=f"{type(error).__name__}: {error}",
+            traceback=traceback_text(error),
+        ) from None
 
 
 def traceback_text(error: BaseException) -> str:

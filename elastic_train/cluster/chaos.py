@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from elastic_train.cluster import ray_private
-from elastic_train.cluster.controller import Update
+from elastic_train.cluster.board import Update
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.sabotage import claim
 from elastic_train.cluster.watch import short

@@ -16,21 +16,20 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
-from contextlib import suppress
 from dataclasses import dataclass
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 from elastic_train.cluster import demand
+from elastic_train.cluster.adopt import find_keepers, find_workers
+from elastic_train.cluster.board import Board, Update
 from elastic_train.cluster.committing import Committer
 from elastic_train.cluster.hangs import HangWatch
 from elastic_train.cluster.hooks import EventHook
 from elastic_train.cluster.keepers import Keepers
-from elastic_train.cluster.messages import Ready, Standing
-from elastic_train.cluster.names import NAMESPACE, keeper_of, worker_of
+from elastic_train.cluster.messages import Standing
 from elastic_train.cluster.perform import Performer
-from elastic_train.cluster.remote import answer, named_actors
 from elastic_train.cluster.watch import NodeWatch, WorkerWatch, at
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
@@ -51,27 +50,14 @@ from elastic_train.control.policy import Planner, Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced, StorageError
-from elastic_train.observe.records import Record, from_json, record, to_json, wall_text
+from elastic_train.observe.records import from_json, record, to_json, wall_text
 from elastic_train.storage.journal import Journal, read_journal
 from elastic_train.storage.wishes import saves_asked, stop_asked
 
 log = logging.getLogger(__name__)
 FLUSH_S = 5.0  # how old an undecided event may get before it is durable
 FLUSH_WAIT_S = 2.0  # how long a decision waits for its journal: recovery never waits for storage
-KEEP_RECORDS = 20_000
 DRIVER_LEASES = 3  # lease times that the driver may be silent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """What a driver shows: the records since it last asked, who is where, and how it ended if it did."""
-
-    term: int
-    next: int  # ask from this number on, in this term
-    records: tuple[Record, ...]
-    standings: tuple[Standing, ...]
-    ended: End | None
-    error: ElasticTrainError | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,16 +88,12 @@ class Controller:
         self._faults = faults
         self._began = time.monotonic()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._records: list[Record] = []
-        self._first_record = 0
+        self._board = Board()
         self._term = 0
-        self._end: End | None = None
-        self._error: ElasticTrainError | None = None
         self._driver_heard = time.monotonic()
         self._hook = EventHook(spec.on_event, spec.name) if spec.on_event else None
         self._saves_heard = 0
         self._stop_heard = False  # the wish to stop that lies in storage
-        self._steered = threading.Condition()
         self._watch = WorkerWatch(spec, self._post, self._now)
         self._policy = Policy.of(spec, planner)
         self._storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
@@ -140,23 +122,14 @@ class Controller:
     def updates(self, term: int, since: int, wait_s: float) -> Update:
         """This term's records from number `since` on, all of them for another term; waits for news."""
         self._driver_heard = time.monotonic()
-        with self._steered:
-            first = since if term == self._term else 0
-            self._steered.wait_for(
-                lambda: self._first_record + len(self._records) > first or self._end is not None, wait_s
-            )
-            records = tuple(self._records[max(0, first - self._first_record) :])
-            return Update(
-                term=self._term,
-                next=self._first_record + len(self._records),
-                records=records,
-                standings=tuple(self._watch.standings.values()),
-                ended=self._end,
-                error=self._error,
-            )
+        first = since if term == self._term else 0
+        standings = tuple(self._watch.standings.values())
+        return self._board.since(self._term, first, wait_s, standings)
 
     def driven(self) -> Driven:
-        return Driven(driver=self._driver, silent_s=self._driver_silent_s, ended=self._end is not None)
+        return Driven(
+            driver=self._driver, silent_s=self._driver_silent_s, ended=self._board.ended is not None
+        )
 
     def stop(self, reason: str) -> None:
         self._post(StopRequested(at=0.0, reason=reason))
@@ -231,8 +204,9 @@ class Controller:
             for command in resume_commands(state, self._policy):
                 self._performer.perform(command)
             return None
-        living = self._find_workers(adopt=again)
-        self._find_keepers(adopt=again)
+        living = find_workers(self._run, self._performer, verdict_s=self._spec.timing.verdict_s, adopt=again)
+        find_keepers(self._run, self._performer.keepers, adopt=again)
+        self._keepers = self._performer.keepers
         newest = self._committer.newest()
         self._post(
             TermBegan(
@@ -253,40 +227,6 @@ class Controller:
     def _own_name(self) -> tuple[str, str]:
         context = ray.get_runtime_context()
         return context.get_actor_name() or "", context.namespace
-
-    def _find_workers(self, *, adopt: bool) -> list[Standing]:
-        """The run's living workers. Those of another controller's time are ended: they report to nobody."""
-        living: list[Standing] = []
-        for entry in named_actors():
-            worker = worker_of(entry["name"], self._run) if entry["namespace"] == NAMESPACE else None
-            if worker is None:
-                continue
-            with suppress(RayError, GetTimeoutError, ValueError):
-                handle = ray.get_actor(entry["name"], NAMESPACE)
-                if not adopt:
-                    ray.kill(handle, no_restart=True)
-                    continue
-                standing: Standing = answer(handle.ping.remote(), self._spec.timing.verdict_s)
-                ready: Ready = answer(handle.ready.remote(), self._spec.timing.verdict_s)
-                self._performer.adopt(worker, handle, ready, standing.generation)
-                handle.repeat.remote()
-                living.append(standing)
-        return living
-
-    def _find_keepers(self, *, adopt: bool) -> None:
-        """The same for keepers: what they hold may be the newest that is left."""
-        for entry in named_actors():
-            node = keeper_of(entry["name"], self._run) if entry["namespace"] == NAMESPACE else None
-            if node is None:
-                continue
-            with suppress(RayError, ValueError):
-                handle = ray.get_actor(entry["name"], NAMESPACE)
-                if adopt:
-                    self._performer.keepers.adopt(node, handle)
-                else:
-                    ray.kill(handle, no_restart=True)
-        self._keepers = self._performer.keepers
-        self._keepers.pair()
 
     def _loop(self, state: State) -> None:
         tick_s = self._policy.tick_s
@@ -320,14 +260,8 @@ class Controller:
 
     def _note(self, event: Event, outcome: Outcome) -> None:
         assert self._journal is not None
-        with self._steered:
-            seq = self._first_record + len(self._records)
-            noted = record(seq, wall_text(time.time()), event, outcome)  # noqa: TID251 - for people
-            self._records.append(noted)
-            if len(self._records) > KEEP_RECORDS:
-                del self._records[: KEEP_RECORDS // 2]
-                self._first_record += KEEP_RECORDS // 2
-            self._steered.notify_all()
+        now = wall_text(time.time())  # noqa: TID251 - for people
+        noted = self._board.put(lambda number: record(number, now, event, outcome))
         self._journal.append(to_json(noted))
         if self._hook is not None:
             self._hook.hear(noted)
@@ -349,9 +283,7 @@ class Controller:
             demand.release()
         if self._hook is not None:
             self._hook.close()
-        with self._steered:
-            self._end, self._error = end, error
-            self._steered.notify_all()
+        self._board.end(end, error)
 
     # -- keeping watch
 
@@ -389,7 +321,7 @@ class Controller:
 
     def _every(self, seconds: float, call: Callable[[], None]) -> None:
         pause = threading.Event()
-        while self._end is None:
+        while self._board.ended is None:
             try:
                 call()
             except RayError as error:

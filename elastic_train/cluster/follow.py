@@ -14,9 +14,9 @@ from ray import train
 from ray.exceptions import GetTimeoutError, RayError
 
 from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cluster.board import Update
 from elastic_train.cluster.callbacks import Callbacks
 from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.controller import Update
 from elastic_train.cluster.names import run_key
 from elastic_train.cluster.result import Result
 from elastic_train.cluster.screen import Screen

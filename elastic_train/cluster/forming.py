@@ -22,8 +22,8 @@ from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
-from elastic_train.train.member import Seat
 from elastic_train.train.merging import merged
+from elastic_train.train.seat import Seat
 
 MOD = 1 << 64
 

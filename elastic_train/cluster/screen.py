@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
-from elastic_train.cluster.controller import Update
+from elastic_train.cluster.board import Update
 from elastic_train.config import RunSpec
 from elastic_train.control.events import (
     CheckpointCommitted,

@@ -18,7 +18,7 @@ import numpy as np
 import ray
 from ray import cloudpickle
 
-from elastic_train.cluster.causes import cause_of, traceback_text
+from elastic_train.cluster.causes import cause_of, loading
 from elastic_train.cluster.keeping import Keeping
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.notices import heed
@@ -32,13 +32,14 @@ from elastic_train.cluster.training_thread import TrainingThread
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
 from elastic_train.control.faults import FaultSchedule
-from elastic_train.errors import ConfigError, UserCodeError
 from elastic_train.errors import GroupBroken as GroupIsBroken
+from elastic_train.errors import UserCodeError
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
 from elastic_train.train.loop import StepReport
-from elastic_train.train.member import Member, Seat
+from elastic_train.train.member import Member
 from elastic_train.train.saver import Described, Lazy
+from elastic_train.train.seat import Seat
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -232,28 +233,15 @@ class Worker:
     # -- on the training thread
 
     def _start(self, job: bytes, device: str) -> None:
-        try:
-            task = cloudpickle.loads(job)  # pyright: ignore[reportPrivateImportUsage]
+        with loading(self._name, self._node):
             self._member = Member(
-                task,
+                cloudpickle.loads(job),  # pyright: ignore[reportPrivateImportUsage]
                 self._spec,
                 device=device,
                 on_step=self._on_step,
                 saving=self._saver,
                 faults=self._stopwatch,
             )
-        except (UserCodeError, ConfigError):
-            raise
-        except Exception as error:  # noqa: BLE001 - whatever importing the job's module raises is the job's own
-            raise UserCodeError(
-                worker=self._name,
-                rank=-1,
-                node=self._node,
-                step=0,
-                phase="loading the job",
-                error=f"{type(error).__name__}: {error}",
-                traceback=traceback_text(error),
-            ) from None
 
     def _saver(self, described: Described) -> Lazy:
         keeping = self._keeping

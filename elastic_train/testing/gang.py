@@ -18,8 +18,9 @@ from elastic_train.geometry.transfer import Transfers, plan_transfer
 from elastic_train.planner.plan import Mesh, Plan, Recompute, even_shares
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
-from elastic_train.train.member import Member, RunEnd, Seat, StepReport
+from elastic_train.train.member import Member, RunEnd, StepReport
 from elastic_train.train.merging import merged
+from elastic_train.train.seat import Seat
 from elastic_train.train.task import Task
 
 State = dict[str, Any]

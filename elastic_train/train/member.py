@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,6 @@ from elastic_train.data.numbered import numbered
 from elastic_train.data.order import SampleOrder
 from elastic_train.errors import GroupBroken
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train import document as documents
 from elastic_train.train import expected, seeded
@@ -32,8 +30,10 @@ from elastic_train.train.build import initialise
 from elastic_train.train.digest import reduced_digest
 from elastic_train.train.fragments import cut_into, parts
 from elastic_train.train.group import Group
+from elastic_train.train.held import Held
 from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
 from elastic_train.train.saver import Described, Direct, Saver
+from elastic_train.train.seat import Progress, Seat
 from elastic_train.train.serving import Index
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task, check_task
@@ -42,30 +42,6 @@ from elastic_train.train.user_code import Border
 
 OnSave = Callable[[Share], None]
 Faults = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
-    """A place in a generation. `address` is this node's IP, which gloo binds to."""
-
-    generation: int
-    rank: int
-    plan: Plan
-    store_host: str
-    store_port: int
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """Where a member is; `since` is the monotonic time at which it entered the phase."""
-
-    generation: int
-    rank: int
-    step: int
-    phase: str
-    micro_batch: int
-    since: float
 
 
 class Member:
@@ -93,14 +69,13 @@ class Member:
         self._saver = saving(self._described) if saving is not None else None
         if saving is None and on_save is not None:
             self._saver = Direct(self._described, on_save)
-        self._held: dict[int, Shards] = {}
+        self._held = Held()
         self._next: Shards | None = None
         self._filled: dict[tuple[str, str], torch.Tensor] = {}
         self._group: Group | None = None
         self._border: Border | None = None
         self._aborted: set[int] = set()
-        self._lock = threading.Lock()  # guards _held, _group and _aborted between threads
-        self._index: tuple[int, int, Index] | None = None  # of (generation, step), made when first read from
+        self._lock = threading.Lock()  # guards _group and _aborted between threads
         self._requests = Requests()
         self._data: tuple[SampleOrder, Loader, DataIdentity] | None = None
         self._progress = Progress(
@@ -127,32 +102,31 @@ class Member:
 
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
         """The bytes of boxes of a holding, uint8; GroupBroken if it is not held at that step any more."""
-        return self._serving(generation, step).read(wanted)
+        return self._held.serving(generation, step).read(wanted)
 
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
         """Digest of boxes of a holding, to compare with what arrived elsewhere."""
-        return self._serving(generation, step).digest_of(boxes)
+        return self._held.serving(generation, step).digest_of(boxes)
 
     # -- holdings ------------------------------------------------------------------------------------------
 
     def holdings(self) -> tuple[Holding, ...]:
         """Everything complete that this member could give."""
-        found = (shards.holding() for shards in self._held.values())
-        return tuple(holding for holding in found if holding is not None)
+        return self._held.holdings()
 
     def holds(self, generation: int) -> Fragments:
         """The boxes of a holding."""
-        held = self._holding(generation)
+        held = self._held.of(generation)
         assert held.step is not None
-        return self._serving(generation, held.step).table()
+        return self._held.serving(generation, held.step).table()
 
     def document(self, generation: int) -> dict[str, Any]:
         """The scalars of a holding, as JSON values."""
-        return self._described(self._holding(generation))
+        return self._described(self._held.of(generation))
 
     def roll(self, generation: int, step: int, vote: Vote | None) -> None:
         """Bring a holding to `step`: if it is one behind, apply the gradient that it keeps with the vote."""
-        held = self._holding(generation)
+        held = self._held.of(generation)
         if held.step == step:
             return
         if vote is None or vote.step != step or held.reached != step:
@@ -232,7 +206,7 @@ class Member:
 
     def fill_local(self, generation: int, boxes: Fragments) -> None:
         """Copy boxes from an own holding into the new shards."""
-        step = self._holding(generation).step
+        step = self._held.of(generation).step
         assert step is not None
         self.fill(boxes, self.read(generation, step, boxes))
 
@@ -271,17 +245,14 @@ class Member:
 
     def go(self) -> None:
         """The new shards are the state; what was held before is dropped."""
-        shards = self._forming
-        with self._lock:
-            self._held = {shards.generation: shards}
-            self._index = None
+        self._held.replace(self._forming)
         self._next, self._filled = None, {}
 
     # -- training ------------------------------------------------------------------------------------------
 
     def run(self) -> RunEnd:
         """Steps until the last one or a voted pause, once per generation; settled after it in any case."""
-        (shards,) = self._held.values()
+        shards = self._held.current
         assert self._group is not None
         assert self._border is not None
         order, loader, _ = self._dataset()
@@ -306,13 +277,12 @@ class Member:
             if self._saver is not None:
                 self._saver.end()
             shards.settle()
-            with self._lock:
-                self._index = None
+            self._held.moved()
             self._mark_at(shards.generation, shards.rank, "settled", shards.step or 0, -1, fault=False)
 
     def save(self) -> None:
         """Save the state that is held once more, where nothing runs."""
-        (shards,) = self._held.values()
+        shards = self._held.current
         assert self._saver is not None
         self._saver.start(shards)
         self._saver.take(shards, storage=True, wait=True)
@@ -321,8 +291,7 @@ class Member:
     def close(self) -> None:
         """Leave the group and drop everything."""
         self._leave()
-        with self._lock:
-            self._held, self._index = {}, None
+        self._held.replace(None)
         if self._data is not None:
             self._data[1].close()
 
@@ -342,24 +311,6 @@ class Member:
     def _incoming(self) -> Index:
         shards = self._forming
         return Index(parts(shards, extra=self._filled))
-
-    def _holding(self, generation: int) -> Shards:
-        with self._lock:
-            held = self._held.get(generation)
-        if held is None or held.step is None:
-            raise GroupBroken(generation=generation, reason="this worker does not hold its shards any more")
-        return held
-
-    def _serving(self, generation: int, step: int) -> Index:
-        held = self._holding(generation)
-        with self._lock, held.lock:
-            if held.step != step:
-                raise GroupBroken(
-                    generation=generation, reason=f"this worker holds step {held.step}, not {step}"
-                )
-            if self._index is None or self._index[:2] != (generation, step):
-                self._index = (generation, step, Index(parts(held)))
-            return self._index[2]
 
     def _described(self, shards: Shards) -> dict[str, Any]:
         _, _, identity = self._dataset()

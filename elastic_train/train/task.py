@@ -134,10 +134,9 @@ def check_task(task: Task) -> None:
         # A class that defines the method as well means its other one.
         absent = [name for name in known if name not in own]
         for name in sorted(own - set(known)):
-            near = difflib.get_close_matches(name, absent, n=1, cutoff=0.8)
-            if near:
+            for near in difflib.get_close_matches(name, absent, n=1, cutoff=0.8):
                 raise ConfigError(
                     field=f"task.{name}",
                     problem="nothing calls a method of this name.",
-                    remedy=f"Did you mean {near[0]}()? Otherwise rename it or let it begin with an underscore.",
+                    remedy=f"Did you mean {near}()? Otherwise rename it or let it begin with an underscore.",
                 )

@@ -302,7 +302,7 @@ def test_a_generation_aborted_before_it_is_joined_is_not_formed(
 
 def try_join(state: dict, store: tuple[str, int], generation: int, rank: int) -> str:
     from elastic_train.planner.plan import Mesh, Plan
-    from elastic_train.train.member import Seat
+    from elastic_train.train.seat import Seat
 
     plan = Plan(mesh=Mesh(dp_shard=2), workers=("a", "b"), nodes=("a", "b"), shares=((0, 1), (2, 3, 4)))
     seat = Seat(

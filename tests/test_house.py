@@ -44,6 +44,11 @@ def test_the_command_line_answers_without_ray_or_torch(verb: list[str]) -> None:
     assert "LOADED []" in done.stdout
 
 
+def test_the_controller_comes_back_without_torch() -> None:
+    code = "import sys, elastic_train.cluster.controller; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 def test_no_file_is_longer_than_400_lines() -> None:
     long = {f.relative_to(ROOT): n for f in FILES if (n := len(f.read_text().splitlines())) > 400}
     assert not long

@@ -23,7 +23,6 @@ from elastic_train.cluster.names import NAMESPACE, worker_name
 from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.rendezvous import Rendezvous
 from elastic_train.cluster.watch import WorkerWatch, accepts, node_info
-from elastic_train.cluster.worker import CONCURRENCY, Worker
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import (
     Abort,
@@ -167,6 +166,9 @@ class Performer:
             self._watch.lost(name, Cause(kind="death", detail=detail, phase="starting"))
             return
         self.keepers.start(command.node)
+        # Loads torch, for seconds: a controller that comes back to living workers does without it.
+        from elastic_train.cluster.worker import CONCURRENCY, Worker  # noqa: PLC0415
+
         handle = (
             remote(Worker, concurrency_groups=CONCURRENCY)
             .options(

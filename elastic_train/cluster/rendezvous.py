@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ray
 
-from elastic_train.train.rendezvous import serve_store
-
 
 class Rendezvous:
     """Serves one store for all generations of a run."""
 
     def __init__(self) -> None:
+        # Here, since torch takes seconds to load: the controller names this class and needs nothing of it.
+        from elastic_train.train.rendezvous import serve_store  # noqa: PLC0415
+
         self._host = ray.util.get_node_ip_address()
         self._server, self._port = serve_store(self._host)
 

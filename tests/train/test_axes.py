@@ -159,3 +159,39 @@ def test_a_run_moves_between_plans_of_all_axes_without_a_change_of_its_losses(
     final = gang.whole()
     assert final.keys() == state.keys()
     assert_state_near(final, state)
+
+
+TEN_PLANS = [
+    (Mesh(pp=2, tp=2), [0, 1, 2, 3]),
+    (Mesh(dp_shard=3), [1, 2, 3]),
+    (Mesh(pp=3), [3, 4, 1]),
+    (Mesh(dp_replicate=2, tp=2), [0, 1, 2, 3]),
+    (Mesh(), [2]),
+    (Mesh(dp_replicate=7), [2, 0, 1, 3, 4, 5, 6]),
+    (Mesh(pp=2, dp_shard=3), [6, 5, 4, 3, 2, 1]),
+    (Mesh(dp_shard=2, tp=2), [1, 3, 5, 0]),
+    (Mesh(pp=4), [0, 1, 2, 5]),
+    (Mesh(dp_replicate=2, dp_shard=2), [5, 2, 4, 3]),
+]
+
+
+@pytest.mark.matrix
+def test_ten_plans_one_after_the_other_give_the_same_bits_twice(new_generation: Iterator[int]) -> None:
+    run = spec(max_steps=2 * len(TEN_PLANS), batch=Batch(global_size=13, micro_size=1, seed=11))
+    with GlooPool(7) as pool:
+        gang = Gang(pool, new_generation, ChainTask(), run)
+        gang.form(gang.plan(1, 1))
+        expected = [r.loss for r in gang.run()]
+        rounds: list[list[float]] = []
+        for _ in range(2):
+            origin, losses = None, []
+            for number, (mesh, processes) in enumerate(TEN_PLANS, start=1):
+                gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, origin)
+                last = number == len(TEN_PLANS)
+                losses += [r.loss for r in (gang.run() if last else gang.pause_at(2 * number))]
+                origin = gang.held()
+            rounds.append(losses)
+        final = gang.whole()
+    np.testing.assert_allclose(rounds[0], expected, rtol=1e-9)
+    assert rounds[0] == rounds[1]
+    assert all(np.isfinite(value.astype(float)).all() for value in final.values())

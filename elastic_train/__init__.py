@@ -12,11 +12,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer, open_checkpoint
     from elastic_train.cli.job import main
-    from elastic_train.config import Batch, Checkpoints, Notices, Parallelism, ResumeFrom, Timing
+    from elastic_train.config import (
+        Batch,
+        BoundaryLogs,
+        Checkpoints,
+        Notices,
+        Parallelism,
+        ResumeFrom,
+        Timing,
+    )
     from elastic_train.train.task import Evaluation, Rules, Task
 
 __all__ = [
     "Batch",
+    "BoundaryLogs",
     "Checkpoints",
     "ElasticTrainer",
     "Evaluation",
@@ -35,6 +44,7 @@ _HOMES = {
     "main": "cli.job",
     "open_checkpoint": "api",
     "Batch": "config",
+    "BoundaryLogs": "config",
     "Checkpoints": "config",
     "Notices": "config",
     "Parallelism": "config",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from elastic_train.config import (
     Batch,
+    BoundaryLogs,
     Checkpoints,
     Notices,
     Parallelism,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 DEFAULT_STORAGE = "./runs"
 MAX_FAILURES = 3
+_DEFAULT_LOGS = BoundaryLogs()
 
 
 class ElasticTrainer:
@@ -36,8 +38,8 @@ class ElasticTrainer:
     Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`. `resume_from` is a
     checkpoint of any known system that a new run begins with, as a URL or with a specification. `notices`
     names the cloud whose spot notices are heeded, `on_event` a URL or a command that gets what happens as
-    JSON. Nothing is started before `fit`; whatever is wrong with the configuration is raised here, as a
-    ConfigError.
+    JSON. `boundary_logs` bounds what stages of a pipeline keep for their replay; None: nothing. Nothing is
+    started before `fit`; whatever is wrong with the configuration is raised here, as a ConfigError.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ElasticTrainer:
         resume_from: ResumeFrom | str | None = None,
         notices: Notices | None = None,
         on_event: str | None = None,
+        boundary_logs: BoundaryLogs | None = _DEFAULT_LOGS,
         **unknown: Any,
     ) -> None:
         _refuse(unknown)
@@ -78,6 +81,7 @@ class ElasticTrainer:
             timing=timing or Timing(),
             notices=notices,
             on_event=on_event,
+            boundary_logs=boundary_logs,
         )
         self.callbacks = tuple((run_config.callbacks if run_config else None) or ())
 

@@ -84,6 +84,27 @@ class Checkpoints:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BoundaryLogs:
+    """What each worker keeps of what its pipeline stage sends, so that a lost stage alone can be replayed.
+
+    `memory_bytes` of host memory, then `disk_bytes` of a file in `directory` (None: the system's temporary
+    one). `waiting_bytes` may be sent and not copied yet. Beyond that the oldest steps are given up: training
+    never waits. Plans without stages, or with several workers in a stage, keep nothing.
+    """
+
+    memory_bytes: int = 512 << 20
+    disk_bytes: int = 4 << 30
+    waiting_bytes: int = 256 << 20
+    directory: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory_bytes", "waiting_bytes"):
+            _positive(f"boundary_logs.{name}", getattr(self, name))
+        if self.disk_bytes < 0:
+            raise ConfigError(field="boundary_logs.disk_bytes", problem="must be 0 or more.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeFrom:
     """A checkpoint of another run or system that a new run begins with, read where it lies or copied.
 
@@ -175,6 +196,7 @@ class RunSpec:
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None
     on_event: str | None = None  # a URL or a command that is told what happens
+    boundary_logs: BoundaryLogs | None = field(default_factory=BoundaryLogs)  # None: no stage is replayed
 
     def __post_init__(self) -> None:
         if not self.name or self.name.strip() != self.name or "/" in self.name:

@@ -17,7 +17,7 @@ import torch
 from elastic_train.recovery.evidence import Vote
 from elastic_train.recovery.logs import Span
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.boundary.shelf import Entry, Shelf
+from elastic_train.train.boundary.shelf import Entry, Shelf, copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,21 +39,24 @@ class _Waiting:
     crossing: Crossing
     tensor: torch.Tensor
     version: int
+    nbytes: int
 
 
 class BoundaryLog:
-    """The log of one rank. `keep` and `seal` belong to the training thread, the rest to any."""
+    """The log of one rank. `keep`, `close_step` and `seal` belong to the training thread, the rest to any."""
 
     def __init__(self, room: Room) -> None:
         self._room = room
         self._shelf = Shelf(memory=room.memory, disk=room.disk, directory=room.directory)
-        self._entries: dict[Crossing, Entry] = {}
+        self._entries: dict[int, dict[Crossing, Entry]] = {}  # by step
         self._votes: dict[int, Vote] = {}
+        self._whole = 0  # the newest step of which everything was given to `keep`
         self._gaps: set[int] = set()
         self._queue: deque[_Waiting] = deque()
         self._queued = 0
         self._forgotten = 0
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards what a step is known to be, never held for long
+        self._shelved = threading.Lock()  # guards the entries and their shelf, also while one goes to disk
         self._closed = False
         self._thread = threading.Thread(target=self._copy, name="boundary-log", daemon=True)
         self._thread.start()
@@ -69,66 +72,82 @@ class BoundaryLog:
                 self._gaps.add(crossing.step)
                 return
             self._queued += size
-            self._queue.append(_Waiting(crossing=crossing, tensor=held, version=held._version))
+            waiting = _Waiting(crossing=crossing, tensor=held, version=held._version, nbytes=size)
+            self._queue.append(waiting)
             self._changed.notify_all()
 
-    def seal(self, vote: Vote) -> None:
-        """All that this rank sends in a step was given to `keep`; the step has this outcome."""
+    def close_step(self, step: int) -> None:
+        """All that this rank sends in a step was given to `keep`; what the vote decides is not known yet."""
         with self._changed:
+            self._whole = max(self._whole, step)
+
+    def seal(self, vote: Vote) -> None:
+        """The outcome of a step, all of which was given to `keep`."""
+        with self._changed:
+            self._whole = max(self._whole, vote.step)
             self._votes[vote.step] = vote
 
     # -- any thread
 
-    def drop(self, step: int) -> None:
-        """A step that was broken off is run again: forget what was sent in it."""
+    def drop(self, first: int) -> None:
+        """Steps from `first` on were broken off or left behind: forget what was sent in them."""
         with self._changed:
-            self._await_copies(step)
-            self._remove(lambda at: at == step)
-            self._gaps.discard(step)
-            self._votes.pop(step, None)
+            self._changed.wait_for(lambda: all(w.crossing.step < first for w in self._queue))
+        self._remove(lambda at: at >= first)
+        with self._changed:
+            self._gaps = {step for step in self._gaps if step < first}
+            self._votes = {step: vote for step, vote in self._votes.items() if step < first}
+            self._whole = min(self._whole, first - 1)
 
     def forget(self, through: int) -> None:
         """The receivers' checkpoint of step `through` is durable: nothing up to it is replayed any more."""
         with self._changed:
             self._forgotten = max(self._forgotten, through)
-            self._remove(lambda at: at <= through)
             self._gaps = {step for step in self._gaps if step > through}
             self._votes = {step: vote for step, vote in self._votes.items() if step > through}
+        self._remove(lambda at: at <= through)
 
     def span(self) -> Span | None:
         """The newest run of whole steps, each sealed, copied and without a gap."""
         with self._changed:
-            waiting = {w.crossing.step for w in self._queue}
-            whole = sorted(s for s in self._votes if s not in self._gaps and s not in waiting)
-        if not whole:
-            return None
-        first = last = whole[-1]
-        while first - 1 in whole:
-            first -= 1
-        return first, last
+            return self._span()
 
-    def flush(self) -> None:
-        """Wait until all that was given is copied."""
+    def reach(self) -> tuple[int, int, bool] | None:
+        """`span`, and whether the step after it is whole too but for its outcome, which others may know.
+
+        Where that is all there is, the span is empty: its last step is the one before its first.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: not self._queue)
+            span, step = self._span(), self._whole
+            is_open = step not in self._votes and step not in self._lacking() and step > self._forgotten
+        if span is not None:
+            return *span, is_open and step == span[1] + 1
+        return (step, step - 1, True) if is_open else None
+
+    def flush(self, timeout: float | None = None) -> bool:
+        """Wait until all that was given is copied; whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._queue, timeout)
 
     def read(self, crossing: Crossing) -> torch.Tensor:
-        with self._changed:
-            return self._shelf.read(self._entries[crossing])
+        with self._shelved:
+            return self._shelf.read(self._entries[crossing.step][crossing])
 
     def vote(self, step: int) -> Vote:
         with self._changed:
             return self._votes[step]
 
-    def crossings(self, source: int, target: int) -> tuple[Crossing, ...]:
-        """What is kept of the way from one stage to another."""
-        with self._changed:
-            return tuple(sorted(c for c in self._entries if (c.source, c.target) == (source, target)))
+    def crossings(self, source: int, target: int, step: int | None = None) -> tuple[Crossing, ...]:
+        """What is kept of the way from one stage to another, in one step or in all."""
+        with self._shelved:
+            steps = self._entries if step is None else (step,)
+            found = (c for at in steps for c in self._entries.get(at, ()))
+            return tuple(sorted(c for c in found if (c.source, c.target) == (source, target)))
 
     @property
     def nbytes(self) -> int:
         """Bytes held, in memory and on disk."""
-        with self._changed:
+        with self._shelved:
             return self._shelf.memory_used + self._shelf.disk_used
 
     def close(self) -> None:
@@ -147,35 +166,73 @@ class BoundaryLog:
                 if self._closed:
                     return
                 job = self._queue[0]
-            entry = self._shelf.copied(job.tensor)  # the only long part, and nobody waits for it
+            kept = self._kept(job)
             with self._changed:
-                torn = job.tensor._version != job.version
-                stale = job.crossing.step <= self._forgotten
-                if entry is not None and not torn and not stale and self._admitted(entry):
-                    self._entries[job.crossing] = entry
-                elif not stale:
+                if not kept and job.crossing.step > self._forgotten:
                     self._gaps.add(job.crossing.step)
                 self._queue.popleft()
-                self._queued -= job.tensor.numel() * job.tensor.element_size()
+                self._queued -= job.nbytes
                 self._changed.notify_all()
+
+    def _kept(self, job: _Waiting) -> bool:
+        """Copy; whether there is room and nobody changed the tensor meanwhile."""
+        with self._shelved:
+            data = self._shelf.buffer(job.nbytes)
+        if data is None:
+            return False
+        entry = copied(job.tensor, data)
+        torn = job.tensor._version != job.version
+        with self._shelved:
+            if torn or job.crossing.step <= self._forgotten or not self._admitted(entry):
+                return False
+            self._entries.setdefault(job.crossing.step, {})[job.crossing] = entry
+            return True
+
+    def _remove(self, chosen: Chosen) -> None:
+        with self._shelved:
+            for step in [s for s in self._entries if chosen(s)]:
+                self._give_back(step)
+
+    # -- with `_shelved` held
 
     def _admitted(self, entry: Entry) -> bool:
         """Make room: the oldest entries go to disk, and where that is full the oldest step goes."""
         while not self._shelf.fits(entry):
-            inside = [c for c, e in self._entries.items() if e.data is not None]
-            if not inside:
+            oldest = self._oldest_inside()
+            if oldest is None:
                 return False
-            oldest = min(inside)
-            if not self._shelf.spill(self._entries[oldest]):
-                step = min(c.step for c in self._entries)
-                self._gaps.add(step)
-                self._remove(lambda at, step=step: at == step)
+            if not self._shelf.spill(oldest):
+                step = min(self._entries)
+                with self._changed:
+                    self._gaps.add(step)
+                self._give_back(step)
         self._shelf.take(entry)
         return True
 
-    def _await_copies(self, step: int) -> None:
-        self._changed.wait_for(lambda: all(w.crossing.step != step for w in self._queue))
+    def _oldest_inside(self) -> Entry | None:
+        """The oldest entry that is in memory. The ones that went out did so in order."""
+        for step in sorted(self._entries):
+            entries = self._entries[step]
+            inside = min((c for c, e in entries.items() if e.data is not None), default=None)
+            if inside is not None:
+                return entries[inside]
+        return None
 
-    def _remove(self, chosen: Chosen) -> None:
-        for crossing in [c for c in self._entries if chosen(c.step)]:
-            self._shelf.give_back(self._entries.pop(crossing))
+    def _give_back(self, step: int) -> None:
+        for entry in self._entries.pop(step).values():
+            self._shelf.give_back(entry)
+
+    # -- with `_changed` held
+
+    def _span(self) -> Span | None:
+        lacking = self._lacking()
+        whole = {step for step in self._votes if step not in lacking}
+        if not whole:
+            return None
+        first = last = max(whole)
+        while first - 1 in whole:
+            first -= 1
+        return first, last
+
+    def _lacking(self) -> set[int]:
+        return self._gaps | {w.crossing.step for w in self._queue}

@@ -21,8 +21,15 @@ class Entry:
     offset: int = 0
 
 
+def copied(tensor: torch.Tensor, data: torch.Tensor) -> Entry:
+    """The tensor's values in a buffer of its size."""
+    if data.numel():
+        data.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+    return Entry(dtype=tensor.dtype, shape=tensor.shape, nbytes=data.numel(), data=data)
+
+
 class Shelf:
-    """Not safe for several threads, but for `copied`, which touches spare buffers alone."""
+    """Not safe for several threads."""
 
     def __init__(self, *, memory: int, disk: int, directory: Path | None) -> None:
         self._memory, self._disk = memory, disk if directory is not None else 0
@@ -31,19 +38,19 @@ class Shelf:
         self._end = 0
         self._holes: dict[int, list[int]] = {}  # offsets of given-back places in the file, by size
         self._spare: dict[int, list[torch.Tensor]] = {}
+        self._spare_bytes = 0
         self.memory_used = 0
         self.disk_used = 0
 
-    def copied(self, tensor: torch.Tensor) -> Entry | None:
-        """A copy in host memory; None where even alone it would not fit."""
-        size = tensor.numel() * tensor.element_size()
+    def buffer(self, size: int) -> torch.Tensor | None:
+        """Host memory for a copy; None where even alone it would not fit."""
         if size > self._memory:
             return None
         spare = self._spare.get(size)
-        data = spare.pop() if spare else torch.empty(size, dtype=torch.uint8)
-        if size:
-            data.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        return Entry(dtype=tensor.dtype, shape=tensor.shape, nbytes=size, data=data)
+        if not spare:
+            return torch.empty(size, dtype=torch.uint8)
+        self._spare_bytes -= size
+        return spare.pop()
 
     def fits(self, entry: Entry) -> bool:
         return self.memory_used + entry.nbytes <= self._memory
@@ -97,7 +104,9 @@ class Shelf:
     def _keep_spare(self, entry: Entry) -> None:
         """Warm memory for the next tensor of the size: the first touch is what costs."""
         assert entry.data is not None
-        self._spare.setdefault(entry.nbytes, []).append(entry.data)
+        if self._spare_bytes + entry.nbytes <= self._memory:
+            self._spare.setdefault(entry.nbytes, []).append(entry.data)
+            self._spare_bytes += entry.nbytes
 
     def _opened(self) -> IO[bytes]:
         """A file without a name: it goes with the process."""

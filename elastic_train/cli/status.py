@@ -8,6 +8,7 @@ from dataclasses import asdict
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import StorageNotFound
+from elastic_train.observe.goodput import goodput, words
 from elastic_train.observe.history import history
 from elastic_train.observe.history import table as history_table
 from elastic_train.observe.ledger import ledger
@@ -55,6 +56,7 @@ def show_status(run: str, *, as_json: bool) -> None:
     print(line(progress, int(config.get("max_steps", 0))))
     print(f"last event {records[-1].wall}: {progress.reason}")
     print(cadence)
+    print(words(goodput(records)))
     if progress.ended is None and lease is not None and not lease.released:
         print(f"held by {lease.holder}")
     if changes:

@@ -14,6 +14,7 @@ from elastic_train.control.events import (
     Settled,
     StepCommitted,
 )
+from elastic_train.observe.goodput import goodput, words
 from elastic_train.observe.history import history, table
 from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record
@@ -53,9 +54,15 @@ class Screen:
         self._shown = text
 
     def close(self) -> None:
-        if not self._quiet:
-            start = "\r\x1b[K" if self._live else ""
-            self._write(f"{start}{line(self._progress, self._spec.max_steps)}\n")
+        """Say where the run stands at its end, what became of its time, and what happened on the way."""
+        if self._quiet:
+            return
+        start = "\r\x1b[K" if self._live else ""
+        self._write(f"{start}{line(self._progress, self._spec.max_steps)}\n")
+        if self._progress.groups:
+            self._write(f"{words(goodput(self._records))}\n")
+        if self._progress.restarts:
+            self._write(f"{self.summary()}\n")
 
     def summary(self) -> str:
         """Every change of the group: cause, step, workers, source, seconds, steps lost."""

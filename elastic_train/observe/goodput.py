@@ -26,6 +26,15 @@ class Goodput:
         return self.good_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
+def words(account: Goodput) -> str:
+    """The account in one line of text."""
+    rest = ", ".join(f"{cause} {seconds:.1f} s" for cause, seconds in account.badput)
+    good = (
+        f"goodput {account.share:.0%}: {account.good_s:.1f} of {account.wall_s:.1f} s on steps that were kept"
+    )
+    return f"{good}; {rest}" if rest else good
+
+
 def goodput(records: Sequence[Record], *, submitted: float | None = None) -> Goodput:
     """The account of a run that was `submitted` at these wall seconds, by default at its first record."""
     if not records:

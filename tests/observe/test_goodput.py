@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.faults import DrainNode, FaultSchedule, KillRank, Moment, storm
-from elastic_train.observe.goodput import Goodput, goodput
+from elastic_train.observe.goodput import Goodput, goodput, words
 from elastic_train.observe.records import wall_text
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
@@ -68,3 +68,11 @@ def test_a_run_that_is_stopped_before_it_trains_only_started():
 def test_a_run_that_never_began_has_no_goodput():
     assert goodput([]) == Goodput(wall_s=0.0, good_s=0.0, badput=())
     assert goodput([]).share == 0.0
+
+
+def test_the_account_is_one_line_for_people():
+    account = Goodput(wall_s=20.0, good_s=15.0, badput=(("start", 4.0), ("recovery", 1.0)))
+    assert words(account) == (
+        "goodput 75%: 15.0 of 20.0 s on steps that were kept; start 4.0 s, recovery 1.0 s"
+    )
+    assert words(Goodput(wall_s=1.0, good_s=1.0, badput=())).endswith("that were kept")

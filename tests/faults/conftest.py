@@ -15,8 +15,11 @@ from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.result import Result
 from elastic_train.config import Checkpoints, RunSpec, Timing
 from elastic_train.control.faults import FaultSchedule
+from elastic_train.testing.alone import train_alone
 from jobs.pretrain_lm import trainer
 
+Calm = dict[int, tuple[int, float]]
+"""The digest of the samples and the loss, by step."""
 TIMING = Timing(join_window_s=1.0, lease_s=5.0, wait_for_capacity_s=120.0)
 
 
@@ -25,7 +28,7 @@ class Runs:
 
     def __init__(self, cluster: LocalCluster, storage: Path) -> None:
         self.cluster, self.storage = cluster, storage
-        self._calm: dict[tuple[int, int], Result] = {}
+        self._calm: dict[tuple[int, int], Calm] = {}
 
     def spec(self, name: str, **changes: Any) -> tuple[Any, RunSpec]:
         sizes = {key: changes.pop(key) for key in ("global_size", "max_steps") if key in changes}
@@ -44,12 +47,12 @@ class Runs:
         } | changes
         return job.task, dataclasses.replace(job.spec, **changes)
 
-    def calm(self, *, steps: int, global_size: int = 12) -> Result:
-        """The undisturbed run that others are compared with."""
+    def calm(self, *, steps: int, global_size: int = 12) -> Calm:
+        """The run of one process that others are compared with."""
         key = (steps, global_size)
         if key not in self._calm:
-            task, spec = self.spec(f"calm-{steps}-{global_size}", max_steps=steps, global_size=global_size)
-            self._calm[key] = fit(task, spec, address=None, local_nodes=0, quiet=True)
+            reports = train_alone(*self.spec("calm", max_steps=steps, global_size=global_size))
+            self._calm[key] = {r.step: (r.ids_digest, r.loss) for r in reports}
         return self._calm[key]
 
     def disturbed(self, name: str, schedule: FaultSchedule, **changes: Any) -> Result:
@@ -68,9 +71,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
         yield Runs(cluster, tmp_path_factory.mktemp("runs"))
 
 
-def assert_same_training(rough: Result, calm: Result, *, relative: float = 1e-5) -> None:
+def assert_same_training(rough: Result, calm: Calm, *, relative: float = 1e-5) -> None:
     """Every step once, on the same samples, with the same losses."""
     assert rough.outcome == "finished"
-    assert [e.step for e in rough.ledger.kept] == [e.step for e in calm.ledger.kept]
-    assert [e.ids_digest for e in rough.ledger.kept] == [e.ids_digest for e in calm.ledger.kept]
-    assert rough.ledger.losses == pytest.approx(calm.ledger.losses, rel=relative)
+    assert {e.step: e.ids_digest for e in rough.ledger.kept} == {step: ids for step, (ids, _) in calm.items()}
+    assert len(rough.ledger.kept) == len(calm)
+    losses = {step: loss for step, (_, loss) in calm.items()}
+    assert rough.ledger.losses == pytest.approx(losses, rel=relative)

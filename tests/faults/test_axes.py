@@ -35,6 +35,7 @@ def test_stages_cut_over_tp_go_on_after_the_loss_of_one_rank(runs: Runs) -> None
     assert formed[1] in [("pp 2 x tp 2", "mixed"), ("pp 2 x tp 2", "storage")]
 
 
+@pytest.mark.matrix
 def test_a_node_with_one_of_two_copies_is_lost_without_a_step(runs: Runs) -> None:
     schedule = FaultSchedule(faults=(KillNode(when=Moment(step=6, phase="forward"), node="n1"),), seed=2)
     rough = runs.disturbed(

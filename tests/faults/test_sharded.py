@@ -20,7 +20,7 @@ WHOLE = replace(TIMING, join_window_s=60.0)  # the first group waits for all fou
     "fault",
     [
         KillRank(when=Moment(step=6, phase="reduce"), rank=0),
-        KillNode(when=Moment(step=14, phase="optimizer"), node="n2"),
+        pytest.param(KillNode(when=Moment(step=14, phase="optimizer"), node="n2"), marks=pytest.mark.matrix),
     ],
     ids=["rank", "node"],
 )

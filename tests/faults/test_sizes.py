@@ -16,7 +16,7 @@ from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 STEPS = 32
 
 
@@ -45,7 +45,7 @@ RESIZES = FaultSchedule(
 )
 
 
-@pytest.mark.parametrize("global_size", [pytest.param(12, marks=pytest.mark.matrix), 13])
+@pytest.mark.parametrize("global_size", [12, 13])
 def test_three_workers_become_two_then_four_then_one_then_three(runs: Runs, global_size: int) -> None:
     task, spec = runs.spec(
         "resized",

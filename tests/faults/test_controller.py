@@ -1,0 +1,76 @@
+"""The controller is killed and stands still; its workers train on meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+import ray
+
+from elastic_train.cluster.board import Update
+from elastic_train.cluster.chaos import Chaos
+from elastic_train.cluster.launch import fit
+from elastic_train.control.events import StepCommitted
+from elastic_train.control.faults import FaultSchedule, KillController, Moment
+from elastic_train.storage.store import Store
+from elastic_train.testing.slow_samples import SlowSamples
+from jobs.pretrain_lm import Pretrain
+from tests.faults.conftest import Runs, assert_same_training
+
+pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(900)]
+NODES, CPUS = 2, 1
+EVERY = 12  # steps from one fault to the next: a controller is back long before
+
+
+class Slow(Pretrain):
+    def dataset(self) -> SlowSamples:
+        return SlowSamples(super().dataset(), 0.08)
+
+
+class Pauses(Chaos):
+    """Stops the controller's process at a step and lets it go on later."""
+
+    STEP, SECONDS = 20, 10.0
+
+    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+        super().on_update(update, controller, store)
+        steps = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
+        if self._waits and steps and max(steps) >= self.STEP:
+            self._waits = False
+            pid = ray.get(controller.pid.remote(), timeout=10)
+            os.kill(pid, signal.SIGSTOP)
+            threading.Timer(self.SECONDS, os.kill, (pid, signal.SIGCONT)).start()
+
+    _waits = True
+
+
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.matrix)])
+def test_a_killed_controller_adopts_the_group_that_trains_on(runs: Runs, kills: int) -> None:
+    steps = EVERY * (kills + 1)
+    faults = tuple(KillController(when=Moment(step=EVERY * (n + 1))) for n in range(kills))
+    rough = slow(runs, f"killed-{kills}", steps, Chaos(runs.cluster, FaultSchedule(faults=faults), print))
+    assert_same_training(rough, runs.calm(steps=steps))
+    assert rough.ledger.superseded == ()
+    assert groups(rough) == 1, "its workers never left their group"
+    terms = [r for r in rough.records if type(r.event).__name__ == "TermBegan"]
+    assert len(terms) == kills + 1
+
+
+def test_a_controller_that_stands_still_for_ten_seconds_blames_nobody(runs: Runs) -> None:
+    chaos = Pauses(runs.cluster, FaultSchedule(faults=()), print)
+    rough = slow(runs, "stopped", 60, chaos)
+    assert_same_training(rough, runs.calm(steps=60))
+    assert groups(rough) == 1
+    assert any("stood still" in r.reason for r in rough.records)
+
+
+def slow(runs: Runs, name: str, steps: int, chaos: Chaos) -> Any:
+    task, spec = runs.spec(name, workers="2:2", standby=0, max_steps=steps)
+    return fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+
+
+def groups(result: Any) -> int:
+    return sum(r.formed is not None for r in result.records)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
@@ -18,7 +19,7 @@ from elastic_train.cluster.messages import Filled, Offer
 from elastic_train.cluster.remote import answer
 from elastic_train.control.commands import Form
 from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
-from elastic_train.geometry.coverage import whole
+from elastic_train.geometry.coverage import uncovered, whole
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
@@ -57,10 +58,9 @@ def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float
     match command.origin:
         case Live() as origin:
             return _from_held(command, origin, command.holders, cast, store, deadline_s)
-        case Mixed(stored=None, replays=()) as origin:
-            live = Live(generation=origin.generation, step=origin.step, vote=origin.vote, undo=origin.undo)
+        case Mixed(replays=()) as origin:
             names, cast = _with_keepers(command, cast, origin)
-            return _from_held(command, live, (*command.holders, *names), cast, store, deadline_s)
+            return _from_held(command, origin, (*command.holders, *names), cast, store, deadline_s)
         case Mixed(step=step):
             raise StateMismatch(step=step, detail="nobody serves the parts that no survivor holds")
         case FromStorage(stored=stored):
@@ -116,25 +116,29 @@ def _with_keepers(command: Form, cast: Cast, origin: Mixed) -> tuple[tuple[str, 
 
 def _from_held(
     command: Form,
-    origin: Live,
+    origin: Live | Mixed,
     holders: tuple[str, ...],
     cast: Cast,
     store: tuple[str, int],
     deadline_s: float,
 ) -> Formed:
+    live = Live(generation=origin.generation, step=origin.step, vote=origin.vote, undo=origin.undo)
     offers: list[Offer] = wait_all(
-        [cast.handles[worker].offer.remote(origin) for worker in holders], command.generation, deadline_s
+        [cast.handles[worker].offer.remote(live) for worker in holders], command.generation, deadline_s
     )
     haves = [offer.holds for offer in offers]
-    document = merged([offer.document for offer in offers])
     everything = whole(Fragments.concat(haves))
+    stored = origin.stored if isinstance(origin, Mixed) else None
+    if stored is not None:  # the checkpoint is one more holder, of what nobody else has
+        (offer,) = wait_all([_members(command, cast)[0].kept.remote(stored)], command.generation, deadline_s)
+        offers.append(offer)
+        everything = offer.holds
+        gaps = uncovered(everything, Fragments.concat(haves))
+        haves.append(gaps.fragments if gaps is not None else everything.take(np.zeros(0, np.int64)))
+    document = merged([offer.document for offer in offers])
     needs = _join(command, cast, store, everything, deadline_s)
-    nodes = [cast.nodes[worker] for worker in holders]
-    cover = _plan(command, [everything], haves, [""], nodes, {})
-    digests = [
-        cast.handles[worker].digest_of.remote(origin.generation, origin.step, cover.boxes(cover.holder == i))
-        for i, worker in enumerate(holders)
-    ]
+    nodes = [*(cast.nodes[worker] for worker in holders), *([] if stored is None else [""])]
+    digests = _digests(command, live, holders, cast, everything, haves) if stored is None else []
     same = {
         rank: holders.index(worker) for rank, worker in enumerate(command.plan.workers) if worker in holders
     }
@@ -148,10 +152,30 @@ def _from_held(
             if i != same.get(rank) and (mine & (moves.holder == i)).any()
         ]
         own = moves.boxes(mine & (moves.holder == same.get(rank, -1)))
-        calls.append(cast.handles[worker].gather.remote(command.generation, origin, own, others, document))
+        rest = None if stored is None else (stored, moves.boxes(mine & (moves.holder == len(holders))))
+        calls.append(
+            cast.handles[worker].gather.remote(command.generation, live, own, others, document, rest)
+        )
     filled = wait_all(calls, command.generation, deadline_s)
-    expected = sum(wait_all(digests, command.generation, deadline_s)) % MOD
-    return _agree(filled, expected)
+    if stored is not None:  # exact parts of one step: together they are what was saved, to the bit
+        return _agree(filled, offers[-1].document.get("state_digest"))
+    return _agree(filled, sum(wait_all(digests, command.generation, deadline_s)) % MOD)
+
+
+def _digests(
+    command: Form,
+    live: Live,
+    holders: tuple[str, ...],
+    cast: Cast,
+    everything: Fragments,
+    haves: Sequence[Fragments],
+) -> list[ray.ObjectRef]:
+    """Digests that the holders compute meanwhile, each of some of what it has: everything between them."""
+    cover = _plan(command, [everything], haves, [""], [cast.nodes[worker] for worker in holders], {})
+    return [
+        cast.handles[worker].digest_of.remote(live.generation, live.step, cover.boxes(cover.holder == i))
+        for i, worker in enumerate(holders)
+    ]
 
 
 def _plan(

@@ -49,7 +49,7 @@ from elastic_train.control.events import (
 )
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.errors import CheckpointError, ConfigError, ElasticTrainError, UserCodeError
-from elastic_train.recovery.evidence import FromStorage
+from elastic_train.recovery.evidence import checkpoint_of
 
 log = logging.getLogger(__name__)
 
@@ -220,8 +220,8 @@ class Performer:
         try:
             formed = form(command, cast, self._store(), deadline_s=self._spec.timing.form_s)
         except CheckpointError as error:
-            assert isinstance(command.origin, FromStorage)
-            stored = command.origin.stored
+            stored = checkpoint_of(command.origin)
+            assert stored is not None
             self._post(
                 CheckpointRejected(
                     at=0.0, stored=stored, problem=str(error), fallback=self._committer.before(stored)

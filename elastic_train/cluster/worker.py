@@ -26,7 +26,7 @@ from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.pace import Stopwatch
 from elastic_train.cluster.restoring import restore
 from elastic_train.cluster.sabotage import Saboteur
-from elastic_train.cluster.saving import PartWriter
+from elastic_train.cluster.saving import PartWriter, read_in_batches
 from elastic_train.cluster.stacks import stack_of
 from elastic_train.cluster.training_thread import TrainingThread
 from elastic_train.config import RunSpec
@@ -157,8 +157,10 @@ class Worker:
         own: Fragments,
         others: Sequence[tuple[Any, Fragments]],
         document: dict[str, Any],
+        rest: tuple[Stored, Fragments] | None = None,
     ) -> Filled:
-        """Fill the new shards from the own holding and from the holders named, each asked once."""
+        """Fill the new shards from the own holding, from the holders named, each asked once, and from storage
+        the rest."""
 
         def fill() -> Filled:
             pending = [
@@ -168,9 +170,19 @@ class Worker:
                 self._owner.fill_local(origin.generation, own)
             for ref, boxes in pending:
                 self._owner.fill(boxes, ray.get(ref))
+            if rest is not None:
+                stored, lacking = rest
+                for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):
+                    self._owner.fill(boxes, arrays)
             return self._filled(document)
 
         return self._on_training(generation, fill)
+
+    @ray.method(concurrency_group=CONTROL)
+    def kept(self, stored: Stored) -> Offer:
+        """What a committed checkpoint holds: a holder like any other."""
+        checkpoint = self._writer.open(stored)
+        return Offer(holds=checkpoint.whole(), document=dict(checkpoint.document))
 
     @ray.method(concurrency_group=CONTROL)
     def restore(self, generation: int, stored: Stored) -> Filled:

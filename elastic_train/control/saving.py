@@ -32,7 +32,7 @@ from elastic_train.control.states import (
     Running,
     State,
 )
-from elastic_train.recovery.evidence import FromStorage, Stored
+from elastic_train.recovery.evidence import Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive
 
 BACK_OFF_S = 5.0
@@ -184,11 +184,9 @@ def _measured(facts: Facts) -> Facts:
 
 def prune_command(state: State, policy: Policy) -> Prune:
     facts = state.facts
-    used = None
-    if isinstance(state.phase, Forming) and isinstance(state.phase.origin, FromStorage):
-        used = state.phase.origin.stored.slot
+    used = checkpoint_of(state.phase.origin) if isinstance(state.phase, Forming) else None
     return Prune(
-        keep=kept_slots(facts.commitments, policy.checkpoints, in_use=used),
+        keep=kept_slots(facts.commitments, policy.checkpoints, in_use=used.slot if used else None),
         in_flight=tuple((a.generation, a.step) for a in facts.attempts),
     )
 
@@ -219,7 +217,8 @@ def checkpoint_rejected(state: State, event: CheckpointRejected, policy: Policy)
 
 
 def _reads(phase: Forming, stored: Stored) -> bool:
-    return isinstance(phase.origin, FromStorage) and phase.origin.stored.slot == stored.slot
+    used = checkpoint_of(phase.origin)
+    return used is not None and used.slot == stored.slot
 
 
 def _heard_of_final(state: State, step: int, at: float, policy: Policy) -> State:

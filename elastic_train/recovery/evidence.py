@@ -139,3 +139,14 @@ class Mixed:
 
 
 Origin = Fresh | Live | FromStorage | Mixed
+
+
+def checkpoint_of(origin: Origin) -> Stored | None:
+    """The checkpoint of which an origin reads at least a part. It is the same one wherever it is named."""
+    match origin:
+        case FromStorage(stored=stored):
+            return stored
+        case Mixed(stored=stored, replays=replays):
+            return next((found for found in (stored, *(r.stored for r in replays)) if found), None)
+        case Fresh() | Live():
+            return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from elastic_train.control.commands import Commit, Form, Go, StopWorker
 from elastic_train.control.events import Event, GroupBroken, GroupReady, Settled, StepCommitted
 from elastic_train.control.states import Facts, Outcome, State
-from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Mixed, Stored
+from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Mixed, Stored, checkpoint_of
 from elastic_train.testing.simulated_cluster import SimulatedCluster
 
 
@@ -59,7 +59,7 @@ def _follow_line(form: Form, step: int, cluster: SimulatedCluster) -> None:
             start = cluster.forms[source].lineage[-1][1]
         case Fresh():
             source, start = 0, 0
-    if cluster.storage.damaged and isinstance(form.origin, FromStorage):
+    if cluster.storage.damaged and checkpoint_of(form.origin) is not None:
         cluster.line[step] = source  # anything that reads well is better than nothing
     elif step > start:
         assert cluster.line.get(step) == source, "nothing of a dead generation enters the kept lineage"

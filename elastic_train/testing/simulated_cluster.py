@@ -38,7 +38,7 @@ from elastic_train.control.events import (
 )
 from elastic_train.control.faults import At
 from elastic_train.control.policy import Policy
-from elastic_train.recovery.evidence import FromStorage, Live
+from elastic_train.recovery.evidence import Live, checkpoint_of
 from elastic_train.testing.simulated_group import (
     FOREVER,
     SimulatedGroup,
@@ -238,10 +238,10 @@ class SimulatedCluster:
     def _formed(self, group: SimulatedGroup) -> None:
         if group.broken or self.group is not group:
             return
-        origin = group.form.origin
-        if isinstance(origin, FromStorage) and origin.stored.slot in self.storage.damaged:
-            fallback = self.storage.sound(origin.stored.slot)
-            rejected = CheckpointRejected(at=0.0, stored=origin.stored, problem="damaged", fallback=fallback)
+        used = checkpoint_of(group.form.origin)
+        if used is not None and used.slot in self.storage.damaged:
+            fallback = self.storage.sound(used.slot)
+            rejected = CheckpointRejected(at=0.0, stored=used, problem="damaged", fallback=fallback)
             self.tell(0, rejected)
             return
         involved = [*group.workers, *(self.workers[name] for name in group.form.holders)]

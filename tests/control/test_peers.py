@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_train.control.commands import AskPeers, Form
-from elastic_train.control.events import Adopted, PeersTold, Settled, TermBegan
+from elastic_train.control.commands import AskPeers, End, Form
+from elastic_train.control.events import Adopted, CheckpointRejected, PeersTold, Settled, TermBegan
 from elastic_train.control.states import Forming, Waiting
 from elastic_train.recovery.evidence import FromStorage, Holding, Live, Mixed, Snapshot
 
@@ -104,3 +104,15 @@ def test_a_late_answer_changes_nothing(kept):
     kept(PeersTold, generation=7, snapshots=snapshots(kept, 6))
     assert kept.facts.asking
     told(kept)
+
+
+def test_a_checkpoint_that_is_damaged_is_no_source_of_a_mixture_either(kept):
+    lose_one(kept)
+    mixed = told(kept, *snapshots(kept, 4, ranks=(1, 2))).state.phase.origin
+    assert isinstance(mixed, Mixed)
+    assert mixed.stored is not None
+    kept(CheckpointRejected, stored=mixed.stored, problem="checksum", fallback=None)
+    for worker in kept.phase.pending:
+        kept(Settled, generation=kept.facts.generation, worker=worker, holdings=())
+    told(kept)
+    assert kept.ordered(End)[0].outcome == "checkpoint"

@@ -1,12 +1,23 @@
-"""One S3 server for all tests that want it."""
+"""One S3 server for all tests that want it; and which part of the matrix a run takes."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
 from elastic_train.testing.s3_server import S3Server, binary, s3_server
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """`SLICE=i/n` takes every n-th test of the matrix."""
+    which, of = (int(part) for part in os.environ.get("SLICE", "1/1").split("/"))
+    matrix = [item for item in items if item.get_closest_marker("matrix")]
+    left_out = set(matrix) - set(matrix[which % of :: of])
+    if left_out:
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

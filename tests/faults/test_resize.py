@@ -53,6 +53,7 @@ class Vast(Pretrain):
         return nn.Embedding(1 << 30, 4096)
 
 
+@pytest.mark.matrix
 def test_an_empty_data_set_is_a_mistake_of_the_configuration(runs: Runs) -> None:
     task, spec = runs.spec("empty", max_steps=STEPS)
     with pytest.raises(ConfigError, match="no samples"):
@@ -78,6 +79,7 @@ def test_user_code_that_raises_ends_the_run_with_its_own_traceback(runs: Runs) -
     assert raised.value.step >= 1
 
 
+@pytest.mark.matrix
 def test_a_run_that_gets_too_few_workers_says_what_it_waited_for(runs: Runs) -> None:
     task, spec = runs.spec(
         "hungry", max_steps=STEPS, workers="5:6", timing=dataclasses.replace(TIMING, wait_for_capacity_s=12.0)
@@ -86,6 +88,7 @@ def test_a_run_that_gets_too_few_workers_says_what_it_waited_for(runs: Runs) -> 
         fit(task, spec, address=None, local_nodes=0, quiet=True)
 
 
+@pytest.mark.matrix
 def test_another_training_problem_under_the_same_name_is_refused(runs: Runs) -> None:
     task, spec = runs.spec("short", max_steps=6)
     first = fit(task, spec, address=None, local_nodes=0, quiet=True)

@@ -76,7 +76,7 @@ ALL_OF_FOUR = [
 ]
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_every_factorisation_of_four_workers_equals_the_reference(
     pool: GlooPool, new_generation: Iterator[int], tied: bool
 ) -> None:
@@ -92,7 +92,13 @@ def test_other_optimizers_and_plans_of_three_and_two(
     check(pool, new_generation, task, [Mesh(pp=3), Mesh(tp=2), Mesh(pp=2)])
 
 
-@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_an_untied_head_on_a_stage_of_its_own_changes_nothing(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    check(pool, new_generation, ChainTask(tied=False), [Mesh(pp=3), Mesh(pp=2, tp=2)])
+
+
+@pytest.mark.parametrize("kind", [pytest.param("selective", marks=pytest.mark.matrix), "full"])
 def test_recomputed_blocks_draw_the_same_masks(
     pool: GlooPool, new_generation: Iterator[int], kind: Recompute
 ) -> None:

@@ -36,7 +36,7 @@ def spec(global_size: int, **changes: object) -> RunSpec:
     )
 
 
-@pytest.mark.parametrize("global_size", [12, 13])
+@pytest.mark.parametrize("global_size", [pytest.param(12, marks=pytest.mark.matrix), 13])
 def test_every_plan_equals_the_single_process_reference(
     pool: GlooPool, new_generation: Iterator[int], global_size: int
 ) -> None:

@@ -84,6 +84,7 @@ class LocalCluster:
         return list(dict.fromkeys([*children, *own]))
 
     def close(self) -> None:
+        self.nodes.clear()  # whoever still means to kill one finds none, and not another's process
         if ray.is_initialized():
             ray.shutdown()
         self.cluster.shutdown()

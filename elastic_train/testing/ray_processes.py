@@ -6,7 +6,6 @@ ports and a directory of its own, and ended by process id: other clusters of the
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import socket
@@ -66,6 +65,7 @@ class RayProcesses:
             f"--ray-client-server-port={free_port()}",
             f"--num-cpus={self._head_cpus}",
             f"--temp-dir={self._directory / f's{self._starts}'}",
+            *self._head_options(),
         )
         self._wait_for(f"{self.jobs}/api/version")
 
@@ -89,6 +89,10 @@ class RayProcesses:
     def log(self) -> str:
         """What the processes printed, for a failing test."""
         return "\n".join(path.read_text() for path in sorted(self._directory.glob("*.log")))
+
+    def _head_options(self) -> tuple[str, ...]:
+        """More arguments for the head's `ray start`, once its port is known."""
+        return ()
 
     def _start(self, *arguments: str) -> psutil.Popen:
         self._starts += 1
@@ -134,8 +138,17 @@ def end_tree(root: psutil.Process, number: int) -> None:
         processes = [root, *root.children(recursive=True)]
         for process in processes:
             with suppress(psutil.NoSuchProcess):
-                os.kill(process.pid, number)
+                process.send_signal(number)
         psutil.wait_procs(processes, timeout=10)
+
+
+def commands_below(root: psutil.Process) -> dict[int, list[str]]:
+    """The command lines of the processes that another one started, by id; without those that ended."""
+    found: dict[int, list[str]] = {}
+    for process in root.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # a zombie is one, too
+            found[process.pid] = process.cmdline()
+    return found
 
 
 def free_port() -> int:

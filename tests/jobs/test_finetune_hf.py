@@ -14,7 +14,7 @@ from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 
 pytest.importorskip("transformers", reason="the models of this job come from transformers")
-pytestmark = [pytest.mark.ring2, pytest.mark.trial]
+pytestmark = [pytest.mark.ring2, pytest.mark.matrix]
 
 
 @pytest.fixture(scope="module")

@@ -177,7 +177,11 @@ class Notices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """Everything a run is, apart from the user's own code."""
+    """Everything a run is, apart from the user's own code.
+
+    With `optimizer_in_backward` each parameter is updated as soon as its reduced gradient is there, which
+    overlaps the update with the backward. It needs an optimizer that can be undone, and no clipping.
+    """
 
     name: str
     storage_path: str
@@ -188,6 +192,7 @@ class RunSpec:
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     clip_norm: float | None = None
+    optimizer_in_backward: bool = False
     precision: Precision = "fp32"
     parallelism: Parallelism = field(default_factory=Parallelism)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
@@ -210,6 +215,12 @@ class RunSpec:
             )
         if self.clip_norm is not None:
             _positive("clip_norm", self.clip_norm)
+            if self.optimizer_in_backward:
+                raise ConfigError(
+                    field="optimizer_in_backward",
+                    problem="clipping needs the norm of the whole gradient before the first update.",
+                    remedy="Set clip_norm=None, or leave optimizer_in_backward off.",
+                )
         if self.batch.micro_batches < self.min_workers:
             raise ConfigError(
                 field="batch",

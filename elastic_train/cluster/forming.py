@@ -20,6 +20,7 @@ from elastic_train.cluster.remote import answer
 from elastic_train.control.commands import Form
 from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
 from elastic_train.geometry.coverage import uncovered, whole
+from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
@@ -126,7 +127,7 @@ def _from_held(
     offers: list[Offer] = wait_all(
         [cast.handles[worker].offer.remote(live) for worker in holders], command.generation, deadline_s
     )
-    haves = [offer.holds for offer in offers]
+    haves = exact_first([offer.holds for offer in offers], [offer.undone for offer in offers])
     everything = whole(Fragments.concat(haves))
     stored = origin.stored if isinstance(origin, Mixed) else None
     if stored is not None:  # the checkpoint is one more holder, of what nobody else has

@@ -42,6 +42,7 @@ class Offer:
 
     holds: Fragments
     document: Mapping[str, Any]
+    undone: frozenset[str] = frozenset()  # tensors that are right up to the rounding of an undo
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ class Saboteur:
         self._store, self._rank = store, rank
         self._label = labels.get(node, node)
         self._step = 0  # of the last call
-        self._calls: Counter[str] = Counter()  # in it, by phase: the rank's own micro-batches
+        self._calls: Counter[str] = Counter()  # in it, by phase: the rank's own
 
     def __call__(self, phase: str, step: int, micro_batch: int) -> None:
         if step != self._step:
@@ -48,7 +48,7 @@ class Saboteur:
         for number, fault in list(self._faults.items()):
             when = fault.when
             due = when.step <= step if phase == "forming" else when.step == step
-            exact = phase not in ("forward", "backward") or when.micro_batch == count
+            exact = phase not in ("forward", "backward", "update") or when.micro_batch == count
             if when.phase == phase and due and exact and self._mine(fault):
                 del self._faults[number]
                 if claim(self._store, number):

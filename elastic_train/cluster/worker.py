@@ -131,9 +131,11 @@ class Worker:
         """Bring the holding that `origin` names to its step and say what it consists of."""
 
         def settle() -> Offer:
-            self._owner.roll(origin.generation, origin.step, origin.vote)
+            undone = self._owner.roll(origin.generation, origin.step, origin.vote, origin.undo)
             return Offer(
-                holds=self._owner.holds(origin.generation), document=self._owner.document(origin.generation)
+                holds=self._owner.holds(origin.generation),
+                document=self._owner.document(origin.generation),
+                undone=undone,
             )
 
         return self._on_training(origin.generation, settle)

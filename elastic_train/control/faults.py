@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-At = Literal["forward", "backward", "reduce", "vote", "optimizer", "save", "forming"]
-PHASES: tuple[At, ...] = get_args(At)
+At = Literal["forward", "backward", "update", "reduce", "vote", "optimizer", "save", "forming"]
+PHASES: tuple[At, ...] = tuple(phase for phase in get_args(At) if phase != "update")
+"""Those of every run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """The first time that somebody is at `phase` of the step which leads to `step`.
 
-    In forward and backward `micro_batch` counts the rank's own; `forming` is the group that starts from
+    In forward, backward and update `micro_batch` counts the rank's own; `forming` is the group that starts from
     `step - 1` or later.
     """
 

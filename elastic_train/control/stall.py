@@ -17,13 +17,14 @@ STALL_STEPS = 20.0
 ORDER: Mapping[str, int] = {
     "forward": 0,
     "backward": 0,
+    "update": 0,
     "reduce": 1,
     "vote": 2,
     "optimizer": 3,
     "save": 4,
     "evaluation": 4,
 }
-"""How far a member is in its step. Forward and backward alternate."""
+"""How far a member is in its step. Forward, backward and updates in backward alternate."""
 
 OPEN_ENDED = frozenset({"save", "evaluation"})
 COLLECTIVES = "torch/distributed/"

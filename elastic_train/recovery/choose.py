@@ -116,16 +116,12 @@ def holders(evidence: Evidence, origin: Origin) -> tuple[str, ...]:
 
 def votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
     """Every known outcome, by (generation, step)."""
-    known = {
-        (holding.generation, vote.step): vote
-        for _, held in evidence.holdings
-        for holding in held
-        for vote in (holding.applied, holding.passed)
-        if vote is not None
-    }
+    every = [holding for _, held in evidence.holdings for holding in held]
+    known = {(h.generation, h.passed.step): h.passed for h in every if h.passed is not None}
+    known |= {(h.generation, h.applied.step): h.applied for h in every if h.applied is not None}
     if evidence.seen is not None:
         generation, vote = evidence.seen
-        known.setdefault((generation, vote.step), vote)
+        known[generation, vote.step] = vote
     return known
 
 

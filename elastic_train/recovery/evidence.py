@@ -25,7 +25,8 @@ class Holding:
 
     Where updates run inside backward, an update may have been interrupted between parameters. Then every one
     is named: those in `ahead` are at step + 1 already, those in `kept` at `step` with their reduced gradient,
-    those in `behind` at `step` without; `passed` is the outcome for step + 1. `undoable` says that the
+    those in `behind` at `step` without; `passed` is the outcome for step + 1, or what of it was agreed on
+    before the first update. `undoable` says that the
     gradient of the newest update is still kept and that the optimizer's rules can run it backwards.
     """
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import RunSpec
+from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, plan_transfer
 from elastic_train.planner.plan import Mesh, Plan, Recompute, even_shares
@@ -85,6 +86,7 @@ class From:
     step: int
     holders: tuple[int, ...]  # processes
     vote: Vote | None = None
+    undo: bool = False
 
 
 class Gang:
@@ -129,8 +131,10 @@ class Gang:
         document, transfers = None, None
         haves: list[Fragments] = []
         if origin is not None:
-            self._all(origin.holders, "roll", origin.generation, origin.step, origin.vote)
-            haves = self._all(origin.holders, "holds", origin.generation)
+            undone = self._all(
+                origin.holders, "roll", origin.generation, origin.step, origin.vote, origin.undo
+            )
+            haves = exact_first(self._all(origin.holders, "holds", origin.generation), undone)
             document = merged(self._all(origin.holders, "document", origin.generation))
         self.join(plan, processes)
         if origin is None:

@@ -91,6 +91,16 @@ class ChangingBuffers:
         }
         self._look_closely = True
 
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """The buffers that `fold` gives new values."""
+        return tuple(
+            fqn
+            for norm in self._norms
+            for name, fqn in norm.fqns.items()
+            if name != _COUNT or isinstance(norm.module, _BatchNorm)
+        )
+
     @contextmanager
     def watch(self, index: int, filler: bool) -> Iterator[None]:
         """Forward and backward of a micro-batch belong inside. A filler leaves no trace."""

@@ -28,6 +28,8 @@ def describe(shards: Shards) -> dict[str, Any]:
     states: list[list[str]] = []
     scalars: dict[str, dict[str, Any]] = {}
     for fqn, parameter in shards.parameters.items():
+        if fqn in shards.absent:
+            continue
         for state, value in shards.optimizer.state.get(parameter, {}).items():
             if is_fragment(state, value, parameter):
                 states.append([fqn, state])

@@ -54,17 +54,20 @@ class Part:
 def parts(
     shards: Shards, extra: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
 ) -> Iterator[Part]:
-    """Everything a rank holds: parameters, buffers, and every tensor of the optimizer's state.
+    """Everything a rank holds of its step: parameters, buffers, and every tensor of the optimizer's state.
 
     `extra` are state tensors by (fqn, state) that the optimizer does not have yet; they replace its own.
     """
     for fqn, parameter in shards.parameters.items():
+        if fqn in shards.absent:
+            continue
         yield from _parts(fqn, "param", parameter.detach(), shards)
         for state, value in shards.optimizer.state.get(parameter, {}).items():
             if is_fragment(state, value, parameter) and (fqn, state) not in extra:
                 yield from _parts(fqn, state, value, shards)
     for fqn, buffer in shards.buffers.items():
-        yield from _parts(fqn, "buffer", buffer, shards)
+        if fqn not in shards.absent:
+            yield from _parts(fqn, "buffer", buffer, shards)
     for (fqn, state), value in extra.items():
         yield from _parts(fqn, state, value, shards)
 

@@ -17,7 +17,7 @@ from elastic_train.train.saver import Saver
 from elastic_train.train.shards import Shards
 from elastic_train.train.step import Mark, Stepper
 from elastic_train.train.task import Task
-from elastic_train.train.update import apply, gradient_norm
+from elastic_train.train.update import commit, gradient_norm
 from elastic_train.train.user_code import Border
 from elastic_train.train.vote import Ballot
 
@@ -89,6 +89,7 @@ class Loop:
                 loader=loader,
                 border=border,
                 mark=mark,
+                fence=saver.fence if saver is not None else lambda: None,
             )
         with border.at("building the evaluation", shards.step or 0):
             evaluation = task.evaluation()
@@ -115,8 +116,12 @@ class Loop:
 
     def _run(self) -> RunEnd:
         vote = self._shards.applied
-        if vote is not None:  # an evaluation that the generation before did not get to the end of
-            self._evaluate(self._report(vote, Ballot.unpacked(vote.values)))
+        if vote is not None:
+            outcome = Ballot.unpacked(vote.values)
+            report = self._report(vote, outcome)
+            if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
+                self._on_step(report)
+            self._evaluate(report)  # if the generation before did not get to the end of it
         while (step := self._at()) < self._spec.max_steps:
             outcome = self._step(step + 1)
             if self._saver is not None:
@@ -143,7 +148,7 @@ class Loop:
             self._saver.fence()
         self._mark("optimizer", step, -1)
         with self._border.at("the optimizer", step):
-            apply(self._shards, vote, self._spec)
+            commit(self._shards, vote, self._spec)
         self._evaluate(report)
         return outcome
 

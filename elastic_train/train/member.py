@@ -20,7 +20,6 @@ from elastic_train.data.identity import DataIdentity, identify
 from elastic_train.data.loader import Loader
 from elastic_train.data.numbered import numbered
 from elastic_train.data.order import SampleOrder
-from elastic_train.errors import GroupBroken
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train import document as documents
@@ -32,12 +31,12 @@ from elastic_train.train.fragments import cut_into, parts
 from elastic_train.train.group import Group
 from elastic_train.train.held import Held
 from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
+from elastic_train.train.roll import roll
 from elastic_train.train.saver import Described, Direct, Saver
 from elastic_train.train.seat import Progress, Seat
 from elastic_train.train.serving import Index
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task, check_task
-from elastic_train.train.update import apply
 from elastic_train.train.user_code import Border
 
 OnSave = Callable[[Share], None]
@@ -124,16 +123,17 @@ class Member:
         """The scalars of a holding, as JSON values."""
         return self._described(self._held.of(generation))
 
-    def roll(self, generation: int, step: int, vote: Vote | None) -> None:
-        """Bring a holding to `step`: if it is one behind, apply the gradient that it keeps with the vote."""
+    def roll(self, generation: int, step: int, vote: Vote | None, undo: bool = False) -> frozenset[str]:
+        """Bring a holding to `step`, as far as it gets there: forward with `vote`, or back by an undo.
+
+        Returns the parameters that are there only up to the rounding of one.
+        """
         held = self._held.of(generation)
-        if held.step == step:
-            return
-        if vote is None or vote.step != step or held.reached != step:
-            raise GroupBroken(
-                generation=generation, reason=f"the holding at step {held.step} cannot go to step {step}"
-            )
-        apply(held, vote, self._spec)
+        try:
+            roll(held, step, vote, self._spec, undo=undo)
+        finally:
+            self._held.moved()
+        return held.undone
 
     # -- forming -------------------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +26,7 @@ class Bucket:
     flat: torch.Tensor
     missing: set[int]  # positions whose gradient the last backward has not made yet
     work: dist.Work | None = None
+    begun: bool = False
 
 
 class GradientSum:
@@ -33,13 +34,19 @@ class GradientSum:
 
     A bucket starts once its own gradients and those of all buckets before it are there, so every rank starts
     them in one order whatever its backward does. Afterwards gradients are views of the buckets, which hold
-    them until the next step. A parameter without a gradient counts as zero.
+    them until the next step. A parameter without a gradient counts as zero. `summed` hears the names of a
+    bucket whose sum came while the backward still ran.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], group: dist.ProcessGroup) -> None:
-        self._group = group
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        group: dist.ProcessGroup,
+        summed: Callable[[tuple[str, ...]], None] | None = None,
+    ) -> None:
+        self._group, self._summed = group, summed
         self._buckets = list(_buckets({fqn: p for fqn, p in parameters.items() if not is_sharded(p)}))
-        self._next = 0
+        self._next = self._done = 0  # the first bucket that was not begun, and that was not taken
         self._armed = False
         for bucket in self._buckets:
             for at, parameter in enumerate(bucket.parameters):
@@ -47,10 +54,10 @@ class GradientSum:
 
     def arm(self) -> None:
         """The next backward is this rank's last of the step."""
-        self._next = 0
+        self._next = self._done = 0
         self._armed = True
         for bucket in self._buckets:
-            bucket.work = None
+            bucket.work, bucket.begun = None, False
             bucket.missing = set(range(len(bucket.parameters)))
 
     def start_rest(self) -> None:
@@ -63,19 +70,27 @@ class GradientSum:
 
     def finish(self) -> None:
         """Wait for the sums, and make them the parameters' gradients."""
-        for bucket in self._buckets:
-            assert bucket.work is not None
-            bucket.work.wait()
-            bucket.work = None
-            parts = bucket.flat.split([_local(p).numel() for p in bucket.parameters])
-            for parameter, part in zip(bucket.parameters, parts, strict=True):
-                _set_gradient(parameter, part)
+        while self._done < len(self._buckets):
+            self._take()
+
+    def came(self) -> tuple[str, ...]:
+        """After a failure: whose sums came nevertheless, of gradients that this rank had a part in.
+
+        They are made the parameters' gradients.
+        """
+        self._armed = False
+        try:
+            while self._done < self._next and self._there():
+                self._take()
+        except RuntimeError:  # gloo's own: this sum failed, and so do those after it
+            pass
+        return tuple(name for b in self._buckets[: self._done] if not b.missing for name in b.names)
 
     def arrived(self, bucket: Bucket, at: int) -> None:
         """The backward made a gradient."""
         if not self._armed:
             return
-        if bucket.work is not None:
+        if bucket.begun:
             raise ConfigError(
                 field="task.model",
                 problem=f"the gradient of {bucket.names[at]!r} grew after the backward had completed it.",
@@ -84,10 +99,30 @@ class GradientSum:
         bucket.missing.discard(at)
         while self._next < len(self._buckets) and not self._buckets[self._next].missing:
             self._start_next()
+        if self._summed is not None:
+            while self._done < self._next and self._there():
+                self._summed(self._take())
+
+    def _there(self) -> bool:
+        work = self._buckets[self._done].work
+        return work is not None and work.is_completed()
+
+    def _take(self) -> tuple[str, ...]:
+        """Wait for a bucket's sum, and make it the gradients of its parameters."""
+        bucket = self._buckets[self._done]
+        assert bucket.work is not None
+        bucket.work.wait()
+        bucket.work = None
+        self._done += 1
+        parts = bucket.flat.split([_local(p).numel() for p in bucket.parameters])
+        for parameter, part in zip(bucket.parameters, parts, strict=True):
+            _set_gradient(parameter, part)
+        return bucket.names
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
+        bucket.begun = True
         named = zip(bucket.names, bucket.parameters, strict=True)
         torch.cat([_flat_gradient(fqn, p) for fqn, p in named], out=bucket.flat)
         bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)

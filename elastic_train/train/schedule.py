@@ -6,8 +6,9 @@ what its steps change is state; the rest comes from the code when a run is resum
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -44,6 +45,20 @@ class Schedule:
         self._moving |= {path for path, value in after.items() if path not in state or state[path] != value}
         for before, group in zip(groups, self._optimizer.param_groups, strict=True):
             self._driven |= {k for k in group if k != "params" and before.get(k) is not group[k]}
+
+    def kept(self) -> dict[str, Any]:
+        """A copy of the scheduler's whole state, to go back to."""
+        return copy.deepcopy(self._scheduler.state_dict())
+
+    def restore(self, kept: Mapping[str, Any], settings: Sequence[Mapping[str, Any]]) -> None:
+        """Go back to where `kept` was taken. `settings` are the groups' hyperparameters there, as numbers."""
+        self._scheduler.load_state_dict(copy.deepcopy(dict(kept)))
+        for group, values in zip(self._optimizer.param_groups, settings, strict=True):
+            for name in self._driven & values.keys():
+                if isinstance(group[name], torch.Tensor):
+                    group[name].fill_(values[name])
+                else:
+                    group[name] = values[name]
 
     def document(self) -> dict[str, Any]:
         """JSON values: what moves and what is set."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from elastic_train.train.boundary.log import BoundaryLog
 from elastic_train.train.build import Blueprint
 from elastic_train.train.optimizer import Groups
 from elastic_train.train.place import Place
+from elastic_train.train.progressive import Progressive
 from elastic_train.train.schedule import Schedule
 from elastic_train.train.tensor_parallel import Regions
 
@@ -29,7 +30,9 @@ class Shards:
     optimizer's groups and of what is trained: of the whole model, as `aliases` too, while parameters and
     buffers are those of this rank's stage. Rows of `fused` tensors are in the order of the tp ranks. `step`
     is None while a change is under way: such shards are torn and are no evidence. `reached` is set while the
-    whole reduced gradient of the next step is kept in the parameters' `grad`.
+    whole reduced gradient of the next step is kept in the parameters' `grad`. `progressive` is there while
+    what a step did to single parameters is known and can be reversed. Tensors in `absent` are not at `step`,
+    those in `undone` are only up to the rounding of an undo.
     """
 
     generation: int
@@ -54,6 +57,9 @@ class Shards:
     applied: Vote | None = None
     evaluated: int = 0  # the last step after which an evaluation was completed
     log: BoundaryLog | None = None  # of what this rank sends to other stages
+    progressive: Progressive | None = None
+    absent: frozenset[str] = frozenset()
+    undone: frozenset[str] = frozenset()
     pending_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
 
@@ -71,22 +77,39 @@ class Shards:
         """What this rank could give to others; None where it is torn."""
         if self.step is None:
             return None
-        return Holding(
+        whole = Holding(
             generation=self.generation,
             rank=self.rank,
             step=self.step,
             reached=self.reached,
             applied=self.applied,
         )
+        made = self.progressive
+        if made is None or not made.begun:
+            return whole
+        if made.finished and not made.behind:
+            return replace(whole, undoable=made.undoable)
+        return Holding(
+            generation=self.generation,
+            rank=self.rank,
+            step=made.step - 1,
+            applied=made.applied,
+            ahead=tuple(sorted(made.ahead)),
+            kept=tuple(sorted(made.kept)),
+            behind=tuple(sorted(made.behind)),
+            passed=self.applied if made.finished else made.opening,
+            undoable=made.undoable,
+        )
 
     def drop_gradients(self) -> None:
-        self.reached = None
+        self.reached = self.progressive = None
         self.pending_buffers = {}
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def settle(self) -> None:
         """No step of this generation runs any more: forget the modules and a gradient that is not whole."""
-        if self.step is None or self.reached != self.step + 1:
+        whole = self.step is not None and self.reached == self.step + 1
+        if not whole and (self.progressive is None or not self.progressive.begun):
             self.drop_gradients()
         self.blueprint = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from elastic_train.train.build import DTYPE_OF
 from elastic_train.train.collate import caller, collate, rows
 from elastic_train.train.fragments import replica_of
 from elastic_train.train.group import Group
+from elastic_train.train.in_backward import InBackward, opening
 from elastic_train.train.overlap import GradientSum
 from elastic_train.train.parallelize import compute_in, sync_gradients
 from elastic_train.train.pipeline import Boundary, ReplayedBoundary, one_forward_one_backward
@@ -31,6 +32,7 @@ from elastic_train.train.presence import Presence
 from elastic_train.train.reduce import (
     agree_on_presence,
     align,
+    is_sharded,
     settle_absent,
     squares,
     sum_over_stages,
@@ -62,7 +64,20 @@ class Flight:
     draws: Draws
     received: torch.Tensor | None
     output: torch.Tensor
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Tally:
+    """Sums over a rank's forwards of a step, fillers left out, in their order."""
+
+    loss: torch.Tensor | float = 0.0
     count: float = 0.0
+    ids: list[int] = field(default_factory=list[int])
+
+    def add(self, loss: torch.Tensor, count: float, micro_batch: MicroBatch) -> None:
+        self.loss = self.loss + loss.detach().double()
+        self.count += count
+        self.ids += micro_batch.real_ids
 
 
 class Stepper:
@@ -80,8 +95,10 @@ class Stepper:
         border: Border,
         mark: Mark,
         replayed: Kept | None = None,
+        fence: Callable[[], None] = lambda: None,
     ) -> None:
-        """`replayed` is a log that stands for the other stages: nothing is sent then."""
+        """`replayed` is a log that stands for the other stages: nothing is sent then. `fence` is waited for
+        before a backward that updates parameters."""
         self._replayed = replayed
         self._task, self._spec, self._shards, self._group = task, spec, shards, group
         self._order, self._loader, self._border, self._mark = order, loader, border, mark
@@ -94,7 +111,22 @@ class Stepper:
             fqn: replica_of(fqn, p, shards.place).index == 0 for fqn, p in self._trainable.items()
         }
         data = shards.place.data
-        self._sum = None if data is None else GradientSum(self._trainable, data)
+        self._tally = Tally()
+        self._buffers = ChangingBuffers(shards.model, shards.plan.world_size, data)
+        self._fence = fence
+        self._updates = None
+        if spec.optimizer_in_backward and replayed is None:  # what is replayed is updated after its vote
+            self._updates = InBackward(
+                shards,
+                spec,
+                self._presence,
+                buffers=self._buffers.changing,
+                mark=lambda step, ahead: mark("update", step, ahead),
+            )
+        ready = self._updates.ready if self._updates is not None else None
+        self._sum = None if data is None else GradientSum(self._trainable, data, ready)
+        if self._updates is not None:
+            self._updates.watch(fqn for fqn, p in self._trainable.items() if data is None or is_sharded(p))
         self._checked_alike = False  # by the first step of a generation
         self._randomness = Randomness(
             shards.model,
@@ -102,37 +134,62 @@ class Stepper:
             device=shards.device,
             around=shards.regions.around if shards.regions else None,
         )
-        self._buffers = ChangingBuffers(shards.model, shards.plan.world_size, shards.place.data)
 
     def gradients(self, step: int) -> Ballot:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
 
         Loss and gradient are sums over the global batch, the gradient divided by the nominal count.
         """
-        shards, place = self._shards, self._place
-        shards.drop_gradients()
+        try:
+            return self._gradients(step)
+        except BaseException:
+            if self._updates is not None:
+                self._updates.broken(self._sum.came() if self._sum is not None else ())
+            raise
+
+    def _gradients(self, step: int) -> Ballot:
+        self._shards.drop_gradients()
         self._presence.reset()
+        self._tally = Tally()
         work = self.work(step)
-        losses = torch.zeros((), dtype=torch.float64, device=shards.device)
-        count = 0.0
-        for flight in self.passes(step, work):
-            if place.last and not flight.job.filler:
-                losses += flight.output.detach()
-                count += flight.count
+        for _ in self.passes(step, work):
+            pass
+        if self._updates is not None and not work:
+            self._open(step)
         self._mark("reduce", step, -1)
         with self._border.collective("the reduction", step):
             self.reduce(step)
             square_sum, finite = squares(self._trainable, self._counted)
-        loss_sum = float(losses)
-        finite = finite and math.isfinite(loss_sum)
-        own = [i for job in work if not job.filler for i in job.micro_batch.real_ids]
+        if self._updates is not None:
+            self._updates.rest()
+            square_sum = self._updates.unscaled(square_sum)
+        ballot = self._forwards()
+        return replace(ballot, squares=square_sum, nonfinite=ballot.nonfinite or float(not finite))
+
+    def _forwards(self) -> Ballot:
+        """What this rank's forwards say to the vote."""
+        told, speaks = self._tally, self._place.speaks
+        loss = float(told.loss)
+        finite = math.isfinite(loss)
         return Ballot(
-            squares=square_sum,
-            loss=loss_sum if math.isfinite(loss_sum) and place.speaks else 0.0,
-            count=count if place.speaks else 0.0,
+            loss=loss if finite and speaks else 0.0,
+            count=told.count if speaks else 0.0,
             nonfinite=0.0 if finite else 1.0,
-            ids=float(ids_digest(own)) if place.speaks else 0.0,
+            ids=float(ids_digest(told.ids)) if speaks else 0.0,
         )
+
+    def _open(self, step: int) -> None:
+        """Before its last backward: what the updates have to know of all ranks, if there are any."""
+        assert self._updates is not None
+        self._fence()
+        packed = self._forwards().packed(self._shards.device)
+        with self._border.collective("the opening", step):
+            self._group.check()
+            if self._shards.plan.world_size > 1:
+                dist.all_reduce(packed)
+        agreed = opening(step, Ballot.unpacked(tuple(packed.tolist())))
+        if agreed is not None:
+            self._updates.begin(step, agreed)
 
     def reduce(self, step: int) -> None:
         """From this rank's gradient and statistics to the whole step's."""
@@ -196,6 +253,8 @@ class Stepper:
                 flights.append(self._forward(step, work[number], upcoming, boundary))
             else:
                 last = number == len(work) - 1
+                if last and self._updates is not None:
+                    self._open(step)
                 sync_gradients(self._shards.model, last)
                 if last and self._sum is not None:
                     self._sum.arm()
@@ -219,7 +278,6 @@ class Stepper:
         if boundary is not None and not place.first:
             with self._border.collective("the pipeline", step):
                 received = boundary.receive()
-        count = 0.0
         with (
             self._randomness.micro_batch(step, micro.index) as draws,
             self._buffers.watch(micro.index, job.filler),
@@ -233,10 +291,12 @@ class Stepper:
                     rows(batch, size=len(micro.ids), real=micro.real),
                 )
                 count = self._checked(output, counted)
+                if not job.filler:
+                    self._tally.add(output, count, micro)
         if boundary is not None and not place.last:
             with self._border.collective("the pipeline", step):
                 boundary.send(output)
-        return Flight(job=job, draws=draws, received=received, output=output, count=count)
+        return Flight(job=job, draws=draws, received=received, output=output)
 
     def _backward(self, step: int, flight: Flight, boundary: Boundary | None) -> None:
         """A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where

@@ -11,9 +11,10 @@ import torch
 class Ballot:
     """One rank's numbers before the vote, their sums over all ranks after it; all of them float64.
 
-    `squares` is of the summed gradient before any scaling, each element counted once. `ids` are digests of
-    consumed sample ids, below 2^40 each. Flags count the ranks that raised them:
-    `busy` where there is no room for a snapshot, `behind` where there is none for one that goes to storage.
+    `squares` is of the summed gradient before any scaling, each element counted once; negative in a step that
+    was completed without its vote. `ids` are digests of consumed sample ids, below 2^40 each. Flags count the
+    ranks that raised them: `busy` where there is no room for a snapshot, `behind` where there is none for one
+    that goes to storage.
     """
 
     squares: float = 0.0
@@ -27,7 +28,11 @@ class Ballot:
     ids: float = 0.0
 
     def packed(self, device: torch.device) -> torch.Tensor:
-        return torch.tensor([getattr(self, f.name) for f in fields(self)], dtype=torch.float64, device=device)
+        return torch.tensor(self.values, dtype=torch.float64, device=device)
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(getattr(self, f.name) for f in fields(self))
 
     @classmethod
     def unpacked(cls, values: tuple[float, ...]) -> Ballot:

@@ -51,3 +51,6 @@ class Problem(et.Task):
 
     def loss(self, output: Tensor, micro_batch: Tensor) -> tuple[Tensor, Tensor]:
         return next_token_loss(output, micro_batch)
+
+    def parallelize(self) -> et.Rules:
+        return Llama.rules()

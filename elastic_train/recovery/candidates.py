@@ -127,6 +127,8 @@ def _assemble(left: Left, step: int, costs: Costs) -> Candidate | None:
         return None  # nothing but the checkpoint: that is another rung
     # Whoever can roll forward does, needed or not: it is cheaper than fetching.
     able = any(versions.way(h, name, step, vote) == "forward" for h in left.holdings for name in names)
+    # Parameters that are ahead are there, but not what else the step changes.
+    able = able or any(h.ahead and h.step == step - 1 for h in left.holdings)
     rolled = vote if able else None
     undo = "undo" in ways
     origin: Live | Mixed = Live(generation=left.generation, step=step, vote=rolled, undo=undo)

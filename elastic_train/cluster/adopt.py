@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -12,11 +13,21 @@ from elastic_train.cluster.messages import Ready, Standing
 from elastic_train.cluster.names import NAMESPACE, keeper_of, worker_of
 from elastic_train.cluster.perform import Performer
 from elastic_train.cluster.remote import answer, named_actors
+from elastic_train.control.events import StepCommitted
 
 
-def find_workers(run: str, performer: Performer, *, verdict_s: float, adopt: bool) -> list[Standing]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The workers that live on, and the steps that they know of, oldest first."""
+
+    living: tuple[Standing, ...]
+    steps: tuple[StepCommitted, ...]
+
+
+def find_workers(run: str, performer: Performer, *, verdict_s: float, adopt: bool) -> Found:
     """The run's living workers. Those of another controller's time are ended: they report to nobody."""
     living: list[Standing] = []
+    steps: dict[tuple[int, int], StepCommitted] = {}
     for entry in named_actors():
         worker = worker_of(entry["name"], run) if entry["namespace"] == NAMESPACE else None
         if worker is None:
@@ -28,10 +39,11 @@ def find_workers(run: str, performer: Performer, *, verdict_s: float, adopt: boo
                 continue
             standing: Standing = answer(handle.ping.remote(), verdict_s)
             ready: Ready = answer(handle.ready.remote(), verdict_s)
+            said: tuple[StepCommitted, ...] = answer(handle.repeat.remote(), verdict_s)
             performer.adopt(worker, handle, ready, standing.generation)
-            handle.repeat.remote()
+            steps |= {(report.generation, report.step): report for report in said}
             living.append(standing)
-    return living
+    return Found(living=tuple(living), steps=tuple(steps[key] for key in sorted(steps)))
 
 
 def find_keepers(run: str, keepers: Keepers, *, adopt: bool) -> None:

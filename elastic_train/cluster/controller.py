@@ -88,6 +88,8 @@ class Controller:
         self._faults = faults
         self._began = time.monotonic()
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._early: list[Event] | None = []  # words that came before this term began
+        self._early_lock = threading.Lock()
         self._board = Board()
         self._term = 0
         self._driver_heard = time.monotonic()
@@ -107,14 +109,12 @@ class Controller:
         """A worker's words and its heartbeat. False: it was given up and has to end."""
         if not self._watch.heard(worker, standing):
             return False
-        for event in words:
-            self._post(event)
+        self._hear(words)
         return True
 
     def deliver_kept(self, node: str, words: Sequence[Event]) -> bool:
         """The same of a node's keeper."""
-        for event in words:
-            self._post(event)
+        self._hear(words)
         return self._keepers is None or self._keepers.knows(node)
 
     # -- called by drivers
@@ -144,6 +144,15 @@ class Controller:
 
     def _post(self, event: Event) -> None:
         self._inbox.put(at(event, self._now()))
+
+    def _hear(self, words: Sequence[Event]) -> None:
+        """Take words, or keep them while the term begins: newer steps must not overtake repeated ones."""
+        with self._early_lock:
+            if self._early is not None:
+                self._early += words
+                return
+        for event in words:
+            self._post(event)
 
     def _live(self) -> None:
         try:
@@ -204,7 +213,7 @@ class Controller:
             for command in resume_commands(state, self._policy):
                 self._performer.perform(command)
             return None
-        living = find_workers(self._run, self._performer, verdict_s=self._spec.timing.verdict_s, adopt=again)
+        found = find_workers(self._run, self._performer, verdict_s=self._spec.timing.verdict_s, adopt=again)
         find_keepers(self._run, self._performer.keepers, adopt=again)
         self._keepers = self._performer.keepers
         newest = self._committer.newest()
@@ -217,7 +226,12 @@ class Controller:
                 finished=newest is not None and newest.step >= self._spec.max_steps,
             )
         )
-        self._post(Adopted(at=0.0, running=tuple((s.worker, s.node, s.generation, s.step) for s in living)))
+        running = tuple((s.worker, s.node, s.generation, s.step) for s in found.living)
+        self._post(Adopted(at=0.0, running=running))
+        with self._early_lock:
+            for event in (*found.steps, *(self._early or ())):
+                self._post(event)
+            self._early = None
         self._nodes = NodeWatch(self._spec, self._post, self._now)
         threading.Thread(target=self._watch_nodes, name="nodes", daemon=True).start()
         threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()

@@ -44,6 +44,7 @@ from elastic_train.train.seat import Seat
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 CONTROL, READ, LIFE = "control", "read", "life"
+REPORTS, UNSAID = 1024, 64  # steps that a controller may lose with its process, and those in its words
 CONCURRENCY = {CONTROL: 8, READ: 4, LIFE: 1}
 
 
@@ -69,7 +70,7 @@ class Worker:
         self._finished = 0  # the generation that ran the last step here
         self._settled: set[int] = set()  # generations whose last word was given
         self._errors: dict[int, Cause] = {}
-        self._reports: deque[StepCommitted] = deque(maxlen=64)
+        self._reports: deque[StepCommitted] = deque(maxlen=REPORTS)
         self._training = TrainingThread()
         self._outbox = Outbox(
             lambda words, beat: controller.deliver.remote(name, words, beat),
@@ -232,10 +233,9 @@ class Worker:
             self._training.submit(lambda: self._save_again(generation))
 
     @ray.method(concurrency_group=CONTROL)
-    def repeat(self) -> None:
-        """Say the last steps again, to a controller that may have died before they were durable."""
-        for report in self._reports:
-            self._outbox.post(report)
+    def repeat(self) -> tuple[StepCommitted, ...]:
+        """The last steps, for a controller that may have died before they were durable."""
+        return tuple(self._reports)
 
     @ray.method(concurrency_group=CONTROL)
     def abort(self, generation: int) -> None:
@@ -319,7 +319,7 @@ class Worker:
         if generation in self._settled and not again:
             return
         self._settled.add(generation)
-        for report in self._reports:  # rank 0 may have died with these unsaid; known ones change nothing
+        for report in tuple(self._reports)[-UNSAID:]:  # of a rank 0 that died; known ones change nothing
             if report.generation == generation:
                 self._outbox.post(report)
         self._outbox.post(

@@ -1,13 +1,20 @@
 """How long does training stand still for a checkpoint?
 
-python -m benchmarks.stall [--quick] [--json FILE] [--plot FILE] [--millions M] [--workers W ...]
+python -m benchmarks.stall [--quick] [--json FILE] [--plot FILE] [--millions M] [--budget SECONDS]
 
 A plain loop (square layers, fused AdamW) saves parameters and both moments after each step, or each tenth.
 `blocked_ms` is what the training thread spends in the system per save: in the call that saves, and in what
 has to be waited for before the next update. `step_ms` holds the slow-down by what goes on in the background
 too; its ratio to the bare step of the same processes is `step_overhead_ratio`. Every system runs in fresh
-processes, in turns, with two updates after the last save; then what it saved is read and compared with the
-state it was asked to save: one that differs is torn.
+processes, in turns. Afterwards it saves three times more, each time with an update right behind, and what it
+saved is read and compared with the state it was asked to save: one that differs is torn. `memory_mb` is the
+peak of host memory above that of the bare loop, processes of the system included. `x_copy` is by how much
+longer a step is than a bare one, over the time that one copy of the state takes at the speed of memory:
+without a core to spare a snapshot cannot cost less than the copies that it makes, ours two, one for this node
+and one for another.
+
+First all systems with one process and a save at every step, then at every tenth, then the same with four
+processes, then all of it again, as far as the time goes.
 """
 
 from __future__ import annotations
@@ -15,21 +22,26 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks import record
 from benchmarks.stall_plot import plot
+from benchmarks.stall_systems import TEARS
 
 OURS = "ours (peer)"
 SYNC = "DCP save"
-ASYNC = ("DCP async_save", "torchsnapshot")
+ASYNC = "DCP async_save"
+BUDGET_S, QUICK_BUDGET_S = 450.0, 170.0
 LIMIT_S = 900.0
+STEPS = {1: 8, 10: 21}
+"""By how many steps lie between two saves."""
+SLOWEST = ("step_ms", "blocked_ms", "bare_step_ms", "copy_ms", "skipped")
 NAMES = (
     "none",
     OURS,
@@ -39,6 +51,7 @@ NAMES = (
     "DCP async_save (thread)",
     "DCP async_save (DefaultStager)",
     "DCP async_save (DefaultStager, background)",
+    TEARS,
     "DCP async_save (process)",
 )
 
@@ -71,11 +84,12 @@ def run(system: str, *, every: int, workers: int, millions: float, steps: int) -
     found = [result for result, _ in told if result is not None]
     return {
         **about,
-        **{key: max(r[key] for r in found) for key in ("step_ms", "blocked_ms", "bare_step_ms", "skipped")},
+        **{key: max(r[key] for r in found) for key in SLOWEST},
         **{key: sum(r[key] for r in found) for key in ("state_mb", "memory_mb")},
         "saves": found[0]["saves"],
         "torn": next((r["torn"] for r in found if r["torn"]), found[0]["torn"]),
         "ratio": max(r["step_ms"] for r in found) / max(r["bare_step_ms"] for r in found),
+        "x_copy": max((r["step_ms"] - r["bare_step_ms"]) / r["copy_ms"] for r in found),
     }
 
 
@@ -94,25 +108,28 @@ def _told(process: subprocess.Popen[str]) -> tuple[dict[str, Any] | None, str]:
 
 def headline(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     """One process, saving after every step: medians over the repetitions."""
-    medians: dict[str, float] = {}
-    overheads: dict[str, float] = {}
+    least = min((r["workers"] for r in results), default=1)
+    sound: dict[str, list[dict[str, Any]]] = {}
     for name in NAMES:
-        own = [r for r in results if (r["system"], r["every"]) == (name, 1) and "absent" not in r]
-        own = [r for r in own if r["workers"] == min(r["workers"] for r in results)]
+        own = [r for r in results if (r["system"], r["every"], r["workers"]) == (name, 1, least)]
+        own = [r for r in own if "absent" not in r]
         if own and not any(r["torn"] for r in own):
-            medians[name] = statistics.median(r["blocked_ms"] for r in own)
-            overheads[name] = statistics.median(r["ratio"] for r in own)
-    blocked = medians.get(OURS)
-    rivals = [value for name, value in medians.items() if name.startswith(ASYNC)]
+            sound[name] = own
 
-    def times(other: float | None) -> float | None:
-        return other / blocked if other is not None and blocked else None
+    def median(name: str, key: str) -> float | None:
+        return record.median(r[key] for r in sound.get(name, ()))
 
+    rivals = [name for name in sound if name.startswith(ASYNC)]
+    blocked = median(OURS, "blocked_ms")
+    best = min((median(name, "blocked_ms") or 0.0 for name in rivals), default=None)
     return {
         "blocked_ms": blocked,
-        "x_vs_dcp_sync": times(medians.get(SYNC)),
-        "x_vs_best_correct_async": times(min(rivals, default=None)),
-        "step_overhead_ratio": overheads.get(OURS),
+        "x_vs_dcp_sync": record.ratio(median(SYNC, "blocked_ms"), blocked),
+        "x_vs_best_correct_async": record.ratio(best, blocked),
+        "step_overhead_ratio": median(OURS, "ratio"),
+        "x_copy_at_memory_speed": median(OURS, "x_copy"),
+        "memory_mb": median(OURS, "memory_mb"),
+        "torn_peers": float(sum(any(r.get("torn") for r in results if r["system"] == n) for n in NAMES)),
     }
 
 
@@ -121,21 +138,39 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the bars there, as SVG")
     parser.add_argument("--millions", type=float, default=0.0, help="million parameters, of all workers")
     parser.add_argument("--workers", type=int, nargs="+", default=[])
+    parser.add_argument("--every", type=int, nargs="+", default=[])
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--repetitions", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=0.0, metavar="SECONDS", help="begin nothing after it")
     options = parser.parse_args()
     quick = options.quick
     millions = options.millions or (12 if quick else 100)
-    repetitions, steps = (1, 12) if quick else (3, 30)
+    budget = options.budget or (QUICK_BUDGET_S if quick else BUDGET_S)
+    turns = [
+        (workers, every)
+        for _ in range(options.repetitions or (1 if quick else 3))
+        for workers in options.workers or ([1] if quick else [1, 4])
+        for every in options.every or ([1] if quick else [1, 10])
+    ]
     results: list[dict[str, Any]] = []
-    for _ in range(repetitions):
-        for workers in options.workers or ([1] if quick else [1, 4]):
-            for every in (1,) if quick else (1, 10):
-                for name in NAMES:
-                    found = run(name, every=every, workers=workers, millions=millions, steps=steps)
-                    results.append(found)
-                    print(_line(found), flush=True)
+    began, longest = time.monotonic(), 0.0
+    for number, (workers, every) in enumerate(turns):
+        # A turn is measured whole or not at all: one system's figures without the others' say nothing.
+        if number and time.monotonic() - began + longest > budget:
+            print(f"no time for {len(turns) - number} of {len(turns)} turns within {budget:.0f} s")
+            break
+        turn = time.monotonic()
+        for name in NAMES:
+            steps = options.steps or STEPS.get(every, 2 * every + 1)
+            found = run(name, every=every, workers=workers, millions=millions, steps=steps)
+            results.append(found)
+            print(_line(found), flush=True)
+        longest = max(longest, time.monotonic() - turn)
     whole = record.record("stall", results=results, headline=headline(results), million_parameters=millions)
-    if options.plot is not None:
-        options.plot.write_text(plot(results))
+    plotted = options.plot or (None if quick else Path(tempfile.gettempdir()) / "stall.svg")
+    if plotted is not None:
+        plotted.write_text(plot(results))
+        print(f"plot: {plotted}")
     record.finish(whole, options.json)
     broken = [
         r["system"] for r in results if r["system"].startswith("ours") and (r.get("torn") or "absent" in r)
@@ -145,11 +180,11 @@ def main() -> None:
 
 
 def _line(found: dict[str, Any]) -> str:
-    head = f"{found['system']:44} {found['workers']} workers, every {found['every']:>2}: "
+    head = f"{found['system']:60} {found['workers']} workers, every {found['every']:>2}: "
     if "absent" in found:
         return head + f"absent ({found['absent'][:90]})"
     torn = {True: "TORN", False: "whole", None: ""}[found["torn"]]
-    step = f"step {found['step_ms']:8.1f} ms ({found['ratio']:.2f} x bare)"
+    step = f"step {found['step_ms']:8.1f} ms ({found['ratio']:.2f} x bare, {found['x_copy']:5.1f} copies)"
     return head + (
         f"blocked {found['blocked_ms']:8.2f} ms  {step}"
         f"  {found['memory_mb']:7.0f} MB more  {found['skipped']} skipped  {torn}"

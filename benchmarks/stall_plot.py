@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-LEFT, WIDTH, ROW = 330, 420, 26
+LEFT, WIDTH, ROW = 450, 420, 26
 LEAST_MS = 0.01
 
 

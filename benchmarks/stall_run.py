@@ -6,7 +6,6 @@ import argparse
 import gc
 import json
 import os
-import resource
 import statistics
 import time
 from pathlib import Path
@@ -16,12 +15,14 @@ import torch
 import torch.distributed as dist
 import xxhash
 from torch import nn
+from torch._C._distributed_c10d import TCPStore
 
+from benchmarks.stall_memory import Peak, copy_bytes_s
 from benchmarks.stall_systems import SYSTEMS, Nothing, System, Tensors
 
 WARM_UP = 3
-MARKED = 8
-"""The last saves whose state is fingerprinted, outside of what is measured."""
+HASTY = 3
+"""Saves after those that are measured, each followed by an update as soon as one can be: those are read."""
 
 
 def model_of(millions: float) -> tuple[nn.Module, torch.Tensor]:
@@ -61,25 +62,33 @@ class Training:
         self._rank = rank
         self.marked: dict[int, str] = {}
 
-    def step(self, number: int, system: System, save: bool, mark: bool = False) -> tuple[float, float]:
-        """Seconds of the whole step, and of them what the system took. `mark`: note a fingerprint too."""
+    def step(self, number: int, system: System, save: bool) -> tuple[float, float]:
+        """Seconds of the whole step, and of them what the system took."""
         began = time.perf_counter()
         self.model(self._batch).square().mean().backward()
         fence = time.perf_counter()
         system.before_update()
         stall = time.perf_counter() - fence
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._update()
         if save:
             tensors = self.tensors()
-            marking = time.perf_counter()
-            if mark:
-                self.marked[number] = fingerprint(tensors)
             saving = time.perf_counter()
-            began += saving - marking
             system.save(number, tensors)
             stall += time.perf_counter() - saving
         return time.perf_counter() - began, stall
+
+    def save_in_haste(self, number: int, system: System) -> None:
+        """Save, note the fingerprint of what is saved, and update again as soon as that may be."""
+        self.model(self._batch).square().mean().backward()
+        tensors = self.tensors()
+        self.marked[number] = fingerprint(tensors)
+        system.save(number, tensors)
+        system.before_update()
+        self._update()
+
+    def _update(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def tensors(self) -> Tensors:
         return tensors_of(self.model, self.optimizer, self._rank)
@@ -92,28 +101,30 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         training.step(number, idle, False)
     size = sum(t.nbytes for t in training.tensors().values())
     bare = [training.step(0, idle, False)[0] for _ in range(args.bare)]
-    memory_before = _memory()
+    copied_s = size / copy_bytes_s()
+    memory = Peak()
     system = SYSTEMS[name](args.directory, args.rank)
     training.step(0, system, name != "none")  # what is made at the first save is not the stall of the others
     gc.disable()
     steps, stalls, saves = [], [], 0
     for number in range(1, args.steps + 1):
         save = name != "none" and number % args.every == 0
-        taken, stall = training.step(
-            number, system, save, mark=save and number + MARKED * args.every > args.steps
-        )
+        taken, stall = training.step(number, system, save)
         steps.append(taken)
         stalls.append(stall)
         saves += save
-    for number in range(args.steps + 1, args.steps + 3):  # updates while the last save may be under way
-        stalls.append(training.step(number, system, False)[1])
-    system.close()
-    torn = None
-    for number, expected in sorted(training.marked.items()):  # of those that were skipped nothing is found
-        found = system.read(number, training.tensors())
-        torn = torn if found is None else fingerprint(found) != expected
+    stalls.append(training.step(args.steps + 1, system, False)[1])
     counts = getattr(system, "counts", None)
     skipped = counts.skipped if counts is not None else 0
+    for number in range(args.steps + 2, args.steps + 2 + HASTY if name != "none" else 0):
+        training.save_in_haste(number, system)
+    system.close()
+    peak = memory.bytes
+    read: list[bool] = []
+    for number, expected in sorted(training.marked.items()):  # of those that were skipped nothing is found
+        found = system.read(number, training.tensors())
+        if found is not None:
+            read.append(fingerprint(found) == expected)
     return {
         "system": name,
         "rank": args.rank,
@@ -124,14 +135,10 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "step_ms": 1e3 * statistics.mean(steps),
         "blocked_ms": 1e3 * sum(stalls) / max(saves - skipped, 1),
         "skipped": skipped,
-        "torn": torn,
-        "memory_mb": (_memory() - memory_before) / 1e6,
+        "torn": None if not read else not all(read),
+        "memory_mb": peak / 1e6,
+        "copy_ms": 1e3 * copied_s,
     }
-
-
-def _memory() -> float:
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return 1024.0 * (own + resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 
 
 def main() -> None:
@@ -147,7 +154,7 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     args = parser.parse_args()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    store = dist.TCPStore("127.0.0.1", args.port, args.workers, is_master=args.rank == 0)
+    store = TCPStore("127.0.0.1", args.port, args.workers, is_master=args.rank == 0)
     dist.init_process_group("gloo", store=store, rank=args.rank, world_size=args.workers)
     result = measure(args.system, args)
     dist.barrier()

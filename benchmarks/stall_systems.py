@@ -16,19 +16,28 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
-from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType, AsyncSaveResponse
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import (
+    AsyncCheckpointerType,
+    AsyncSaveResponse,
+    async_save,
+    save,
+)
 
 from benchmarks.stall_keeper import keep
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
+from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine, Taken
 from elastic_train.geometry.box import Box
-from elastic_train.train.fragments import DTYPE_NAMES, Part
+from elastic_train.train.fragments import DTYPE_NAMES, Part, Replica
 from elastic_train.train.sources import TensorSource
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = 3
+KEPT = 4
+"""Checkpoints that stay on disk."""
+TEARS = "DCP async_save (DefaultStager, background, not waited for)"
 
 
 class System(Protocol):
@@ -60,10 +69,13 @@ class Nothing:
 class TorchSave(Nothing):
     def save(self, step: int, tensors: Tensors) -> None:
         torch.save(tensors, self._path(step))
-        self._path(step - 2).unlink(missing_ok=True)
+        for old in sorted(self.directory.glob(f"*-{self.rank}.pt"), key=lambda p: int(p.name.split("-")[0]))[
+            :-KEPT
+        ]:
+            old.unlink()
 
     def read(self, step: int, like: Tensors) -> Tensors | None:
-        return torch.load(self._path(step))
+        return torch.load(self._path(step)) if self._path(step).exists() else None
 
     def _path(self, step: int) -> Path:
         return self.directory / f"{step}-{self.rank}.pt"
@@ -71,12 +83,14 @@ class TorchSave(Nothing):
 
 class DcpSave(Nothing):
     def save(self, step: int, tensors: Tensors) -> None:
-        dcp.save(dict(tensors), checkpoint_id=self._path(step))
+        save(dict(tensors), checkpoint_id=self._path(step))
         self._drop(step)
 
     def read(self, step: int, like: Tensors) -> Tensors | None:
+        if not self._path(step).exists():
+            return None
         found = {name: torch.empty_like(value) for name, value in like.items()}
-        dcp.load(found, checkpoint_id=self._path(step))
+        load(found, checkpoint_id=self._path(step))
         return found
 
     def _path(self, step: int) -> Path:
@@ -84,13 +98,14 @@ class DcpSave(Nothing):
 
     def _drop(self, step: int) -> None:
         if self.rank == 0:
-            for old in self.directory.glob("dcp-*"):
-                if int(old.name[4:]) < step - 20:
-                    shutil.rmtree(old, ignore_errors=True)
+            for old in sorted(self.directory.glob("dcp-*"), key=lambda p: int(p.name[4:]))[:-KEPT]:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 class DcpAsync(DcpSave):
-    """DCP's asynchronous save. One that stages in the background is waited for before the update."""
+    """DCP's asynchronous save. One that stages in the background is waited for before the update, as its
+    documentation asks, unless `waits` says otherwise: then it saves what the update is writing.
+    """
 
     def __init__(
         self,
@@ -109,7 +124,7 @@ class DcpAsync(DcpSave):
     def save(self, step: int, tensors: Tensors) -> None:
         if self._uploaded is not None:
             self._uploaded.result()
-        answer = dcp.async_save(
+        answer = async_save(
             dict(tensors),
             checkpoint_id=self._path(step),
             async_checkpointer_type=self._kind,
@@ -157,11 +172,14 @@ class Ours(Nothing):
         if self._engine is not None:
             self._engine.fence()
 
+    @property
+    def counts(self) -> Counts:
+        return self._engine.counts if self._engine is not None else Counts()
+
     def close(self) -> None:
         if self._engine is None:
             return
         self._engine.close()
-        self.counts = self._engine.counts
         self._idle.wait()
         self._pipe.send(None)
         self._keeper.join()
@@ -232,7 +250,7 @@ def _part(name: str, value: torch.Tensor) -> Part:
         shape=shape,
         box=Box.whole(shape),
         view=value.detach(),
-        replica=(0, 1),
+        replica=Replica(),
     )
 
 
@@ -260,5 +278,6 @@ SYSTEMS: dict[str, Callable[[Path, int], System]] = {
     "DCP async_save (DefaultStager, background)": lambda d, r: DcpAsync(
         d, r, stager=_stager(shared=True, background=True)
     ),
+    TEARS: lambda d, r: DcpAsync(d, r, stager=_stager(shared=True, background=True), waits=False),
     "DCP async_save (process)": lambda d, r: DcpAsync(d, r, kind=AsyncCheckpointerType.PROCESS),
 }

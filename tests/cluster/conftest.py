@@ -19,7 +19,7 @@ from elastic_train.observe.ledger import Ledger, ledger
 from elastic_train.observe.records import Record, from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
-from elastic_train.testing.ray_processes import RayProcesses
+from elastic_train.testing.ray_processes import RayProcesses, commands_below
 
 REPOSITORY = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -46,6 +46,7 @@ class Jobs:
 
     cluster: RayProcesses
     storage: Path
+    copied: bool = True  # the working directory is sent along; not where nodes share one directory
 
     def cli(self, *arguments: str, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
         """`ray job ...`, in the repository."""
@@ -66,10 +67,9 @@ class Jobs:
 
     def submit(self, key: str, *options: str) -> str:
         """Submit the small job under a submission id and return at once."""
-        command = shlex.join(
-            ("python", "tests/cluster/small_job.py", "--storage", str(self.storage), *options)
-        )
-        environment = {"working_dir": str(REPOSITORY)}
+        file = "tests/cluster/small_job.py" if self.copied else str(REPOSITORY / "tests/cluster/small_job.py")
+        command = shlex.join(("python", file, "--storage", str(self.storage), *options))
+        environment = {"working_dir": str(REPOSITORY)} if self.copied else {}
 
         def accepted() -> bool:  # a cluster that has just been started takes no jobs yet
             try:
@@ -96,10 +96,12 @@ class Jobs:
 
         return eventually(f"the end of {key}", status)
 
-    def code(self, key: str) -> int | None:
+    def code(self, key: str) -> int:
         """The exit code of a job's driver."""
         self.end(key)
-        return self.client.get_job_info(key).driver_exit_code
+        info = self.client.get_job_info(key)
+        assert info.driver_exit_code is not None, f"{info.status}: {info.message}\n{self.log(key)}"
+        return info.driver_exit_code
 
     def records(self, name: str) -> list[Record]:
         store = open_store(str(self.storage / name))
@@ -115,7 +117,7 @@ class Jobs:
     def left(self) -> list[str]:
         """Processes of runs that are there still."""
         assert self.cluster.head is not None
-        titles = [" ".join(p.cmdline()) for p in self.cluster.head.children(recursive=True) if p.is_running()]
+        titles = [" ".join(command) for command in commands_below(self.cluster.head).values()]
         return [title for title in titles if title.startswith(OURS)]
 
 

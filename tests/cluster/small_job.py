@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import dataclass
 
 import elastic_train as et
+from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from jobs.pretrain_lm import trainer as pretrain
+
+EVERY = 10
+"""Steps from one checkpoint to the next."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(Pretrain):
+    """With samples that take a while, so that others have the time to come and go."""
+
+    seconds: float
+
+    def dataset(self):
+        return SlowSamples(super().dataset(), self.seconds)
 
 
 class Raises(Pretrain):
@@ -22,6 +37,8 @@ def trainer(
     name: str = "small",
     raises: bool = False,
     evaluate_every: int = 0,
+    seconds_per_sample: float = 0.0,
+    standby: int = 1,
 ) -> et.ElasticTrainer:
     """Pretrain a small language model."""
     made = pretrain(
@@ -35,8 +52,12 @@ def trainer(
     )
     if raises:
         made.task = Raises(**vars(made.task))
+    elif seconds_per_sample:
+        made.task = Slow(**vars(made.task), seconds=seconds_per_sample)
     timing = et.Timing(lease_s=8.0, join_window_s=1.0, wait_for_capacity_s=20.0)
-    made.spec = dataclasses.replace(made.spec, timing=timing, checkpoints=et.Checkpoints(every=10, keep=2))
+    made.spec = dataclasses.replace(
+        made.spec, timing=timing, standby=standby, checkpoints=et.Checkpoints(every=EVERY, keep=2)
+    )
     return made
 
 

@@ -34,8 +34,8 @@ class GradientSum:
 
     A bucket starts once its own gradients and those of all buckets before it are there, so every rank starts
     them in one order whatever its backward does. Afterwards gradients are views of the buckets, which hold
-    them until the next step. A parameter without a gradient counts as zero. `summed` hears the names of a
-    bucket whose sum came while the backward still ran.
+    them until the next step. A parameter without a gradient counts as zero. `summed` hears the names of
+    each bucket whose sum came and of which this rank's backward made all gradients.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GradientSum:
     def finish(self) -> None:
         """Wait for the sums, and make them the parameters' gradients."""
         while self._done < len(self._buckets):
-            self._take()
+            self._tell(self._take())
 
     def came(self) -> tuple[str, ...]:
         """After a failure: whose sums came nevertheless, of gradients that this rank had a part in.
@@ -101,14 +101,18 @@ class GradientSum:
             self._start_next()
         if self._summed is not None:
             while self._done < self._next and self._there():
-                self._summed(self._take())
+                self._tell(self._take())
 
     def _there(self) -> bool:
         work = self._buckets[self._done].work
         return work is not None and work.is_completed()
 
-    def _take(self) -> tuple[str, ...]:
-        """Wait for a bucket's sum, and make it the gradients of its parameters."""
+    def _tell(self, bucket: Bucket) -> None:
+        if self._summed is not None and not bucket.missing:
+            self._summed(bucket.names)
+
+    def _take(self) -> Bucket:
+        """Wait for the next bucket's sum, and make it the gradients of its parameters."""
         bucket = self._buckets[self._done]
         assert bucket.work is not None
         bucket.work.wait()
@@ -117,7 +121,7 @@ class GradientSum:
         parts = bucket.flat.split([_local(p).numel() for p in bucket.parameters])
         for parameter, part in zip(bucket.parameters, parts, strict=True):
             _set_gradient(parameter, part)
-        return bucket.names
+        return bucket
 
     def _start_next(self) -> None:
         bucket = self._buckets[self._next]

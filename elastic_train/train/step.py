@@ -159,9 +159,10 @@ class Stepper:
         self._mark("reduce", step, -1)
         with self._border.collective("the reduction", step):
             self.reduce(step)
+            if self._updates is not None:
+                self._updates.rest()
             square_sum, finite = squares(self._trainable, self._counted)
         if self._updates is not None:
-            self._updates.rest()
             square_sum = self._updates.unscaled(square_sum)
         ballot = self._forwards()
         return replace(ballot, squares=square_sum, nonfinite=ballot.nonfinite or float(not finite))

@@ -1,0 +1,163 @@
+"""The optimizer in backward on real groups: the same bits, and groups that break between two updates."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from elastic_train.config import Batch, RunSpec
+from elastic_train.planner.plan import Plan
+from elastic_train.recovery.choose import Choice, Evidence, choose, holders
+from elastic_train.recovery.evidence import Holding, Live
+from elastic_train.testing.gang import From, Gang, call
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.tiny import TinyTask
+from elastic_train.train import overlap
+
+pytestmark = pytest.mark.ring2
+
+BROKEN_AT = 3
+
+
+def spec(**changes: Any) -> RunSpec:
+    return RunSpec(
+        **{
+            "name": "tiny",
+            "storage_path": "/nowhere",
+            "batch": Batch(global_size=13, micro_size=3, seed=5),
+            "max_steps": 5,
+            "min_workers": 1,
+            "max_workers": 4,
+            "precision": "fp64",
+            "optimizer_in_backward": True,
+            **changes,
+        }
+    )
+
+
+def cut_buckets(state: dict, size: int) -> None:
+    """Sums of single tensors, so that a small model has several."""
+    overlap.BUCKET_BYTES = size
+
+
+def hang_at_update(state: dict, step: int, count: int) -> None:
+    """Stand still once so many parameters are ahead, until the group is broken."""
+    reached = state["reached"] = threading.Event()
+
+    def fault(phase: str, at: int, ahead: int) -> None:
+        if (phase, at) == ("update", step) and ahead >= count and not reached.is_set():
+            reached.set()
+            state["member"]._group._broken.wait(60)
+
+    state["faults"] = fault
+
+
+def wait_reached(state: dict) -> bool:
+    return state["reached"].wait(60)
+
+
+def abort(state: dict, generation: int) -> None:
+    state["member"].abort(generation)
+
+
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        (2, 2),
+        pytest.param((2, 1), marks=pytest.mark.matrix),
+        pytest.param((1, 3), marks=pytest.mark.matrix),
+    ],
+)
+def test_parameters_updated_in_backward_have_the_bits_of_an_update_after_the_vote(
+    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
+) -> None:
+    found = []
+    for early in (False, True):
+        gang = Gang(
+            pool,
+            new_generation,
+            TinyTask(batch_norm=True),
+            spec(optimizer_in_backward=early, precision="fp32"),
+        )
+        gang.form(gang.plan(*mesh))
+        found.append((gang.run(), gang.whole()))
+    (reports, state), (early_reports, early_state) = found
+    assert [r.loss for r in early_reports] == [r.loss for r in reports]
+    assert [r.grad_norm for r in early_reports] == pytest.approx([r.grad_norm for r in reports])
+    assert early_state.keys() == state.keys()
+    assert all(np.array_equal(early_state[name], state[name]) for name in state)
+
+
+def chosen(gang: Gang, plan: Plan, held: list[Holding], at: int) -> tuple[Choice, From]:
+    """What the survivors go on from."""
+    given = Evidence(
+        lineage=((gang.generation, 0),),
+        plans={gang.generation: plan},
+        holdings=tuple((f"w{h.rank}", (h,)) for h in held),
+        step=at,
+        seen=None,
+        stored=None,
+        ever_stored=False,
+    )
+    choice = choose(given)
+    assert isinstance(choice, Choice)
+    origin = choice.origin
+    assert isinstance(origin, Live)
+    serving = tuple(int(name[1:]) for name in holders(given, origin))
+    return choice, From(
+        generation=gang.generation, step=origin.step, holders=serving, vote=origin.vote, undo=origin.undo
+    )
+
+
+@pytest.mark.parametrize(
+    ("mesh", "culprit", "count", "killed"),
+    [
+        ((2, 1), 1, 3, True),
+        pytest.param((2, 1), 0, 1, False, marks=pytest.mark.matrix),
+        pytest.param((2, 2), 3, 4, True, marks=pytest.mark.matrix),
+        pytest.param((1, 2), 1, 5, False, marks=pytest.mark.matrix),
+    ],
+)
+def test_a_group_that_breaks_between_two_updates_goes_on_from_what_is_left(
+    pool: GlooPool,
+    new_generation: Iterator[int],
+    mesh: tuple[int, int],
+    culprit: int,
+    count: int,
+    killed: bool,
+) -> None:
+    pool.run(cut_buckets, 64)
+    gang = Gang(pool, new_generation, TinyTask(), spec())
+    plan = gang.plan(*mesh)
+    gang.form(plan)
+    expected, state = [r.loss for r in gang.run()], gang.whole()
+
+    gang.form(plan)
+    pool.run(hang_at_update, BROKEN_AT, count, ranks=[culprit])
+    running = gang.begin()
+    assert pool.control(culprit, wait_reached, timeout=60)
+    survivors = [p for p in gang.processes if not (killed and p == culprit)]
+    if killed:
+        pool.kill(culprit)
+    for process in survivors:
+        pool.control(process, abort, gang.generation)
+    outcomes = running.results(60, ranks=survivors)
+    assert all(end is None and error.startswith("GroupBroken") for end, error, _ in outcomes)
+    reports = outcomes[0][2]
+    held = [h for found in pool.run(call, "holdings", ranks=survivors) for h in found]
+    assert any(h.ahead for h in held), "nothing was updated: the test broke nothing off"
+    choice, origin = chosen(gang, plan, held, reports[-1].step)
+
+    pool.run(cut_buckets, 32 << 20, ranks=survivors)
+    gang.form(gang.plan(1, len(survivors)), survivors, origin)
+    after = gang.run()
+    assert after[0].step == choice.step + (0 if choice.step == BROKEN_AT else 1)
+    losses = {r.step: r.loss for r in [*reports, *after]}
+    assert [losses[step] for step in sorted(losses)] == pytest.approx(expected, rel=1e-7)
+    final = gang.whole()
+    for name, value in state.items():
+        np.testing.assert_allclose(final[name], value, rtol=1e-6, atol=1e-7)

@@ -36,6 +36,13 @@ class Delay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slow:
+    """What is written takes its time: so many bytes a second."""
+
+    bytes_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
     """The device holds this many more bytes: the write that exceeds them raises ENOSPC."""
 
@@ -67,7 +74,7 @@ class Hold:
     go: threading.Event
 
 
-Fault = Fail | Delay | Full | KillAtByte | KillAtWrite | Hold
+Fault = Fail | Delay | Slow | Full | KillAtByte | KillAtWrite | Hold
 
 
 class FaultyStore:
@@ -167,6 +174,8 @@ class FaultyStore:
                     self.written = before
                     problem = f"{os.strerror(errno.ENOSPC)} (scheduled)"
                     raise StorageError(path=path, operation="write", problem=problem)
+                case Slow(bytes_s=bytes_s):
+                    time.sleep(size / bytes_s)
                 case KillAtByte(byte=byte) if before < byte <= self.written:
                     return byte - before
                 case _:

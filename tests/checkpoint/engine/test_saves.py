@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +22,7 @@ from elastic_train.errors import SnapshotFailed
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.storage.posix_store import PosixStore
 from elastic_train.storage.store import Store
-from elastic_train.testing.faulty_store import Fail, FaultyStore, Full, Hold
+from elastic_train.testing.faulty_store import Fail, FaultyStore, Full, Hold, Slow
 from tests.checkpoint.engine.saves import SIZES, Trainer, state
 
 pytestmark = pytest.mark.ring1
@@ -119,3 +123,62 @@ def test_a_full_disk_is_told_beyond_the_budget_and_the_last_good_checkpoint_stay
     assert newest_is_sound(store) == 2
     assert trainer.engine.counts.failed == 3
     trainer.engine.close()
+
+
+def test_storage_of_two_megabytes_a_second_holds_up_no_step_and_is_never_without_a_sound_checkpoint() -> None:
+    store = MemoryStore()
+    trainer = Trainer(FaultyStore(store, [Slow(bytes_s=2e6)]), slots=2)
+    began, step = time.monotonic(), 0
+    while trainer.engine.counts.delivered < 3:
+        step += 1
+        trainer.step(step, save=True)
+        if RunDirectory(store).newest() is not None:
+            assert newest_is_sound(store) <= step
+    taken = time.monotonic() - began
+    assert taken > 3 * SAVE_BYTES / 2e6
+    assert trainer.engine.counts.blocked_s < taken / 2
+    assert trainer.engine.counts.coalesced > 0
+    trainer.engine.close()
+    assert newest_is_sound(store) <= step
+
+
+@contextmanager
+def disk(at: Path, size: int) -> Iterator[None]:
+    """A file system of so many bytes."""
+    if os.geteuid() != 0:
+        pytest.skip("a file system of its own can only be mounted by root")
+    at.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(at)], check=True)
+
+
+def test_a_disk_that_is_really_full_keeps_its_last_checkpoint_and_takes_more_when_it_has_room(
+    tmp_path: Path,
+) -> None:
+    at = tmp_path / "disk"
+    with disk(at, int(1.7 * SAVE_BYTES)):
+        trainer = Trainer(PosixStore(at), pressure="wait", budget=1000)
+
+        def until(what: str, count: int, step: int) -> int:
+            while getattr(trainer.engine.counts, what) < count:
+                step += 1
+                trainer.step(step, save=True)
+                while trainer.engine.counts.delivered + trainer.engine.counts.failed < step:
+                    trainer.engine.fence()
+            return step
+
+        step = until("failed", 2, 0)
+        assert newest_is_sound(PosixStore(at)) == 1
+        assert any("No space left" in note for note in trainer.notes)
+        more = f"remount,size={4 * SAVE_BYTES}"
+        subprocess.run(["mount", "-o", more, str(at)], check=True)
+        step = until("delivered", 3, step)
+        trainer.engine.close()
+        assert newest_is_sound(PosixStore(at)) == step

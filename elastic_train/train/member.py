@@ -27,6 +27,7 @@ from elastic_train.train import expected, seeded
 from elastic_train.train.assemble import assemble
 from elastic_train.train.build import initialise
 from elastic_train.train.digest import reduced_digest
+from elastic_train.train.exchange import ReadBoxes, fill_together
 from elastic_train.train.fragments import cut_into, parts
 from elastic_train.train.group import Group
 from elastic_train.train.held import Held
@@ -203,6 +204,13 @@ class Member:
     def fill(self, boxes: Fragments, arrays: Sequence[np.ndarray]) -> None:
         """Copy bytes into the new shards."""
         self._incoming().write(boxes, arrays)
+
+    def fill_together(self, boxes: Fragments, read: ReadBoxes) -> None:
+        """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others.
+
+        All ranks call it equally often, replicas with the same boxes.
+        """
+        fill_together(self._incoming(), boxes, read, self._forming.mesh)
 
     def fill_local(self, generation: int, boxes: Fragments) -> None:
         """Copy boxes from an own holding into the new shards."""

@@ -1,10 +1,10 @@
-"""A member's shards filled from a committed checkpoint, whoever wrote it: exactly the bytes it needs."""
+"""A member's shards filled from a committed checkpoint, whoever wrote it: each byte leaves storage once."""
 
 from __future__ import annotations
 
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.cluster.messages import Filled
-from elastic_train.cluster.saving import read_in_batches
+from elastic_train.cluster.saving import read_boxes
 from elastic_train.errors import ChecksumMismatch, TensorMismatch
 from elastic_train.train.member import Member
 
@@ -19,8 +19,7 @@ def restore(member: Member, checkpoint: Checkpoint) -> Filled:
         needs = member.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
     except TensorMismatch as error:
         raise TensorMismatch(url=checkpoint.url, problem=error.problem) from None
-    for boxes, arrays in read_in_batches(checkpoint, needs):
-        member.fill(boxes, arrays)
+    member.fill_together(needs, lambda boxes: read_boxes(checkpoint, boxes))
     notes = member.load(dict(checkpoint.document))
     digest = member.digest()
     kept = checkpoint.document.get("state_digest")

@@ -104,8 +104,12 @@ def read_in_batches(
     batch = np.cumsum(needs.nbytes) // READ_BYTES
     for number in np.unique(batch):
         boxes = needs.take(batch == number)
-        requests = [(*boxes.names[boxes.key[row]], boxes.box(row)) for row in range(len(boxes))]
-        yield boxes, checkpoint.read_many(requests)
+        yield boxes, read_boxes(checkpoint, boxes)
+
+
+def read_boxes(checkpoint: Checkpoint, boxes: Fragments) -> Sequence[np.ndarray]:
+    """The bytes of every box."""
+    return checkpoint.read_many([(*boxes.names[boxes.key[row]], boxes.box(row)) for row in range(len(boxes))])
 
 
 def _digest(pieces: Sequence[Piece]) -> int:

@@ -24,6 +24,7 @@ from elastic_train.data.numbered import Numbered
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.data.tokenizer import PAD
+from elastic_train.models.hugging_face import rules_of
 from elastic_train.models.loss import next_token_loss
 
 # A model for trying the job out; it reads bytes.
@@ -59,6 +60,10 @@ class Finetune(et.Task):
     def model(self) -> nn.Module:
         settings = json.loads(self.config) | {"use_cache": False, "attn_implementation": "eager"}
         return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+
+    def parallelize(self) -> et.Rules:
+        with torch.device("meta"):
+            return rules_of(self.model())
 
     def init(self, module: nn.Module, fqn: str) -> None:
         """As transformers does it for most models: normal weights, zero biases, scales of one."""

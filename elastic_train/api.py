@@ -60,6 +60,7 @@ class ElasticTrainer:
         resume_from: ResumeFrom | str | None = None,
         notices: Notices | None = None,
         on_event: str | None = None,
+        evict_slower_than: float | None = None,
         boundary_logs: BoundaryLogs | None = _DEFAULT_LOGS,
         **unknown: Any,
     ) -> None:
@@ -83,6 +84,7 @@ class ElasticTrainer:
             timing=timing or Timing(),
             notices=notices,
             on_event=on_event,
+            evict_slower_than=evict_slower_than,
             boundary_logs=boundary_logs,
         )
         self.callbacks = tuple((run_config.callbacks if run_config else None) or ())

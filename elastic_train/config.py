@@ -12,6 +12,8 @@ from typing import Literal
 from elastic_train.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
+SLOWEST = 1.5
+"""Times the median of its peers' steps from which a rank counts as slow."""
 
 
 def _positive(name: str, value: float) -> None:
@@ -201,6 +203,7 @@ class RunSpec:
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None
     on_event: str | None = None  # a URL or a command that is told what happens
+    evict_slower_than: float | None = None  # times its peers' steps from which a node is left
     boundary_logs: BoundaryLogs | None = field(default_factory=BoundaryLogs)  # None: no stage is replayed
 
     def __post_init__(self) -> None:
@@ -232,5 +235,10 @@ class RunSpec:
             )
         if self.max_failures < 0:
             raise ConfigError(field="failure_config.max_failures", problem="must be 0 or more.")
+        if self.evict_slower_than is not None and self.evict_slower_than < SLOWEST:
+            raise ConfigError(
+                field="evict_slower_than",
+                problem=f"{self.evict_slower_than} is less than {SLOWEST}, from where a rank counts as slow.",
+            )
         if self.standby < 0:
             raise ConfigError(field="standby", problem="must be 0 or more.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from elastic_train.cluster.messages import Standing
-from elastic_train.config import Timing
+from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling
 from elastic_train.control.stall import Mark, Stall, culprit, stalled
 from elastic_train.control.states import Facts, Pausing, Running, State
@@ -32,7 +32,7 @@ class HangWatch:
         self._told = 0  # the generation that was last found to stand still
         self._paced = 0
         self._pace = Pace()
-        self._slow: frozenset[int] = frozenset()
+        self._slow: dict[int, float] = {}  # ranks and the factors that were told
 
     def check(self, state: State, standings: Iterable[Standing]) -> None:
         """Once a tick."""
@@ -82,12 +82,14 @@ class HangWatch:
     def _compare(self, generation: int, group: Iterable[Standing]) -> None:
         """Feed each rank's own time; tell when a rank becomes slow, and when it no longer is."""
         if self._paced != generation:
-            self._paced, self._pace, self._slow = generation, Pace(), frozenset()
+            self._paced, self._pace, self._slow = generation, Pace(), {}
         members = {s.rank: s for s in group}
         for rank, member in members.items():
             self._pace.heard(rank, member.paced_step, member.own_s)
         now = self._pace.stragglers()
-        for rank in self._slow ^ set(now):
+        worse = {rank for rank in now.keys() & self._slow.keys() if now[rank] >= SLOWEST * self._slow[rank]}
+        changed = (now.keys() ^ self._slow.keys()) | worse
+        for rank in changed:
             if rank in members:
                 member = members[rank]
                 self._post(
@@ -100,7 +102,8 @@ class HangWatch:
                         factor=now.get(rank, 0.0),
                     )
                 )
-        self._slow = frozenset(now)
+        kept = self._slow.keys() & now.keys() - changed
+        self._slow = {rank: self._slow[rank] if rank in kept else factor for rank, factor in now.items()}
 
 
 def _step_s(facts: Facts, phase: Running | Pausing) -> float:

@@ -20,8 +20,8 @@ PHASES: tuple[At, ...] = tuple(phase for phase in get_args(At) if phase != "upda
 class Moment:
     """The first time that somebody is at `phase` of the step which leads to `step`.
 
-    In forward, backward and update `micro_batch` counts the rank's own; `forming` is the group that starts from
-    `step - 1` or later.
+    In forward, backward and update `micro_batch` counts the rank's own; `forming` is the group that starts
+    from `step - 1` or later.
     """
 
     step: int

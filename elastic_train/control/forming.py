@@ -110,13 +110,18 @@ def group_ready(state: State, policy: Policy, at: float) -> Outcome:
         workers=tuple(w for w in facts.workers if w not in done),
         holdings=tuple(h for h in facts.holdings if h[0] in idle),
         began=at if facts.began is None else facts.began,
+        evicted=(),
     )
     if phase.paused is not None:
         facts = replace(facts, switch_s=at - phase.paused, resized=at)
     if facts.save_asked is None:
         facts = replace(facts, save_asked=at)
+    slow = state.facts.evicted
     commands: list[Command] = [Go(generation=facts.generation)]
-    commands += [StopWorker(worker=w.name, reason=f"node {w.node} is draining") for w in done]
+    commands += [
+        StopWorker(worker=w.name, reason=f"node {w.node} is {'slow' if w.node in slow else 'draining'}")
+        for w in done
+    ]
     if facts.step >= policy.max_steps:
         commands.append(Save(generation=facts.generation))
     return Outcome(

@@ -7,10 +7,11 @@ many of them in a window is quarantined, each time for twice as long, and comes 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 from elastic_train.control.commands import StartWorker
-from elastic_train.control.events import Cause, Straggling
+from elastic_train.control.events import Cause, Node, Straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Worker
 from elastic_train.planner.plan import Plan, Seat
@@ -23,8 +24,8 @@ def find(facts: Facts, name: str) -> Worker | None:
 
 
 def draining(facts: Facts) -> frozenset[str]:
-    """Nodes that are leaving with notice."""
-    return frozenset(node.name for node in facts.nodes if node.drain_by is not None)
+    """Nodes that are leaving with notice, or are left because they are slow."""
+    return frozenset(node.name for node in facts.nodes if node.drain_by is not None).union(facts.evicted)
 
 
 def quarantined(facts: Facts, at: float) -> frozenset[str]:
@@ -34,8 +35,8 @@ def quarantined(facts: Facts, at: float) -> frozenset[str]:
 def seats(facts: Facts, last: Plan | None) -> tuple[Seat, ...]:
     """Ready workers on nodes that stay: the last plan's by rank first, then the others by age.
 
-    Of the others, those on nodes with fewer workers before them come first: a plan that takes only some then
-    stands on as many nodes as it can.
+    Of the others, those in failure domains and on nodes with fewer workers before them come first: a plan
+    that takes only some then stands in as many domains and on as many nodes as it can.
     """
     leaving = draining(facts)
     domains = {node.name: node.domain for node in facts.nodes}
@@ -44,8 +45,10 @@ def seats(facts: Facts, last: Plan | None) -> tuple[Seat, ...]:
     chosen = sorted((w for w in ready if w.name in order), key=lambda w: order[w.name])
     others = [w for w in ready if w.name not in order]
     while others:
+        racks = Counter(domains.get(w.node, "") for w in chosen)
         taken = Counter(w.node for w in chosen)
-        nearest = min(others, key=lambda w: taken[w.node])  # the oldest of equals
+        # The oldest of equals.
+        nearest = min(others, key=lambda w: (racks[domains.get(w.node, "")], taken[w.node]))
         others.remove(nearest)
         chosen.append(nearest)
     return tuple(Seat(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in chosen)
@@ -109,7 +112,7 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     for worker in facts.workers:
         taken[worker.node] = taken.get(worker.node, 0) + 1
     born, started = facts.born, list[Worker]()
-    for node in sorted((n for n in facts.nodes if n.name not in barred), key=lambda n: (-n.slots, n.name)):
+    for node in _in_turns(n for n in facts.nodes if n.name not in barred):
         for _ in range(max(min(node.slots - taken.get(node.name, 0), wanted), 0)):
             born, wanted = born + 1, wanted - 1
             started.append(Worker(name=f"w{born:04d}", node=node.name, status="starting", since=at))
@@ -124,14 +127,31 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     )
 
 
+def _in_turns(nodes: Iterable[Node]) -> list[Node]:
+    """The largest first, those of each failure domain in turns."""
+    before = Counter[str]()
+    order: list[tuple[int, Node]] = []
+    for node in sorted(nodes, key=lambda n: (-n.slots, n.name)):
+        domain = node.domain or node.name
+        order.append((before[domain], node))
+        before[domain] += 1
+    return [node for _, node in sorted(order, key=lambda entry: entry[0])]
+
+
+def quarantine(facts: Facts, node: str, policy: Policy, at: float) -> tuple[Facts, float]:
+    """No worker is started on a node for so many seconds, each time for twice as long."""
+    record = next((f for f in facts.flaps if f.node == node), Flaps(node=node))
+    rest = min(policy.quarantine_s * 2**record.quarantines, policy.quarantine_limit_s)
+    record = replace(record, ends=(), quarantines=record.quarantines + 1, until=at + rest)
+    flaps = (*(f for f in facts.flaps if f.node != node), record)
+    return replace(facts, flaps=flaps), rest
+
+
 def _flapped(facts: Facts, node: str, policy: Policy, at: float) -> tuple[Facts, str]:
     record = next((f for f in facts.flaps if f.node == node), Flaps(node=node))
     ends = (*(t for t in record.ends if at - t <= policy.flap_window_s), at)
-    note = ""
-    if len(ends) < policy.flaps:
-        record = replace(record, ends=ends)
-    else:
-        rest = min(policy.quarantine_s * 2**record.quarantines, policy.quarantine_limit_s)
-        record = replace(record, ends=(), quarantines=record.quarantines + 1, until=at + rest)
-        note = f"node {node} is quarantined for {rest:.0f} s: {len(ends)} of its workers ended unused"
+    if len(ends) >= policy.flaps:
+        facts, rest = quarantine(facts, node, policy, at)
+        return facts, f"node {node} is quarantined for {rest:.0f} s: {len(ends)} of its workers ended unused"
+    record, note = replace(record, ends=ends), ""
     return replace(facts, flaps=(*(f for f in facts.flaps if f.node != node), record)), note

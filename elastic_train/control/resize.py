@@ -74,7 +74,7 @@ def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     names = ", ".join(sorted(leaving & set(phase.plan.nodes)))
     save = isinstance(plan, Infeasible)
     after = f"then wait, because {plan.reason}" if isinstance(plan, Infeasible) else f"then form {plan}"
-    return _pause(state, phase.plan, "drain", f"leaving {names}, {after}", at, save=save)
+    return pause(state, phase.plan, "drain", f"leaving {names}, {after}", at, save=save)
 
 
 def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
@@ -91,7 +91,7 @@ def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
             state=replace(state, phase=replace(phase, declined=idle)),
             reason=f"the group does not grow: {why}",
         )
-    return _pause(state, phase.plan, "grow", f"growing from {phase.plan} to {plan}", at)
+    return pause(state, phase.plan, "grow", f"growing from {phase.plan} to {plan}", at)
 
 
 def _calm(facts: Facts, idle: tuple[str, ...], policy: Policy, at: float, share: float) -> bool:
@@ -120,7 +120,7 @@ def _why_not(
     return "" if worth else f"the {policy.max_steps - facts.step} steps left are too few to be worth a switch"
 
 
-def _pause(
+def pause(
     state: State, plan: Plan, purpose: Purpose, reason: str, at: float, *, save: bool = False
 ) -> Outcome:
     return Outcome(

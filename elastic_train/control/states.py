@@ -70,6 +70,7 @@ class Facts:
     flaps: tuple[Flaps, ...] = ()
 
     slow: tuple[tuple[str, float], ...] = ()  # workers that are slower than their peers, and how much
+    evicted: tuple[str, ...] = ()  # nodes that are left because they are slow, until the next group trains
 
     # the lineage and what is left of it
     generation: int = 0  # the newest; fences whatever an older one still has to say

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 
-SLOW = 1.5
-"""Times the median of the others from which a rank counts as slow."""
+from elastic_train.config import SLOWEST
 
 STEPS = 5
 """Consecutive steps for which it has to be, so that one stall is no alarm."""
@@ -31,7 +30,7 @@ class Pace:
             return
         self.steps[rank], self.seconds[rank] = step, seconds
         factor = self.factor(rank)
-        self.slow[rank] = self.slow.get(rank, 0) + 1 if factor is not None and factor >= SLOW else 0
+        self.slow[rank] = self.slow.get(rank, 0) + 1 if factor is not None and factor >= SLOWEST else 0
 
     def factor(self, rank: int) -> float | None:
         """How many times slower than the median of the others a rank is; None without others."""

@@ -38,6 +38,7 @@ from elastic_train.control.events import (
     WorkerLost,
     WorkerReady,
 )
+from elastic_train.control.evict import evict
 from elastic_train.control.failure import group_broken, hung, settled, verdict, worker_lost
 from elastic_train.control.forming import group_ready, peers_told, try_form
 from elastic_train.control.membership import find, ready, staff, straggling
@@ -117,7 +118,7 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
         case Hung():
             return hung(state, event, policy)
         case Straggling():
-            return straggling(state, event)
+            return straggling(state, event).then(lambda s: evict(s, event, policy))
         case Settled():
             return settled(state, event, policy)
     assert_never(event)

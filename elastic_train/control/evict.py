@@ -1,0 +1,50 @@
+"""Leaving a node that is slow, where a person asked for it and the steps that are left are worth the switch.
+
+It is left as a node that drains: the group pauses at a step boundary, what the slow worker holds is handed
+on, and no step is lost. Afterwards the node is quarantined, and may come back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.control.events import Straggling
+from elastic_train.control.forming import best_plan
+from elastic_train.control.membership import quarantine, seats
+from elastic_train.control.policy import Policy
+from elastic_train.control.resize import pause
+from elastic_train.control.states import Outcome, Running, State
+from elastic_train.planner.plan import Infeasible, Plan
+
+
+def evict(state: State, event: Straggling, policy: Policy) -> Outcome:
+    """Leave the node of a straggler that is slow enough."""
+    facts, phase = state.facts, state.phase
+    limit = policy.evict_slower_than
+    if limit is None or event.factor < limit or not isinstance(phase, Running):
+        return Outcome(state=state)
+    if event.node not in phase.plan.nodes or facts.step >= policy.max_steps:
+        return Outcome(state=state)
+    without = replace(facts, evicted=(*facts.evicted, event.node))
+    plan = best_plan(seats(without, phase.plan), policy)
+    why = _why_not(state, phase.plan, plan, event.factor, policy)
+    if why or isinstance(plan, Infeasible):
+        return Outcome(state=state, reason=f"node {event.node} is kept: {why}")
+    left, rest_s = quarantine(without, event.node, policy, event.at)
+    reason = f"leaving {event.node} for {rest_s:.0f} s, which is slow, then form {plan}"
+    return pause(replace(state, facts=left), phase.plan, "drain", reason, event.at)
+
+
+def _why_not(state: State, now: Plan, then: Plan | Infeasible, factor: float, policy: Policy) -> str:
+    """Everybody waits for the slowest: without it a step takes as much less, and the others do its part."""
+    if isinstance(then, Infeasible):
+        return then.reason
+    facts = state.facts
+    share = now.world_size / (then.world_size * factor)  # of a step's time now
+    saved_s = (policy.max_steps - facts.step) * facts.step_s * (1.0 - share)
+    if saved_s <= facts.switch_s:
+        return (
+            f"{then.world_size} workers without it would save {max(saved_s, 0.0):.0f} s, "
+            f"a switch takes {facts.switch_s:.0f} s"
+        )
+    return ""

@@ -20,7 +20,7 @@ from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(900)]
 NODES, CPUS = 2, 1
 EVERY = 12  # steps from one fault to the next: a controller is back long before
 
@@ -59,6 +59,7 @@ def test_a_killed_controller_adopts_the_group_that_trains_on(runs: Runs, kills: 
     assert len(terms) == kills + 1
 
 
+@pytest.mark.matrix
 def test_a_controller_that_stands_still_for_ten_seconds_blames_nobody(runs: Runs) -> None:
     chaos = Pauses(runs.cluster, FaultSchedule(faults=()), print)
     rough = slow(runs, "stopped", 60, chaos)

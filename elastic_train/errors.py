@@ -152,7 +152,7 @@ class MemoryTooSmall(ElasticTrainError):
         return (
             f"{self.what} of the state need {self.needed / 1e6:,.1f} MB in {self.where}, which has "
             f"{self.free / 1e6:,.1f} MB. Give it more memory, use more nodes, or turn snapshots off with "
-            "Checkpoints(peers=False)."
+            "Checkpoints(peers=None)."
         )
 
 

@@ -93,11 +93,12 @@ class Keepers:
                     self._answered(node, call)
         for node in nodes:
             self.start(node)
+        self.pair()  # a node that was lost may have held the copies of one that wasn't
 
     def pair(self) -> None:
-        """Tell every keeper who holds its copies."""
+        """Tell every keeper that can be reached who holds its copies."""
         handles = self.handles()
-        infos = {node: node_info(node) for node in handles}
+        infos = {node: node_info(node) for node in handles if _reachable(node)}
         domains = {node: domain_of(info) for node, info in infos.items() if info is not None}
         chosen = buddies(domains)
         for node in domains:

@@ -17,7 +17,7 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders
-from elastic_train.recovery.evidence import Live, Mixed
+from elastic_train.recovery.evidence import Live, Mixed, checkpoint_of
 from elastic_train.recovery.lineage import alive, extend
 
 GENERATIONS_PER_TERM = 1000
@@ -142,8 +142,9 @@ def _complete(facts: Facts, phase: Waiting, candidates: tuple[Seat, ...], policy
 
 
 def _peers_may_know_more(facts: Facts, choice: Choice | Unrecoverable) -> bool:
-    """Whether a step that is newer than the choice may be in peer memory, which was not asked yet."""
+    """Whether peer memory, which was not asked yet, may have a newer step, or spare a read of storage."""
     newest = isinstance(choice, Choice) and (isinstance(choice.origin, Live) or choice.step >= facts.step > 0)
+    newest = newest and isinstance(choice, Choice) and checkpoint_of(choice.origin) is None
     return not newest and facts.snapshots is None
 
 

@@ -9,7 +9,7 @@ import pytest
 from elastic_train.control.commands import AskPeers, End, Form
 from elastic_train.control.events import Adopted, CheckpointRejected, PeersTold, Settled, TermBegan
 from elastic_train.control.states import Forming, Waiting
-from elastic_train.recovery.evidence import FromStorage, Holding, Live, Mixed, Snapshot
+from elastic_train.recovery.evidence import FromStorage, Holding, Live, Mixed, Snapshot, checkpoint_of
 
 pytestmark = pytest.mark.ring0
 
@@ -104,6 +104,17 @@ def test_a_late_answer_changes_nothing(kept):
     kept(PeersTold, generation=7, snapshots=snapshots(kept, 6))
     assert kept.facts.asking
     told(kept)
+
+
+def test_the_keepers_are_asked_before_storage_is_read_for_the_newest_step_too(kept):
+    kept.parts(6)
+    kept.saved(6, slot=2)
+    lose_one(kept)
+    assert kept.ordered(AskPeers)
+    told(kept, *snapshots(kept, 6))
+    (form,) = kept.ordered(Form)
+    assert form.origin.step == 6
+    assert checkpoint_of(form.origin) is None
 
 
 def test_a_checkpoint_that_is_damaged_is_no_source_of_a_mixture_either(kept):

@@ -51,13 +51,19 @@ class MeddlingTask(TinyTask):
         return Meddler(0.1)
 
 
-def start_lazily(state: dict[str, Any], task: Task, spec: RunSpec) -> None:
-    """A member that takes a snapshot at every step where there is room, and keeps what is delivered."""
+def start_lazily(state: dict[str, Any], task: Task, spec: RunSpec, slow: bool = False) -> None:
+    """A member that takes a snapshot at every step where there is room, and keeps what is delivered.
+
+    `slow`: the first one is being delivered until `let_go`.
+    """
     end(state)
     state["reports"], state["saved"], state["notes"] = [], [], []
-    state["last"] = threading.Event()
+    state["last"], state["gate"] = threading.Event(), threading.Event()
+    if not slow:
+        state["gate"].set()
 
     def deliver(share: Share) -> None:
+        state["gate"].wait()
         pieces = [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in share.pieces]
         state["saved"].append((share.step, share.storage, pieces, share.document["step"]))
         share.release()
@@ -68,6 +74,7 @@ def start_lazily(state: dict[str, Any], task: Task, spec: RunSpec) -> None:
         task,
         spec,
         on_step=state["reports"].append,
+        faults=lambda phase, step, micro: state.get("faults", no_fault)(phase, step, micro),
         saving=lambda described: Lazy(
             described,
             deliver,
@@ -76,6 +83,14 @@ def start_lazily(state: dict[str, Any], task: Task, spec: RunSpec) -> None:
             every_step=True,
         ),
     )
+
+
+def no_fault(phase: str, step: int, micro_batch: int) -> None:
+    return None
+
+
+def let_go(state: dict[str, Any]) -> None:
+    state["gate"].set()
 
 
 def wait_for_last(state: dict[str, Any]) -> bool:
@@ -115,3 +130,28 @@ def test_what_is_delivered_is_the_state_of_its_step_to_the_bit(
     notes = [note for own in pool.run(take, "notes", ranks=[0, 1]) for note in own]
     assert bool(notes) == isinstance(task, MeddlingTask)
     assert all(note.startswith("frozen.weight:param") for note in notes)
+
+
+def test_a_snapshot_on_its_way_while_the_group_is_resized_is_still_that_of_its_step(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    stopping = Gang(pool, new_generation, TinyTask(), spec())
+    stopping.form(stopping.plan(1, 2))
+    stopping.run()
+    expected = [by_step([(s, p, d) for s, p, d in own]) for own in pool.run(take, "saved", ranks=[0, 1])]
+    lazy = Gang(pool, new_generation, TinyTask(), replace(spec(), checkpoints=Checkpoints(every=1000)))
+    pool.run(start_lazily, TinyTask(), lazy.spec, True, ranks=[0, 1, 2])
+    lazy.form(lazy.plan(1, 2))
+    lazy.pause_at(4)
+    lazy.form(lazy.plan(1, 3), origin=lazy.held())
+    lazy.pause_at(7)
+    pool.run(let_go, ranks=[0, 1, 2])
+    lazy.form(lazy.plan(1, 3), origin=lazy.held())
+    lazy.run()
+    assert all(pool.run(wait_for_last, ranks=[0, 1, 2], timeout=30))
+    saved = pool.run(take, "saved", ranks=[0, 1, 2])
+    for own, known in zip(saved[:2], expected, strict=True):
+        first = min(own, key=lambda entry: entry[0])
+        assert first[0] <= 4, "begun before the group was resized"
+        assert by_step([first])[first[0]] == known[first[0]]
+    assert all(max(own, key=lambda entry: entry[0])[:2] == (STEPS, True) for own in saved)

@@ -17,13 +17,14 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 
 from elastic_train.cluster.messages import Filled, Offer
 from elastic_train.cluster.remote import answer
+from elastic_train.cluster.reruns import stand_ins
 from elastic_train.control.commands import Form
 from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
 from elastic_train.geometry.coverage import uncovered, whole
 from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
-from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, Snapshot
 from elastic_train.train.merging import merged
 from elastic_train.train.seat import Seat
 
@@ -38,6 +39,7 @@ class Cast:
     handles: Mapping[str, Any]
     nodes: Mapping[str, str]
     addresses: Mapping[str, str]
+    progress_s: float = 0.0  # how much longer than anything else a replay may take
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +61,11 @@ def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float
     match command.origin:
         case Live() as origin:
             return _from_held(command, origin, command.holders, cast, store, deadline_s)
-        case Mixed(replays=()) as origin:
-            names, cast = _with_keepers(command, cast, origin)
-            return _from_held(command, origin, (*command.holders, *names), cast, store, deadline_s)
-        case Mixed(step=step):
-            raise StateMismatch(step=step, detail="nobody serves the parts that no survivor holds")
+        case Mixed() as origin:
+            replayers = _replayed(command, origin, cast, deadline_s)
+            names, cast = _with_keepers(command, cast, origin.peers)
+            holders = tuple(dict.fromkeys((*command.holders, *names, *replayers)))
+            return _from_held(command, origin, holders, cast, store, deadline_s)
         case FromStorage(stored=stored):
             _join(command, cast, store, None, deadline_s)
             calls = [h.restore.remote(command.generation, stored) for h in _members(command, cast)]
@@ -101,12 +103,34 @@ def _join(
     return wait_all(calls, command.generation, deadline_s)
 
 
-def _with_keepers(command: Form, cast: Cast, origin: Mixed) -> tuple[tuple[str, ...], Cast]:
-    """The keepers that the origin names, as holders beside the workers: they answer the same questions."""
-    nodes = tuple(dict.fromkeys(snapshot.keeper for snapshot in origin.peers))
+def _replayed(command: Form, origin: Mixed, cast: Cast, deadline_s: float) -> tuple[str, ...]:
+    """Have the lost stages replayed, all at once; the workers that hold them then."""
+    calls: list[ray.ObjectRef] = []
+    names: list[str] = []
+    for rerun, worker in stand_ins(command, origin) if origin.replays else ():
+        gone = [sender for sender in rerun.replay.log.senders if sender not in cast.handles]
+        if gone:
+            raise GroupBroken(generation=command.generation, reason=f"{gone[0]} is gone with its log")
+        senders = [cast.handles[sender] for sender in rerun.replay.log.senders]
+        keepers = [cast.keepers[node] for node in _nodes_of(command, cast, rerun.replay.peers)]
+        calls.append(cast.handles[worker].replay.remote(rerun, senders, keepers))
+        names.append(worker)
+    wait_all(calls, command.generation, deadline_s + cast.progress_s)
+    return tuple(names)
+
+
+def _nodes_of(command: Form, cast: Cast, snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
+    """The nodes whose keepers hold snapshots."""
+    nodes = tuple(dict.fromkeys(snapshot.keeper for snapshot in snapshots))
     gone = [node for node in nodes if node not in cast.keepers]
     if gone:
         raise GroupBroken(generation=command.generation, reason=f"the keeper of {gone[0]} is gone")
+    return nodes
+
+
+def _with_keepers(command: Form, cast: Cast, peers: Sequence[Snapshot]) -> tuple[tuple[str, ...], Cast]:
+    """The keepers that the origin names, as holders beside the workers: they answer the same questions."""
+    nodes = _nodes_of(command, cast, peers)
     names = {f"keeper/{node}": node for node in nodes}
     return tuple(names), replace(
         cast,

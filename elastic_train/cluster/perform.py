@@ -30,6 +30,7 @@ from elastic_train.control.commands import (
     Command,
     Commit,
     End,
+    Forget,
     Form,
     Go,
     Pause,
@@ -114,6 +115,10 @@ class Performer:
                 self._committer.commit(command)
             case Prune():
                 self._committer.prune(command)
+            case Forget(generation=generation, step=step):
+                for worker in self._groups.get(generation, ()):
+                    if worker in self._handles:
+                        self._handles[worker].forget.remote(generation, step)
             case AskPeers():
                 self.aside(self._ask_peers, command.generation)
             case End():
@@ -216,6 +221,7 @@ class Performer:
             handles=dict(self._handles),
             nodes={name: ready.node for name, ready in self._ready.items()},
             addresses={name: ready.address for name, ready in self._ready.items()},
+            progress_s=self._spec.timing.progress_s,
         )
         try:
             formed = form(command, cast, self._store(), deadline_s=self._spec.timing.form_s)

@@ -19,16 +19,20 @@ import ray
 from ray import cloudpickle
 
 from elastic_train.cluster.causes import cause_of, loading
+from elastic_train.cluster.filling import fill_from, reads
 from elastic_train.cluster.keeping import Keeping
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.notices import heed
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.pace import Stopwatch
+from elastic_train.cluster.replaying import Parcel, parcel, stand_in
+from elastic_train.cluster.reruns import Rerun
 from elastic_train.cluster.restoring import restore
 from elastic_train.cluster.sabotage import Saboteur
 from elastic_train.cluster.saving import PartWriter, read_in_batches
 from elastic_train.cluster.stacks import stack_of
 from elastic_train.cluster.training_thread import TrainingThread
+from elastic_train.cluster.words import committed
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
 from elastic_train.control.faults import FaultSchedule
@@ -142,6 +146,14 @@ class Worker:
         return self._on_training(origin.generation, settle)
 
     @ray.method(concurrency_group=CONTROL)
+    def replay(self, rerun: Rerun, senders: Sequence[Any], keepers: Sequence[Any]) -> None:
+        """Bring a lost stage back and hold it beside what is held already."""
+        self._generation = rerun.during
+        self._on_training(
+            rerun.during, lambda: stand_in(self._owner, self._writer.open, rerun, senders, keepers)
+        )
+
+    @ray.method(concurrency_group=CONTROL)
     def join(self, seat: Seat, states: Fragments | None) -> Fragments:
         """Take a seat: rendezvous, mesh, model with empty shards. Returns what it then needs."""
         self._generation = seat.generation
@@ -162,17 +174,11 @@ class Worker:
         document: dict[str, Any],
         rest: tuple[Stored, Fragments] | None = None,
     ) -> Filled:
-        """Fill the new shards from the own holding, from the holders named, each asked once, and from storage
-        the rest."""
+        """Fill the new shards from the own holding, from the holders named, and from storage the rest."""
 
         def fill() -> Filled:
-            pending = [
-                (handle.read.remote(origin.generation, origin.step, boxes), boxes) for handle, boxes in others
-            ]
-            if len(own):
-                self._owner.fill_local(origin.generation, own)
-            for ref, boxes in pending:
-                self._owner.fill(boxes, ray.get(ref))
+            self._owner.continued = origin.generation
+            fill_from(self._owner, origin, own, [(reads(handle, origin), boxes) for handle, boxes in others])
             if rest is not None:
                 stored, lacking = rest
                 for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):
@@ -222,6 +228,11 @@ class Worker:
         """Digest of boxes of a holding, so that what was moved can be compared with what was there."""
         return self._owner.digest_of(generation, step, boxes)
 
+    @ray.method(concurrency_group=READ)
+    def sent(self, generation: int, stage: int, step: int) -> Parcel:
+        """What was kept in a step of what this worker sent to a stage, for its replay."""
+        return parcel(self._owner, generation, stage, step)
+
     # -- steering a running group
 
     @ray.method(concurrency_group=CONTROL)
@@ -231,6 +242,12 @@ class Worker:
         self._member.request(pause=pause, save=save)
         if save and generation == self._finished:  # its last checkpoint is tried again
             self._training.submit(lambda: self._save_again(generation))
+
+    @ray.method(concurrency_group=CONTROL)
+    def forget(self, generation: int, step: int) -> None:
+        """What was logged up to a step is needed no more."""
+        if self._member is not None:
+            self._member.held.forget(generation, step)
 
     @ray.method(concurrency_group=CONTROL)
     def repeat(self) -> tuple[StepCommitted, ...]:
@@ -329,23 +346,12 @@ class Worker:
                 worker=self._name,
                 holdings=self._owner.holdings(),
                 error=error,
+                logs=self._owner.held.logs(),
             )
         )
 
     def _on_step(self, report: StepReport) -> None:
-        event = StepCommitted(
-            at=0.0,
-            generation=report.generation,
-            step=report.step,
-            loss=report.loss,
-            tokens=report.tokens,
-            grad_norm=report.grad_norm,
-            skipped=report.skipped,
-            seconds=report.seconds,
-            vote=report.vote.values,
-            metrics=report.metrics,
-            ids_digest=report.ids_digest,
-        )
+        event = committed(report)
         self._reports.append(event)
         if report.rank == 0:
             self._outbox.post(event)

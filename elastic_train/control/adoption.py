@@ -208,6 +208,7 @@ def _afresh(facts: Facts) -> Facts:
         workers=(),
         flaps=(),
         holdings=(),
+        logs=(),
         snapshots=None,
         asking=False,
         attempts=(),

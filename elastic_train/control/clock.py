@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from elastic_train.config import Timing
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.ending import end
 from elastic_train.control.events import Cause, Tick
@@ -26,6 +27,7 @@ from elastic_train.control.states import (
     Waiting,
 )
 from elastic_train.control.stopping import end_stopped
+from elastic_train.recovery.evidence import Mixed, Origin
 
 PAUSE_STEPS = 3
 """Step times that a pause may take beside the settling time."""
@@ -85,6 +87,12 @@ def _shifted_phase(phase: Phase, seconds: float) -> Phase:
     assert_never(phase)
 
 
+def form_limit_s(origin: Origin, timing: Timing) -> float:
+    """Seconds that forming a group may take. Steps that are replayed count as steps."""
+    replays = isinstance(origin, Mixed) and origin.replays
+    return timing.form_s + (timing.progress_s if replays else 0.0)
+
+
 def _late_starts(state: State, policy: Policy, at: float) -> Outcome:
     """Give up workers that take too long to start."""
     facts = state.facts
@@ -111,8 +119,8 @@ def _deadline(state: State, policy: Policy, at: float) -> Outcome:
     match phase:
         case Waiting() if at - phase.since > timing.wait_for_capacity_s and not _on_their_way(facts, policy):
             return _no_capacity(state, phase, policy, at)
-        case Forming() if at - phase.since > timing.form_s:
-            cause = Cause(kind="silence", detail=f"the group did not form within {timing.form_s:.0f} s")
+        case Forming() if at - phase.since > (limit := form_limit_s(phase.origin, timing)):
+            cause = Cause(kind="silence", detail=f"the group did not form within {limit:.0f} s")
             return break_group(state, cause, policy, at)
         case Pausing() if at - phase.since > timing.settle_s + PAUSE_STEPS * facts.step_s:
             if phase.purpose == "stop":

@@ -51,7 +51,8 @@ class Form:
     CheckpointRejected.
 
     `lineage` lists (generation, step it started from), oldest first, this generation last. `holders` are the
-    workers that serve fragments although they may have no seat (draining nodes).
+    workers that serve fragments although they may have no seat (draining nodes). `replayed` is the plan whose
+    lost stages the origin replays.
     """
 
     generation: int
@@ -59,6 +60,7 @@ class Form:
     origin: Origin
     lineage: tuple[tuple[int, int], ...]
     holders: tuple[str, ...] = ()
+    replayed: Plan | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +99,14 @@ class Prune:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Forget:
+    """A checkpoint of `step` is durable: what the group's members logged up to it is replayed no more."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AskPeers:
     """Ask the keepers of all nodes what they hold. Ends in PeersTold, within the verdict time."""
 
@@ -116,4 +126,6 @@ class End:
     worker: str = ""
 
 
-Command = StartWorker | StopWorker | Abort | Pause | Form | Go | Save | Commit | Prune | AskPeers | End
+Command = (
+    StartWorker | StopWorker | Abort | Pause | Form | Go | Save | Commit | Prune | Forget | AskPeers | End
+)

@@ -6,13 +6,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 from elastic_train.recovery.evidence import Holding, Snapshot, Stored
+from elastic_train.recovery.logs import Sent
 
-CauseKind = Literal["collective", "death", "silence", "hang", "user", "memory", "engine", "preemption"]
+CauseKind = Literal[
+    "collective", "death", "silence", "hang", "user", "memory", "engine", "preemption", "corruption"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why something ended. `detail` is one line; `traceback` the user's own where there is one."""
+    """Why something ended. `detail` is one line; `traceback` the user's own where there is one.
+
+    After a corruption `trusted` is the last step at which replicas held the same.
+    """
 
     kind: CauseKind
     detail: str
@@ -21,6 +27,7 @@ class Cause:
     rank: int = -1
     node: str = ""
     traceback: str = ""
+    trusted: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +184,7 @@ class Settled:
     worker: str
     holdings: tuple[Holding, ...]
     error: Cause | None = None
+    logs: tuple[Sent, ...] = ()  # what it keeps for the replay of other stages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

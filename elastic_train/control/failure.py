@@ -27,6 +27,7 @@ from elastic_train.control.states import (
     members,
 )
 from elastic_train.control.stopping import broken_while_stopping
+from elastic_train.recovery.evidence import Mixed
 from elastic_train.recovery.lineage import alive
 
 
@@ -118,6 +119,7 @@ def break_group(
     counted: bool = True,
 ) -> Outcome:
     """Abort the group and wait for the last words of its living members that haven't `spoken` yet."""
+    state = _without_bad_logs(state, cause)
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Forming | Running | Pausing)
     if isinstance(phase, Pausing) and phase.purpose == "stop":
@@ -148,6 +150,15 @@ def break_group(
     )
 
 
+def _without_bad_logs(state: State, cause: Cause) -> State:
+    """A replay that failed by itself would fail again: the next rung is taken."""
+    facts, phase = state.facts, state.phase
+    origin = phase.origin if isinstance(phase, Forming) else None
+    if not isinstance(origin, Mixed) or not origin.replays or cause.kind not in ("engine", "memory"):
+        return state
+    return replace(state, facts=replace(facts, unreplayed=max(facts.unreplayed, origin.generation)))
+
+
 def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
     """The deadline for last words has passed: whoever did not speak is lost."""
     facts, phase = state.facts, state.phase
@@ -174,6 +185,10 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
     assert isinstance(phase, Settling)
     assert not phase.pending
     cause = next((c for c in phase.causes if c.kind != "collective"), phase.causes[0])
+    trusted = [c.trusted for c in phase.causes if c.trusted is not None]
+    if trusted:
+        facts = replace(facts, suspect=(facts.generation, min(trusted)))
+        state = replace(state, facts=facts)
     waiting = Waiting(since=at, prompt=True)
     if not phase.counted:
         return Outcome(
@@ -235,11 +250,12 @@ def _holding(facts: Facts, event: Settled) -> Facts:
     """Note what a worker holds, and the newest step that its word proves committed."""
     steps = [h.step for h in event.holdings if alive(facts.lineage, h.generation, h.step)]
     step = max((facts.step, *steps))
-    entry = (event.worker, event.holdings)
-    if entry in facts.holdings and step == facts.step:
+    entry, logs = (event.worker, event.holdings), (event.worker, event.logs)
+    if entry in facts.holdings and step == facts.step and (logs in facts.logs or not event.logs):
         return facts
     kept = tuple(h for h in facts.holdings if h[0] != event.worker)
-    return replace(facts, holdings=(*kept, entry), step=step)
+    told = tuple(h for h in facts.logs if h[0] != event.worker)
+    return replace(facts, holdings=(*kept, entry), logs=(*told, logs) if event.logs else told, step=step)
 
 
 def _final_commit_is_ordered(facts: Facts, policy: Policy) -> bool:

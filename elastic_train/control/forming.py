@@ -13,12 +13,14 @@ from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, St
 from elastic_train.control.ending import end
 from elastic_train.control.events import PeersTold
 from elastic_train.control.membership import draining, seats, starting
+from elastic_train.control.places import keep_stages
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan, Seat
-from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders
+from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders, votes
 from elastic_train.recovery.evidence import Live, Mixed, checkpoint_of
 from elastic_train.recovery.lineage import alive, extend
+from elastic_train.recovery.logs import logged
 
 GENERATIONS_PER_TERM = 1000
 """Generations of a term are numbered from here on, so that a predecessor that hasn't noticed its end yet
@@ -47,7 +49,7 @@ def best_plan(candidates: tuple[Seat, ...], policy: Policy) -> Plan | Infeasible
 
 
 def evidence(facts: Facts) -> Evidence:
-    return Evidence(
+    found = Evidence(
         lineage=facts.lineage,
         plans=dict(facts.plans),
         holdings=facts.holdings,
@@ -57,6 +59,8 @@ def evidence(facts: Facts) -> Evidence:
         ever_stored=facts.ever_stored,
         snapshots=facts.snapshots or (),
     )
+    stages = {g: plan.mesh.pp for g, plan in facts.plans if g > facts.unreplayed}
+    return replace(found, logs=logged(dict(facts.logs), stages, votes(found)))
 
 
 def try_form(state: State, policy: Policy, at: float) -> Outcome:
@@ -81,7 +85,7 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return end(state, "checkpoint", choice.reason)
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
-    return _form(state, plan, choice, at, phase.paused)
+    return _form(state, keep_stages(plan, last_plan(facts)), choice, at, phase.paused)
 
 
 def peers_told(state: State, event: PeersTold) -> Outcome:
@@ -109,6 +113,7 @@ def group_ready(state: State, policy: Policy, at: float) -> Outcome:
         facts,
         workers=tuple(w for w in facts.workers if w not in done),
         holdings=tuple(h for h in facts.holdings if h[0] in idle),
+        logs=tuple(h for h in facts.logs if h[0] in idle),
         began=at if facts.began is None else facts.began,
         evicted=(),
     )
@@ -145,6 +150,8 @@ def _peers_may_know_more(facts: Facts, choice: Choice | Unrecoverable) -> bool:
     """Whether peer memory, which was not asked yet, may have a newer step, or spare a read of storage."""
     newest = isinstance(choice, Choice) and (isinstance(choice.origin, Live) or choice.step >= facts.step > 0)
     newest = newest and isinstance(choice, Choice) and checkpoint_of(choice.origin) is None
+    if isinstance(choice, Choice) and isinstance(choice.origin, Mixed) and choice.origin.replays:
+        newest = False  # it may have what would be replayed, or a nearer base
     return not newest and facts.snapshots is None
 
 
@@ -197,12 +204,16 @@ def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | N
 
 
 def form_command(facts: Facts, phase: Forming) -> Form:
+    origin = phase.origin
     return Form(
         generation=facts.generation,
         plan=phase.plan,
         origin=phase.origin,
         lineage=facts.lineage,
         holders=phase.holders,
+        replayed=dict(facts.plans)[origin.generation]
+        if isinstance(origin, Mixed) and origin.replays
+        else None,
     )
 
 

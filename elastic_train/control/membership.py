@@ -71,6 +71,7 @@ def without(facts: Facts, worker: Worker, cause: Cause, policy: Policy, at: floa
         facts,
         workers=tuple(w for w in facts.workers if w.name != worker.name),
         holdings=tuple(h for h in facts.holdings if h[0] != worker.name),
+        logs=tuple(h for h in facts.logs if h[0] != worker.name),
         slow=tuple(s for s in facts.slow if s[0] != worker.name),
     )
     if worker.proven or cause.kind in NO_FLAP or worker.node in draining(facts):

@@ -32,6 +32,7 @@ class Policy:
     checkpoints: Checkpoints
     timing: Timing
     peers: bool = False  # whether nodes have keepers
+    logs: bool = False  # whether stages log what they send
     evict_slower_than: float | None = None  # times the median of the others from which a node is left
     flaps: int = 3  # workers of a node that ended before they were of use, until it is quarantined
     flap_window_s: float = 600.0
@@ -53,6 +54,7 @@ class Policy:
             timing=spec.timing,
             peers=spec.checkpoints.peers is not None,
             evict_slower_than=spec.evict_slower_than,
+            logs=spec.boundary_logs is not None,
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.control.commands import Command, Commit, Prune, Save
+from elastic_train.control.commands import Command, Commit, Forget, Prune, Save
 from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Cause,
@@ -169,7 +169,8 @@ def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Polic
     )
     state = replace(state, facts=facts)
     said = f"the checkpoint of step {stored.step} is committed"
-    commands: tuple[Command, ...] = (prune_command(state, policy),)
+    forget = Forget(generation=facts.generation, step=stored.step)
+    commands: tuple[Command, ...] = (prune_command(state, policy), *((forget,) if policy.logs else ()))
     if stored.step >= policy.max_steps:
         return Outcome(state=state, commands=commands, reason=said).then(
             lambda s: end(s, "finished", f"all {policy.max_steps} steps are committed and saved")

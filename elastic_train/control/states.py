@@ -16,6 +16,7 @@ from elastic_train.control.events import Cause, Node, PartWritten
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Origin, Snapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage
+from elastic_train.recovery.logs import Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ class Facts:
     flaps: tuple[Flaps, ...] = ()
 
     slow: tuple[tuple[str, float], ...] = ()  # workers that are slower than their peers, and how much
+    suspect: tuple[int, int] | None = None  # what this generation and older ones saved after this step
     evicted: tuple[str, ...] = ()  # nodes that are left because they are slow, until the next group trains
 
     # the lineage and what is left of it
@@ -80,6 +82,8 @@ class Facts:
     told: int = 0  # newest step whose report arrived; the step itself may be known earlier, by other means
     seen: tuple[int, Vote] | None = None  # the last vote reported, and its generation
     holdings: tuple[tuple[str, tuple[Holding, ...]], ...] = ()  # of workers that do not train
+    logs: tuple[tuple[str, tuple[Sent, ...]], ...] = ()  # of the same workers
+    unreplayed: int = 0  # the newest generation whose logs turned out not to be what they were told to be
 
     snapshots: tuple[Snapshot, ...] | None = None  # in peer memory; None: not asked since the last group
     asking: bool = False

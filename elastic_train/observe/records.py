@@ -17,7 +17,7 @@ from elastic_train.control.journal import decode, encode
 from elastic_train.control.states import Outcome
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
 
-Source = Literal["fresh", "live", "mixed", "storage"]
+Source = Literal["fresh", "live", "mixed", "replay", "storage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,8 +125,8 @@ def _formed(form: Form) -> Formed:
             source, step = "fresh", 0
         case Live(step=step):
             source = "live"
-        case Mixed(step=step):
-            source = "mixed"
+        case Mixed(step=step, replays=replays):
+            source = "replay" if replays else "mixed"
         case FromStorage(stored=stored):
             source, step = "storage", stored.step
     mesh = form.plan.mesh

@@ -185,6 +185,8 @@ def _replays(
             if stored is not None and log.first - 1 <= stored.step < step:
                 cost = costs.storage_s() + costs.replay_s(step - stored.step)
                 options.append((Replay(log=log, base=stored.step, stored=stored), cost))
+            if log.first == 1 and not options:  # what the seed gives is a base too
+                options.append((Replay(log=log, base=0), costs.replay_s(step)))
         if not options:
             return None
         made.append(min(options, key=lambda option: option[1]))

@@ -60,13 +60,15 @@ class Snapshot:
 class Logged:
     """A pipeline stage's steps that can be replayed: `first` to `last`, without a gap.
 
-    Everything that crossed its boundaries is kept by the senders, and so is every vote's outcome.
+    Everything that crossed its boundaries is kept by the senders, and so is every vote's outcome. `senders`
+    are the workers that keep it.
     """
 
     generation: int
     stage: int  # pp index
     first: int
     last: int
+    senders: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,8 @@ class FromStorage:
 class Replay:
     """Run a lost stage's micro-batches of the steps after `base` again, from the log of its boundary.
 
-    Its state at `base` comes from peer memory or, where `peers` is empty, from the checkpoint `stored`.
+    Its state at `base` comes from peer memory or, where `peers` is empty, from the checkpoint `stored`; where
+    there is neither, `base` is 0 and it is initialised from the seed.
     """
 
     log: Logged

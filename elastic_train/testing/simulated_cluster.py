@@ -14,6 +14,7 @@ from elastic_train.control.commands import (
     Command,
     Commit,
     End,
+    Forget,
     Form,
     Go,
     Pause,
@@ -152,7 +153,7 @@ class SimulatedCluster:
                 self.storage.order(term, command, self.tell)
             case Prune(keep=keep):
                 self.storage.prune(term, keep)
-            case End():
+            case End() | Forget():
                 pass
             case _ if term < self.term:
                 pass

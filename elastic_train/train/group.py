@@ -98,6 +98,19 @@ class Group:
         self._remote: frozenset[Endpoint] = frozenset()
         self._store: InterruptibleStore | None = None
 
+    @classmethod
+    def alone(cls, generation: int, device: str) -> Group:
+        """For work that needs no other: it is never formed, and broken like any."""
+        return cls(
+            generation=generation,
+            rank=0,
+            world_size=1,
+            store_host="",
+            store_port=0,
+            address="",
+            device=device,
+        )
+
     @property
     def broken(self) -> bool:
         return self._broken.is_set()

@@ -6,16 +6,22 @@ import threading
 
 from elastic_train.errors import GroupBroken
 from elastic_train.recovery.evidence import Holding
+from elastic_train.recovery.logs import Sent
+from elastic_train.train.boundary.carry import told
+from elastic_train.train.boundary.log import BoundaryLog
 from elastic_train.train.fragments import parts
 from elastic_train.train.serving import Index
 from elastic_train.train.shards import Shards
 
 
 class Held:
-    """Safe from any thread; the training thread alone changes it."""
+    """Safe from any thread; the training thread alone changes it.
+
+    Of one generation it may hold several ranks' shards: its own, and those that it replayed.
+    """
 
     def __init__(self) -> None:
-        self._shards: dict[int, Shards] = {}
+        self._shards: dict[tuple[int, int], Shards] = {}  # by generation and rank
         self._lock = threading.Lock()
         self._index: tuple[int, int, Index] | None = None  # of (generation, step), made when first read from
 
@@ -28,7 +34,13 @@ class Held:
     def replace(self, shards: Shards | None) -> None:
         """This one is the state, whatever was held before is dropped."""
         with self._lock:
-            self._shards = {} if shards is None else {shards.generation: shards}
+            self._shards = {} if shards is None else {(shards.generation, shards.rank): shards}
+            self._index = None
+
+    def add(self, shards: Shards) -> None:
+        """Hold these too."""
+        with self._lock:
+            self._shards[shards.generation, shards.rank] = shards
             self._index = None
 
     def moved(self) -> None:
@@ -38,25 +50,54 @@ class Held:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Everything complete that could be given."""
-        found = (shards.holding() for shards in self._shards.values())
+        found = (shards.holding() for shards in self.every())
         return tuple(holding for holding in found if holding is not None)
 
-    def of(self, generation: int) -> Shards:
-        """GroupBroken where they are not held, or torn."""
+    def every(self) -> tuple[Shards, ...]:
+        """Whole or torn."""
         with self._lock:
-            held = self._shards.get(generation)
-        if held is None or held.step is None:
+            return tuple(self._shards.values())
+
+    def of(self, generation: int) -> tuple[Shards, ...]:
+        """What is held of a generation, whole; GroupBroken where that is nothing."""
+        held = tuple(s for s in self.every() if s.generation == generation and s.step is not None)
+        if not held:
             raise GroupBroken(generation=generation, reason="this worker does not hold its shards any more")
         return held
+
+    def log(self, generation: int) -> tuple[BoundaryLog, int]:
+        """The log of a generation's own shards, and their stage."""
+        for shards in self.every():
+            if shards.generation == generation and shards.log is not None:
+                return shards.log, shards.place.stage
+        raise GroupBroken(generation=generation, reason="this worker keeps no log of it")
+
+    def logs(self) -> tuple[Sent, ...]:
+        """What is kept for the replay of other stages. Waits a moment for what is being copied."""
+        return tuple(sent for shards in self.every() if (sent := told(shards)) is not None)
+
+    def forget(self, generation: int, step: int) -> None:
+        """A checkpoint of a generation's step is durable: nothing up to it is replayed any more."""
+        for shards in self.every():
+            if shards.log is not None and shards.generation == generation:
+                shards.log.forget(step)
+
+    def step_of(self, generation: int) -> int:
+        """Where what is held of a generation is."""
+        step = self.of(generation)[0].step
+        assert step is not None
+        return step
 
     def serving(self, generation: int, step: int) -> Index:
         """The parts of a holding at a step; GroupBroken if it is not held at that step any more."""
         held = self.of(generation)
-        with self._lock, held.lock:
-            if held.step != step:
-                raise GroupBroken(
-                    generation=generation, reason=f"this worker holds step {held.step}, not {step}"
-                )
+        with self._lock:
+            for shards in held:
+                with shards.lock:
+                    if shards.step != step:
+                        raise GroupBroken(
+                            generation=generation, reason=f"this worker holds step {shards.step}, not {step}"
+                        )
             if self._index is None or self._index[:2] != (generation, step):
-                self._index = (generation, step, Index(parts(held)))
+                self._index = (generation, step, Index(part for shards in held for part in parts(shards)))
             return self._index[2]

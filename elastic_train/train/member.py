@@ -13,25 +13,29 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import RunSpec
-from elastic_train.data.identity import DataIdentity, identify
-from elastic_train.data.loader import Loader
-from elastic_train.data.numbered import numbered
-from elastic_train.data.order import SampleOrder
+from elastic_train.data.identity import DataIdentity
 from elastic_train.geometry.fragments import Fragments
+from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train import document as documents
 from elastic_train.train import expected, seeded
 from elastic_train.train.assemble import assemble
+from elastic_train.train.boundary.carry import close_logs, follow, opened, rolled
+from elastic_train.train.boundary.crossing import Kept
+from elastic_train.train.boundary.replay import Alone
 from elastic_train.train.build import initialise
+from elastic_train.train.dataset import Data, build, described
 from elastic_train.train.digest import reduced_digest
 from elastic_train.train.exchange import ReadBoxes, fill_together
 from elastic_train.train.fragments import cut_into, parts
 from elastic_train.train.group import Group
 from elastic_train.train.held import Held
 from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
+from elastic_train.train.merging import merged
 from elastic_train.train.roll import roll
 from elastic_train.train.saver import Described, Direct, Saver
 from elastic_train.train.seat import Progress, Seat
@@ -69,7 +73,7 @@ class Member:
         self._saver = saving(self._described) if saving is not None else None
         if saving is None and on_save is not None:
             self._saver = Direct(self._described, on_save)
-        self._held = Held()
+        self.held = Held()
         self._next: Shards | None = None
         self._filled: dict[tuple[str, str], torch.Tensor] = {}
         self._group: Group | None = None
@@ -77,10 +81,9 @@ class Member:
         self._aborted: set[int] = set()
         self._lock = threading.Lock()  # guards _group and _aborted between threads
         self._requests = Requests()
-        self._data: tuple[SampleOrder, Loader, DataIdentity] | None = None
-        self._progress = Progress(
-            generation=0, rank=-1, step=0, phase="idle", micro_batch=-1, since=time.monotonic()
-        )
+        self.continued: int | None = None  # what is held that the group that forms goes on from
+        self._data: Data | None = None
+        self._mark_at(0, -1, "idle", 0, -1, fault=False)
 
     # -- any thread ----------------------------------------------------------------------------------------
 
@@ -102,39 +105,45 @@ class Member:
 
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
         """The bytes of boxes of a holding, uint8; GroupBroken if it is not held at that step any more."""
-        return self._held.serving(generation, step).read(wanted)
+        return self.held.serving(generation, step).read(wanted)
 
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
         """Digest of boxes of a holding, to compare with what arrived elsewhere."""
-        return self._held.serving(generation, step).digest_of(boxes)
+        return self.held.serving(generation, step).digest_of(boxes)
+
+    def check(self) -> None:
+        """Raise GroupBroken if what this member is in was broken."""
+        if self._group is not None:
+            self._group.check()
 
     # -- holdings ------------------------------------------------------------------------------------------
 
     def holdings(self) -> tuple[Holding, ...]:
         """Everything complete that this member could give."""
-        return self._held.holdings()
+        return self.held.holdings()
 
     def holds(self, generation: int) -> Fragments:
         """The boxes of a holding."""
-        held = self._held.of(generation)
-        assert held.step is not None
-        return self._held.serving(generation, held.step).table()
+        return self.held.serving(generation, self.held.step_of(generation)).table()
 
     def document(self, generation: int) -> dict[str, Any]:
         """The scalars of a holding, as JSON values."""
-        return self._described(self._held.of(generation))
+        found = [self._described(held) for held in self.held.of(generation)]
+        return found[0] if len(found) == 1 else merged(found)
 
     def roll(self, generation: int, step: int, vote: Vote | None, undo: bool = False) -> frozenset[str]:
         """Bring a holding to `step`, as far as it gets there: forward with `vote`, or back by an undo.
 
         Returns the parameters that are there only up to the rounding of one.
         """
-        held = self._held.of(generation)
+        held = self.held.of(generation)
         try:
-            roll(held, step, vote, self._spec, undo=undo)
+            for shards in held:
+                with rolled(shards):
+                    roll(shards, step, vote, self._spec, undo=undo)
         finally:
-            self._held.moved()
-        return held.undone
+            self.held.moved()
+        return frozenset(name for shards in held for name in shards.undone)
 
     # -- forming -------------------------------------------------------------------------------------------
 
@@ -153,32 +162,44 @@ class Member:
             device=str(self._device),
             form_timeout_s=self._spec.timing.form_s,
         )
-        with self._lock:
-            self._group = group
-            aborted = seat.generation in self._aborted
-        self._border = Border(
-            worker=seat.plan.workers[seat.rank],
-            node=seat.plan.nodes[seat.rank],
-            rank=seat.rank,
-            generation=seat.generation,
-            broken=lambda: group.broken,
-        )
-        self._mark_at(seat.generation, seat.rank, "forming", 0, -1)
-        if aborted:
-            group.break_()
-        group.check()
+        self._border = self._enter(group, seat.plan)
         group.form()
         mesh = group.mesh(mesh_plan) if seat.plan.world_size > 1 else None
-        self._next = assemble(
-            self._task,
-            self._spec,
-            generation=seat.generation,
-            rank=seat.rank,
-            plan=seat.plan,
-            mesh=mesh,
-            device=self._device,
+        self._next = self._assembled(seat.generation, seat.rank, seat.plan, mesh)
+
+    def stand_in(self, generation: int, plan: Plan, rank: int, during: int) -> None:
+        """Take the place of a lost stage under its plan, alone: memory without values yet.
+
+        The stage is then filled and loaded as a seat's shards are. Breaking generation `during` ends it.
+        """
+        self._leave()
+        group = Group.alone(during, str(self._device))
+        self._border = self._enter(group, plan, rank)
+        self._next = self._assembled(generation, rank, plan, None)
+
+    def replay(self, through: int, kept: Kept) -> None:
+        """Run the steps of the stage that was filled up to `through`; it is then held as its own rank's were.
+
+        KeyError where `kept` lacks something.
+        """
+        shards, group = self._forming, self._group
+        assert group is not None
+        assert self._border is not None
+        data = self._dataset()
+        shards.log = opened(self._spec, shards.plan)
+        alone = Alone(
+            task=self._task,
+            spec=self._spec,
+            group=group,
+            order=data.order,
+            loader=data.loader,
             border=self._border,
+            mark=lambda _, step, micro: self._mark_at(group.generation, shards.rank, "replay", step, micro),
         )
+        alone.run(shards, kept, through)
+        shards.settle()
+        self.held.add(shards)
+        self._leave()
 
     def needs(
         self, states: Iterable[tuple[str, str]] | Fragments | None = None, *, foreign: bool = False
@@ -214,9 +235,7 @@ class Member:
 
     def fill_local(self, generation: int, boxes: Fragments) -> None:
         """Copy boxes from an own holding into the new shards."""
-        step = self._held.of(generation).step
-        assert step is not None
-        self.fill(boxes, self.read(generation, step, boxes))
+        self.fill(boxes, self.read(generation, self.held.step_of(generation), boxes))
 
     def initialise(self) -> None:
         """Start fresh: every tensor gets its initial value under the run's seed."""
@@ -237,7 +256,7 @@ class Member:
 
     def load(self, document: dict[str, Any]) -> list[str]:
         """Take a document's scalars, after `fill`; sentences about what differs from the code."""
-        _, _, identity = self._dataset()
+        identity = self._dataset().identity
         data = document.get("data")
         if data is not None:  # other systems don't say what they trained on
             DataIdentity(length=data["length"], fingerprint=data["fingerprint"]).require(identity)
@@ -253,17 +272,19 @@ class Member:
 
     def go(self) -> None:
         """The new shards are the state; what was held before is dropped."""
-        self._held.replace(self._forming)
+        shards = self._forming
+        shards.log = follow(shards, self.held.every(), self.continued, self._spec)
+        self.held.replace(shards)
         self._next, self._filled = None, {}
 
     # -- training ------------------------------------------------------------------------------------------
 
     def run(self) -> RunEnd:
         """Steps until the last one or a voted pause, once per generation; settled after it in any case."""
-        shards = self._held.current
+        shards = self.held.current
         assert self._group is not None
         assert self._border is not None
-        order, loader, _ = self._dataset()
+        data = self._dataset()
         if self._saver is not None:
             self._saver.start(shards)
         loop = Loop(
@@ -271,8 +292,8 @@ class Member:
             spec=self._spec,
             shards=shards,
             group=self._group,
-            order=order,
-            loader=loader,
+            order=data.order,
+            loader=data.loader,
             border=self._border,
             mark=lambda phase, step, micro: self._mark_at(shards.generation, shards.rank, phase, step, micro),
             on_step=self._on_step,
@@ -285,12 +306,12 @@ class Member:
             if self._saver is not None:
                 self._saver.end()
             shards.settle()
-            self._held.moved()
+            self.held.moved()
             self._mark_at(shards.generation, shards.rank, "settled", shards.step or 0, -1, fault=False)
 
     def save(self) -> None:
         """Save the state that is held once more, where nothing runs."""
-        shards = self._held.current
+        shards = self.held.current
         assert self._saver is not None
         self._saver.start(shards)
         self._saver.take(shards, storage=True, wait=True)
@@ -299,9 +320,10 @@ class Member:
     def close(self) -> None:
         """Leave the group and drop everything."""
         self._leave()
-        self._held.replace(None)
+        close_logs(self.held.every())
+        self.held.replace(None)
         if self._data is not None:
-            self._data[1].close()
+            self._data.loader.close()
 
     # -- private -------------------------------------------------------------------------------------------
     @property
@@ -309,8 +331,39 @@ class Member:
         assert self._next is not None, "join comes first"
         return self._next
 
+    def _enter(self, group: Group, plan: Plan, rank: int | None = None) -> Border:
+        """A group of this process: others may break it from now on, and some may have."""
+        rank = group.rank if rank is None else rank
+        with self._lock:
+            self._group = group
+            aborted = group.generation in self._aborted
+        self._mark_at(group.generation, rank, "forming", 0, -1)
+        if aborted:
+            group.break_()
+        group.check()
+        return Border(
+            worker=plan.workers[rank],
+            node=plan.nodes[rank],
+            rank=rank,
+            generation=group.generation,
+            broken=lambda: group.broken,
+        )
+
+    def _assembled(self, generation: int, rank: int, plan: Plan, mesh: DeviceMesh | None) -> Shards:
+        assert self._border is not None
+        return assemble(
+            self._task,
+            self._spec,
+            generation=generation,
+            rank=rank,
+            plan=plan,
+            mesh=mesh,
+            device=self._device,
+            border=self._border,
+        )
+
     def _leave(self) -> None:
-        self._next, self._filled = None, {}
+        self._next, self._filled, self.continued = None, {}, None
         with self._lock:
             group, self._group = self._group, None
         if group is not None:
@@ -321,27 +374,12 @@ class Member:
         return Index(parts(shards, extra=self._filled))
 
     def _described(self, shards: Shards) -> dict[str, Any]:
-        _, _, identity = self._dataset()
-        batch = self._spec.batch
-        return documents.describe(shards) | {
-            "data": {"length": identity.length, "fingerprint": identity.fingerprint},
-            "batch": {
-                name: getattr(batch, name)
-                for name in ("global_size", "micro_size", "seed", "drop_last", "shuffle")
-            },
-            "precision": self._spec.precision,
-        }
+        return described(shards, self._spec, self._dataset().identity)
 
-    def _dataset(self) -> tuple[SampleOrder, Loader, DataIdentity]:
-        """Built on first use and kept: the data set is the same in every generation."""
+    def _dataset(self) -> Data:
         if self._data is None:
-            seed = self._spec.batch.seed
             assert self._border is not None
-            with self._border.at("building the data set", 0):
-                dataset = numbered(self._task.dataset())
-                identity = identify(dataset, seed=seed, seeding=seeded.sample)
-                loader = Loader(dataset, seed=seed, seeding=seeded.sample)
-            self._data = (SampleOrder(identity.length, self._spec.batch), loader, identity)
+            self._data = build(self._task, self._spec, self._border)
         return self._data
 
     def _mark_at(

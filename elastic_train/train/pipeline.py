@@ -9,7 +9,7 @@ length, that are counted, filled up and interrupted one by one.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
@@ -37,6 +37,12 @@ def one_forward_one_backward(jobs: int, place: Place) -> Iterator[tuple[Literal[
         yield "backward", job - ahead
     for job in range(jobs - ahead, jobs):
         yield "backward", job
+
+
+def gradient_of(received: torch.Tensor) -> torch.Tensor:
+    """Zeros where the stage made no use of it."""
+    gradient = received.grad if received.grad is not None else torch.zeros_like(received)
+    return gradient.contiguous()
 
 
 class Boundary:
@@ -79,8 +85,7 @@ class Boundary:
 
     def send_gradient(self, received: torch.Tensor) -> None:
         """The gradient of what was received; zeros where the stage made no use of it."""
-        gradient = received.grad if received.grad is not None else torch.zeros_like(received)
-        gradient = gradient.contiguous()
+        gradient = gradient_of(received)
         self._send(gradient, self._place.stage - 1, BACKWARD)
         self._sender.gradient(gradient)
 
@@ -104,27 +109,25 @@ class Boundary:
 
 
 class ReplayedBoundary(Boundary):
-    """The ends of a stage that runs alone: it receives what the log kept, and what it sends is dropped."""
+    """The ends of a stage that runs alone: it receives what the log kept, what it sends is only logged."""
 
-    def __init__(
-        self, place: Place, device: torch.device, kept: Kept, step: int, micro_batches: Sequence[int]
-    ) -> None:
-        super().__init__(place, device)
-        self._kept, self._step = kept, step
-        self._forwards, self._backwards = iter(micro_batches), iter(micro_batches)
+    def __init__(self, place: Place, device: torch.device, kept: Kept, sender: Sender) -> None:
+        super().__init__(place, device, sender)
+        self._kept, self._step = kept, sender.step
+        self._forwards, self._backwards = iter(sender.micro_batches), iter(sender.micro_batches)
 
     def receive(self) -> torch.Tensor:
         received = self._read("activation", self._place.stage - 1, next(self._forwards))
         return received.requires_grad_(received.is_floating_point())
 
     def send(self, output: Any) -> None:
-        return None
+        self._sender.activation(output.detach().contiguous())
 
     def receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
         return self._read("gradient", self._place.stage + 1, next(self._backwards))
 
     def send_gradient(self, received: torch.Tensor) -> None:
-        return None
+        self._sender.gradient(gradient_of(received))
 
     def _read(self, kind: Kind, source: int, micro_batch: int) -> torch.Tensor:
         crossing = Crossing(

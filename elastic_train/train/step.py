@@ -204,11 +204,11 @@ class Stepper:
     def _opened(self, step: int, work: Sequence[Work]) -> Boundary | None:
         """The ends of this rank's stage; what it sends goes into its log."""
         indices = [job.micro_batch.index for job in work]
-        if self._replayed is not None:
-            return ReplayedBoundary(self._place, self._shards.device, self._replayed, step, indices)
-        if self._place.pipe is None:
+        if self._place.pipe is None and self._replayed is None:
             return None
         sender = Sender(self._shards.log, step=step, stage=self._place.stage, micro_batches=indices)
+        if self._replayed is not None:
+            return ReplayedBoundary(self._place, self._shards.device, self._replayed, sender)
         return Boundary(self._place, self._shards.device, sender)
 
     def vote(self, step: int, ballot: Ballot) -> Vote:
@@ -217,6 +217,8 @@ class Stepper:
         packed = ballot.packed(shards.device)
         with shards.lock:
             shards.reached = step
+        if shards.log is not None:
+            shards.log.close_step(step)
         self._mark("vote", step, -1)
         with self._border.collective("the vote", step):
             self._group.check()
@@ -338,11 +340,10 @@ class Stepper:
 
     def _sum_over_stages(self, step: int) -> None:
         """Gradients of tensors that are on several stages."""
-        stage = self._place.stage
+        sender = Sender(self._shards.log, step=step, stage=self._place.stage, micro_batches=())
         if self._replayed is not None:
-            add_kept_ties(self._trainable, self._place, self._replayed, step)
+            add_kept_ties(self._trainable, self._place, self._replayed, sender)
         else:
-            sender = Sender(self._shards.log, step=step, stage=stage, micro_batches=())
             sum_over_stages(self._trainable, self._place, sender.tie)
 
     def _checked(self, loss: Any, count: Any) -> float:

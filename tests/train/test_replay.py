@@ -40,7 +40,7 @@ STEPS = 5
 
 
 def log_boundaries(state: State) -> None:
-    shards = state["member"]._held.current
+    shards = state["member"].held.current
     shards.log = state["log"] = BoundaryLog(Room(memory=1 << 24, waiting=1 << 24))
 
 
@@ -48,7 +48,7 @@ def kept_for(state: State, stage: int) -> tuple[dict[Crossing, torch.Tensor], di
     """What this rank's log has for a stage, the outcomes of votes, and its span."""
     log: BoundaryLog = state["log"]
     log.flush()
-    shards = state["member"]._held.current
+    shards = state["member"].held.current
     sent = {c: log.read(c) for c in log.crossings(shards.place.stage, stage)}
     return sent, {step: log.vote(step) for step in range(1, STEPS + 1)}, log.span()
 
@@ -56,7 +56,7 @@ def kept_for(state: State, stage: int) -> tuple[dict[Crossing, torch.Tensor], di
 def part_of(state: State) -> tuple[Fragments, list[np.ndarray], dict[str, Any]]:
     """All that this rank holds: boxes, bytes, scalars."""
     member = state["member"]
-    shards = member._held.current
+    shards = member.held.current
     table = member.holds(shards.generation)
     return table, member.read(shards.generation, shards.step, table), member.document(shards.generation)
 

@@ -14,12 +14,17 @@ import torch
 import torch.distributed as dist
 
 from elastic_train.config import RunSpec
+from elastic_train.data.loader import Loader
+from elastic_train.data.order import SampleOrder
 from elastic_train.errors import ConfigError
 from elastic_train.train.boundary.crossing import Kept
+from elastic_train.train.group import Group
 from elastic_train.train.reduce import local_gradient
 from elastic_train.train.shards import Shards
-from elastic_train.train.step import Stepper, Work
+from elastic_train.train.step import Mark, Stepper, Work
+from elastic_train.train.task import Task
 from elastic_train.train.update import apply
+from elastic_train.train.user_code import Border
 
 Gradients = dict[str, torch.Tensor]
 
@@ -31,6 +36,34 @@ class Crew:
     rank: int
     size: int
     group: dist.ProcessGroup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alone:
+    """What one worker needs to replay a stage by itself."""
+
+    task: Task
+    spec: RunSpec
+    group: Group
+    order: SampleOrder
+    loader: Loader
+    border: Border
+    mark: Mark
+
+    def run(self, shards: Shards, kept: Kept, through: int) -> None:
+        """Take the filled shards of a whole stage up to a step; KeyError where `kept` lacks something."""
+        stepper = Stepper(
+            task=self.task,
+            spec=self.spec,
+            shards=shards,
+            group=self.group,
+            order=self.order,
+            loader=self.loader,
+            border=self.border,
+            mark=self.mark,
+            replayed=kept,
+        )
+        Replayer(stepper, shards, self.spec, kept).run(through)
 
 
 class Replayer:
@@ -58,9 +91,12 @@ class Replayer:
                 self._stepper.gradients(step)
             else:
                 self._shared(step, self._crew)
+            vote = self._kept.vote(step)
             with shards.lock:
                 shards.reached = step
-            apply(shards, self._kept.vote(step), self._spec)
+            apply(shards, vote, self._spec)
+            if shards.log is not None:
+                shards.log.seal(vote)
 
     def _shared(self, step: int, crew: Crew) -> None:
         """The step's gradient from everybody's micro-batches: each runs every n-th of them."""

@@ -16,6 +16,7 @@ class Sender:
     def __init__(
         self, log: BoundaryLog | None, *, step: int, stage: int, micro_batches: Sequence[int]
     ) -> None:
+        self.step, self.micro_batches = step, tuple(micro_batches)
         self._log, self._step, self._stage = log, step, stage
         self._activations, self._gradients = iter(micro_batches), iter(micro_batches)
 

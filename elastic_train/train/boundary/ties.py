@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from torch import nn
 
 from elastic_train.train.boundary.crossing import Crossing, Kept
+from elastic_train.train.boundary.sender import Sender
 from elastic_train.train.place import Place
 from elastic_train.train.reduce import local_gradient, summed
 
 
-def add_kept_ties(parameters: Mapping[str, nn.Parameter], place: Place, kept: Kept, step: int) -> None:
+def add_kept_ties(parameters: Mapping[str, nn.Parameter], place: Place, kept: Kept, sender: Sender) -> None:
     """The sum over stages as it was made in the step. Raises KeyError where the log lacks a part."""
     for fqn, parameter in parameters.items():
         stages = place.stages_of(fqn)
@@ -19,8 +20,12 @@ def add_kept_ties(parameters: Mapping[str, nn.Parameter], place: Place, kept: Ke
             continue
         mine = local_gradient(parameter)
         others = {
-            stage: kept.read(Crossing(step=step, kind="tie", source=stage, target=place.stage, name=fqn))
+            stage: kept.read(
+                Crossing(step=sender.step, kind="tie", source=stage, target=place.stage, name=fqn)
+            )
             for stage in stages
             if stage != place.stage
         }
+        for stage in others:
+            sender.tie(fqn, stage, mine)
         mine.copy_(summed(mine.contiguous(), others, stages))

@@ -1,0 +1,34 @@
+"""Which replica is wrong, where the digests of replicas differ."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+Digests = Mapping[str, int]
+"""One rank's digest of what it holds together with others, by the name of that set of ranks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """`wrong` ranks are outvoted by their replicas. Among `doubtful` ones nobody can tell."""
+
+    wrong: tuple[int, ...] = ()
+    doubtful: tuple[int, ...] = ()
+
+
+def judge(told: Mapping[int, Digests]) -> Verdict:
+    """What ranks told of what they hold: in each set of replicas more than half are right."""
+    wrong: set[int] = set()
+    doubtful: set[int] = set()
+    for name in {name for own in told.values() for name in own}:
+        members = {rank: own[name] for rank, own in told.items() if name in own}
+        (digest, count), *others = Counter(members.values()).most_common()
+        if not others:
+            continue
+        if 2 * count > len(members):
+            wrong |= {rank for rank, own in members.items() if own != digest}
+        else:
+            doubtful |= set(members)
+    return Verdict(wrong=tuple(sorted(wrong)), doubtful=tuple(sorted(doubtful - wrong)))

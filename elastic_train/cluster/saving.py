@@ -101,10 +101,15 @@ def read_in_batches(
     checkpoint: Checkpoint, needs: Fragments
 ) -> Iterator[tuple[Fragments, Sequence[np.ndarray]]]:
     """The bytes of every box, a bounded number of them at a time."""
-    batch = np.cumsum(needs.nbytes) // READ_BYTES
-    for number in np.unique(batch):
-        boxes = needs.take(batch == number)
+    for boxes in batches(needs, READ_BYTES):
         yield boxes, read_boxes(checkpoint, boxes)
+
+
+def batches(boxes: Fragments, size: int) -> Iterator[Fragments]:
+    """The rows in order, about so many bytes at a time."""
+    batch = np.cumsum(boxes.nbytes) // size
+    for number in np.unique(batch):
+        yield boxes.take(batch == number)
 
 
 def read_boxes(checkpoint: Checkpoint, boxes: Fragments) -> Sequence[np.ndarray]:

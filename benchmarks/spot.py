@@ -1,0 +1,106 @@
+"""What is left of the time on spot machines, beside Ray Train's elastic training?
+
+python -m benchmarks.spot TRACE [--quick] [--nodes 6] [--seconds 300] [--json FILE]
+
+A trace of spot capacity is scaled to a few local nodes and a few minutes. Both systems start with the nodes
+that it starts with, and from their first step on nodes are killed (SIGKILL of everything on them) and added
+as it says, the same ones for both. Goodput is the time of each kept step's first execution over the time from
+submission to the end of the trace.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks import record
+from benchmarks.spot_case import START_S, parser
+from benchmarks.trace import scaled
+
+OURS, PEER = "elastic_train", "ray_train"
+PROGRAMS = {OURS: "benchmarks.spot_run", PEER: "benchmarks.peers.ray_train_spot"}
+QUICK_S = 120.0
+COLUMNS = {
+    "system": "system",
+    "goodput": "goodput",
+    "steps": "steps",
+    "redone": "steps_redone",
+    "groups": "groups",
+    "steps' s": "good_s",
+    "wall s": "wall_s",
+    "load": "load",
+}
+
+
+def measured(system: str, trace: Path, options: list[str], seconds: float) -> dict[str, Any]:
+    """One system's way through the trace; a problem is a result too."""
+    load = round(os.getloadavg()[0], 1)
+    with tempfile.TemporaryDirectory(prefix="et-bench-") as directory:
+        file, log = Path(directory) / "result.json", Path(directory) / "log"
+        command = [sys.executable, "-m", PROGRAMS[system], str(trace), *options, "--json", str(file)]
+        with log.open("wb") as out:
+            program = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+            try:
+                program.wait(2 * START_S + seconds)
+            except subprocess.TimeoutExpired:
+                program.kill()
+                program.wait()
+        found = (
+            json.loads(file.read_text())
+            if file.exists()
+            else {"problem": f"exit code {program.returncode}: {log.read_text()[-1500:]}"}
+        )
+    return {"system": system, "load": load, **found}
+
+
+def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
+    of = {
+        system: {
+            key: record.median(r.get(key) for r in results if r["system"] == system)
+            for key in ("goodput", "steps")
+        }
+        for system in PROGRAMS
+    }
+    return {
+        "goodput": of[OURS]["goodput"],
+        "x_vs_ray_train": record.ratio(of[OURS]["goodput"], of[PEER]["goodput"]),
+        "steps_x_vs_ray_train": record.ratio(of[OURS]["steps"], of[PEER]["steps"]),
+    }
+
+
+def main() -> int:
+    words = parser(__doc__ or "")
+    words.add_argument("--quick", action="store_true", help=f"the trace in {QUICK_S:.0f} s")
+    words.add_argument("--json", type=Path, metavar="FILE", help="write the whole record there")
+    said = words.parse_args()
+    seconds = QUICK_S if said.quick else said.seconds
+    trace = scaled(said.trace, nodes=said.nodes, seconds=seconds)
+    print("nodes: " + ", ".join(f"{c.nodes} from {c.at_s:.0f} s" for c in trace), flush=True)
+    options = [f"--nodes={said.nodes}", f"--seconds={seconds}", f"--seed={said.seed}"]
+    systems = [OURS, *([PEER] if importlib.util.find_spec("ray.train") else [])]
+    results: list[dict[str, Any]] = []
+    for system in systems:
+        print(f"{system}, seed {said.seed}", flush=True)
+        results.append(measured(system, said.trace, options, seconds))
+        print("\n".join(results[-1].get("summary", [results[-1].get("problem", "")])), flush=True)
+    print("\n" + record.table(COLUMNS, [[r.get(key) for key in COLUMNS.values()] for r in results]))
+    whole = record.record(
+        "spot",
+        results=results,
+        headline=headline(results),
+        trace=[(c.at_s, c.nodes) for c in trace],
+        absent=[] if len(systems) == 2 else [PEER],
+    )
+    record.finish(whole, said.json)
+    ours = results[0]
+    return 0 if ours.get("exact") and "problem" not in ours else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""A trace of spot capacity, as few nodes and as little time as a small machine has.
+
+A trace is a CSV file with the columns `time_s` and `total`: how many nodes there are from a time on.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from elastic_train.cluster.local import LocalCluster
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capacity:
+    """From `at_s` on there are `nodes`."""
+
+    at_s: float
+    nodes: int
+
+
+def scaled(trace: Path, *, nodes: int, seconds: float) -> tuple[Capacity, ...]:
+    """A trace with its largest capacity as `nodes`, at least one, and its last change before `seconds`.
+
+    Changes that are none at this scale are left out.
+    """
+    with trace.open(newline="") as file:
+        rows = [(float(row["time_s"]), int(row["total"])) for row in csv.DictReader(file)]
+    begin, most = rows[0][0], max(total for _, total in rows)
+    tail = (rows[-1][0] - begin) / max(len(rows) - 1, 1)  # the last one is as long as others
+    factor = seconds / (rows[-1][0] - begin + tail)
+    all_ = [
+        Capacity(at_s=(at - begin) * factor, nodes=max(1, round(total * nodes / most))) for at, total in rows
+    ]
+    return (all_[0], *(after for before, after in pairwise(all_) if after.nodes != before.nodes))
+
+
+class Replay:
+    """Takes nodes from a cluster and gives it some, as a trace says. `begin` starts its clock.
+
+    Call `due` from the main thread: only there nodes can be added.
+    """
+
+    def __init__(self, cluster: LocalCluster, trace: tuple[Capacity, ...], *, seed: int) -> None:
+        self._cluster, self._left, self._draw = cluster, list(trace[1:]), random.Random(seed)
+        self._begun: float | None = None
+        self.done: list[tuple[float, int]] = []  # when, how many nodes then
+
+    def begin(self, now: float) -> None:
+        if self._begun is None:
+            self._begun = now
+
+    def due(self, now: float, kill: Callable[[str], object]) -> None:
+        """Do what is due by now; `kill` ends a node."""
+        while self._begun is not None and self._left and now - self._begun >= self._left[0].at_s:
+            wanted = self._left.pop(0).nodes
+            while len(self._cluster.nodes) > wanted:
+                kill(self._draw.choice(self._cluster.nodes).node_id)
+            while len(self._cluster.nodes) < wanted:
+                self._cluster.add_node()
+            self.done.append((now, wanted))
+
+    def over(self, now: float, seconds: float) -> bool:
+        return self._begun is not None and now - self._begun >= seconds

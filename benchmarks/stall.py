@@ -6,7 +6,7 @@ A plain loop (square layers, fused AdamW) saves parameters and both moments afte
 `blocked_ms` is what the training thread spends in the system per save: in the call that saves, and in what
 has to be waited for before the next update. `step_ms` holds the slow-down by what goes on in the background
 too; its ratio to the bare step of the same processes is `step_overhead_ratio`. Every system runs in fresh
-processes, in turns. Afterwards it saves three times more, each time with an update right behind, and what it
+processes, in turns. Afterwards it saves twice more, each time with an update right behind, and what it
 saved is read and compared with the state it was asked to save: one that differs is torn. `memory_mb` is the
 peak of host memory above that of the bare loop, processes of the system included. `x_copy` is by how much
 longer a step is than a bare one, over the time that one copy of the state takes at the speed of memory:
@@ -39,7 +39,7 @@ SYNC = "DCP save"
 ASYNC = "DCP async_save"
 BUDGET_S, QUICK_BUDGET_S = 450.0, 170.0
 LIMIT_S = 900.0
-STEPS = {1: 8, 10: 21}
+STEPS = {1: 6, 10: 21}
 """By how many steps lie between two saves."""
 SLOWEST = ("step_ms", "blocked_ms", "bare_step_ms", "copy_ms", "skipped")
 NAMES = (

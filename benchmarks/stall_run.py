@@ -20,8 +20,8 @@ from torch._C._distributed_c10d import TCPStore
 from benchmarks.stall_memory import Peak, copy_bytes_s
 from benchmarks.stall_systems import SYSTEMS, Nothing, System, Tensors
 
-WARM_UP = 3
-HASTY = 3
+WARM_UP = 2
+HASTY = 2
 """Saves after those that are measured, each followed by an update as soon as one can be: those are read."""
 
 
@@ -33,7 +33,7 @@ def model_of(millions: float) -> tuple[nn.Module, torch.Tensor]:
     parts: list[nn.Module] = []
     for _ in range(layers):
         parts += [nn.Linear(width, width, bias=False), nn.GELU()]
-    return nn.Sequential(*parts), torch.randn(96, width)
+    return nn.Sequential(*parts), torch.randn(64, width)
 
 
 def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Tensors:
@@ -148,7 +148,7 @@ def main() -> None:
     parser.add_argument("--millions", type=float, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--every", type=int, required=True)
-    parser.add_argument("--bare", type=int, default=5)
+    parser.add_argument("--bare", type=int, default=4)
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--port", type=int, required=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster import segments
@@ -25,7 +26,9 @@ from elastic_train.cluster.remote import answer
 from elastic_train.cluster.saving import PartWriter
 from elastic_train.cluster.segments import Segment
 from elastic_train.cluster.shelf import Book, Shelf
+from elastic_train.cluster.watch import node_info
 from elastic_train.config import RunSpec
+from elastic_train.errors import ElasticTrainError
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Snapshot
 
@@ -48,6 +51,8 @@ class Keeper:
         self._lock = threading.Lock()
         self._shelf = Shelf(node)
         self._buddy: Any = None
+        info = node_info(node)
+        self._store_bytes = int(info["Resources"]["object_store_memory"]) if info is not None else sys.maxsize
         self._outbox = Outbox(
             lambda words, _: controller.deliver_kept.remote(node, words),
             lambda: None,
@@ -89,22 +94,23 @@ class Keeper:
         return str(segment.path)
 
     @ray.method(concurrency_group=SEAL)
-    def seal(self, kept: Kept, me: Any) -> bool:
-        """A snapshot is whole. Returns once a copy is on another node; False where there is none."""
+    def seal(self, kept: Kept, me: Any) -> str:
+        """A snapshot is whole. Returns once a copy is on another node; why there is none where that fails."""
         with self._lock:
             segment = self._segments.get((kept.worker, kept.generation))
-        if segment is None:  # its worker is in another generation by now
-            return False
+        if segment is None:
+            return "its worker is in another generation by now"
         data = np.frombuffer(segment.arena.slot(kept.slot), np.uint8)[: kept.used]
         self._shelf.put(Book(kept=kept, data=data, arena=segment.arena))
         self._drop_segments(lambda key: key[1] not in self._shelf.generations() and key[1] < kept.generation)
         if self._buddy is None:
-            return False
+            return "there is no other node"
         try:
-            return answer(self._buddy.hold.remote(kept, me), COPY_S)
+            answer(self._buddy.hold.remote(kept, me), COPY_S)
         except (RayError, GetTimeoutError) as error:
-            log.warning("no copy of step %d on another node: %s", kept.step, type(error).__name__)
-            return False
+            cause = error.cause if isinstance(error, RayTaskError) else None
+            return str(cause) if isinstance(cause, ElasticTrainError) else type(error).__name__
+        return ""
 
     @ray.method(concurrency_group=FLUSH)
     def flush(self, kept: Kept) -> None:
@@ -130,11 +136,14 @@ class Keeper:
     # -- from other keepers
 
     @ray.method(concurrency_group=READ)
-    def hold(self, kept: Kept, other: Any) -> bool:
-        """Keep a copy of what another node's keeper has. Asked for from here, so that it is owned here."""
+    def hold(self, kept: Kept, other: Any) -> None:
+        """Keep a copy of what another node's keeper has. Asked for from here, so that it is owned here.
+
+        Raises MemoryTooSmall.
+        """
+        self._shelf.make_room(kept, self._store_bytes)
         data = answer(other.give.remote(kept.generation, kept.rank, kept.step), COPY_S)
         self._shelf.put(Book(kept=kept, data=data))
-        return True
 
     @ray.method(concurrency_group=READ)
     def give(self, generation: int, rank: int, step: int) -> np.ndarray:

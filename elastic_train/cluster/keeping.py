@@ -54,6 +54,7 @@ class Keeping:
         self._open: set[int] = set()  # steps of those under way
         self._flushing: set[Share] = set()
         self._first = True
+        self._alone = ""  # why the last one has no copy on another node
         self._since = 0  # steps since the last snapshot
         self._at = time.monotonic()
         self._cost_s = 0.0
@@ -141,7 +142,7 @@ class Keeping:
         kept = _kept(self._worker, share, first=self._first or share.generation != self._generation)
         self._cost_s = share.seconds
         try:
-            ray.get(self._keeper.seal.remote(kept, self._keeper))
+            self._copied(share.step, ray.get(self._keeper.seal.remote(kept, self._keeper)))
         except RayError as error:
             self._failed(error)
             if share.storage:
@@ -159,6 +160,12 @@ class Keeping:
             self._failed(error)
             self._writer.save(share)
         self._flushed(share)
+
+    def _copied(self, step: int, alone: str) -> None:
+        """What keeps the copy from another node is said when it begins."""
+        if alone and alone != self._alone:
+            self._note(f"snapshots are on this node only since step {step}: {alone}")
+        self._alone = alone
 
     def _complete(self, share: Share, *, shared: bool) -> None:
         """The snapshot is where it should be. The one before it may go: nothing new begins before a vote.

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from elastic_train.checkpoint.engine.arena import Arena
+from elastic_train.checkpoint.engine.arena import SPARE, Arena, require
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.cluster.messages import Kept, Offer
 from elastic_train.errors import GroupBroken
@@ -76,6 +76,23 @@ class Shelf:
                 del self._books[kept.generation, kept.rank, step]
             if not kept.first:
                 self._books = {key: b for key, b in self._books.items() if key[0] >= kept.generation}
+
+    def make_room(self, kept: Kept, free: int) -> None:
+        """Before a copy comes into an object store of `free` bytes: MemoryTooSmall where it would not fit.
+
+        Copies that are held are never spilled, so a store that is full would keep everybody waiting. An older
+        step of the same rank goes for it, as long as one stays. Room for what this node sends on stays free.
+        """
+        with self._lock:
+            own = sorted((b for b in self._books.values() if b.arena is None), key=lambda b: b.kept.step)
+            held = sum(b.data.nbytes for b in own)
+            older = [b for b in own if b.kept.rank == kept.rank][:-1]
+            while older and held + 2 * kept.used > free * (1 - SPARE):
+                book = older.pop(0)
+                del self._books[book.kept.generation, book.kept.rank, book.kept.step]
+                held -= book.data.nbytes
+        where = "the object store of the node that would hold them"
+        require(held + 2 * kept.used, free=free, what="copies of snapshots", where=where)
 
     def book(self, generation: int, rank: int, step: int) -> Book:
         """One snapshot; GroupBroken if it is here no more."""

@@ -106,6 +106,24 @@ def test_the_newest_steps_stay_and_an_older_generation_until_the_second_snapshot
     assert [(s.generation, s.step) for s in shelf.snapshots()] == [(2, 9), (2, 10)]
 
 
+def test_a_copy_makes_room_in_a_full_object_store_and_what_fits_in_no_way_is_refused_with_the_figure() -> (
+    None
+):
+    arena, shelf = arena_of(4), Shelf("n1")
+    books = [book(arena, kept(arena, slot, rank=0, step=7 + slot), copied=True) for slot in range(3)]
+    used = books[0].kept.used
+    shelf.put(book(arena, kept(arena, 3, rank=1, step=7)))  # of this node: in its segment, not in the store
+    for each in books[:2]:
+        shelf.put(each)
+    shelf.make_room(books[2].kept, 5 * used)
+    assert [s.step for s in shelf.snapshots() if s.rank == 0] == [7, 8]
+    shelf.make_room(books[2].kept, 4 * used)  # of which a little has to stay free
+    assert [s.step for s in shelf.snapshots() if s.rank == 0] == [8]
+    with pytest.raises(MemoryTooSmall, match=f"{3 * used / 1e6:,.1f} MB in the object store"):
+        shelf.make_room(books[2].kept, 2 * used)
+    assert [s.step for s in shelf.snapshots() if s.rank == 0] == [8], "the newest stays"
+
+
 def test_a_box_that_nobody_sealed_is_refused() -> None:
     arena, shelf = arena_of(1), Shelf("n1")
     shelf.put(book(arena, kept(arena, 0, rank=0, step=7)))

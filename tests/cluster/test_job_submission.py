@@ -79,7 +79,7 @@ def test_a_run_is_refused_while_it_is_driven_and_taken_over_when_its_driver_is_l
     eventually("the end of its processes", lambda: not jobs.left(), 60.0)
 
 
-@pytest.mark.trial
+@pytest.mark.matrix
 def test_a_run_whose_driver_never_comes_back_ends_itself(jobs: Jobs) -> None:
     jobs.submit("lonely", "--name", "lonely", "--max-steps", "100000")
     eventually("step 5", lambda: jobs.reached("lonely", 5))
@@ -91,7 +91,7 @@ def test_a_run_whose_driver_never_comes_back_ends_itself(jobs: Jobs) -> None:
     assert "the driver has been silent" in end.ended[1]
 
 
-@pytest.mark.trial
+@pytest.mark.matrix
 def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
     jobs.submit("doomed", "--name", "headless", "--max-steps", "100000")
     eventually("step 25", lambda: jobs.reached("headless", 25))

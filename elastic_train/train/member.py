@@ -26,7 +26,7 @@ from elastic_train.train import expected, seeded
 from elastic_train.train.assemble import assemble
 from elastic_train.train.boundary.carry import close_logs, follow, opened, rolled
 from elastic_train.train.boundary.crossing import Kept
-from elastic_train.train.boundary.replay import Alone
+from elastic_train.train.boundary.replay import Alone, Crew
 from elastic_train.train.build import initialise
 from elastic_train.train.dataset import Data, build, described
 from elastic_train.train.digest import reduced_digest
@@ -177,7 +177,7 @@ class Member:
         self._border = self._enter(group, plan, rank)
         self._next = self._assembled(generation, rank, plan, None)
 
-    def replay(self, through: int, kept: Kept) -> None:
+    def replay(self, through: int, kept: Kept, crew: Crew | None = None) -> None:
         """Run the steps of the stage that was filled up to `through`; it is then held as its own rank's were.
 
         KeyError where `kept` lacks something.
@@ -196,7 +196,7 @@ class Member:
             border=self._border,
             mark=lambda _, step, micro: self._mark_at(group.generation, shards.rank, "replay", step, micro),
         )
-        alone.run(shards, kept, through)
+        alone.run(shards, kept, through, crew)
         shards.settle()
         self.held.add(shards)
         self._leave()

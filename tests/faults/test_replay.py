@@ -12,7 +12,7 @@ from elastic_train.control.events import WorkerLost
 from elastic_train.control.faults import FaultSchedule, KillRank, Moment
 from tests.faults.conftest import TIMING, Runs
 
-pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600), pytest.mark.trial]
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600), pytest.mark.matrix]
 NODES, CPUS = 3, 1
 STEPS = 22
 WHOLE = replace(TIMING, join_window_s=60.0)  # the first group waits for the standby worker too

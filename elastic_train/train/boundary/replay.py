@@ -40,7 +40,7 @@ class Crew:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alone:
-    """What one worker needs to replay a stage by itself."""
+    """What a worker needs to replay a stage, by itself or with a crew."""
 
     task: Task
     spec: RunSpec
@@ -50,7 +50,7 @@ class Alone:
     border: Border
     mark: Mark
 
-    def run(self, shards: Shards, kept: Kept, through: int) -> None:
+    def run(self, shards: Shards, kept: Kept, through: int, crew: Crew | None = None) -> None:
         """Take the filled shards of a whole stage up to a step; KeyError where `kept` lacks something."""
         stepper = Stepper(
             task=self.task,
@@ -63,7 +63,7 @@ class Alone:
             mark=self.mark,
             replayed=kept,
         )
-        Replayer(stepper, shards, self.spec, kept).run(through)
+        Replayer(stepper, shards, self.spec, kept, crew).run(through)
 
 
 class Replayer:

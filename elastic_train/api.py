@@ -60,6 +60,7 @@ class ElasticTrainer:
         resume_from: ResumeFrom | str | None = None,
         notices: Notices | None = None,
         on_event: str | None = None,
+        compare_replicas: int | None = None,
         evict_slower_than: float | None = None,
         boundary_logs: BoundaryLogs | None = _DEFAULT_LOGS,
         **unknown: Any,
@@ -84,6 +85,7 @@ class ElasticTrainer:
             timing=timing or Timing(),
             notices=notices,
             on_event=on_event,
+            compare_replicas=compare_replicas,
             evict_slower_than=evict_slower_than,
             boundary_logs=boundary_logs,
         )

@@ -168,6 +168,23 @@ class SnapshotFailed(ElasticTrainError):
 
 
 @dataclass(kw_only=True, eq=False)
+class ReplicasDiffer(ElasticTrainError):
+    """Ranks that should hold the same bits don't. `wrong` are outvoted, of `doubtful` nobody can tell."""
+
+    step: int
+    agreed: int
+    wrong: tuple[str, ...]
+    doubtful: tuple[str, ...]
+
+    def __str__(self) -> str:
+        found = [f"{name} holds other bits than its replicas" for name in self.wrong]
+        if self.doubtful:
+            found.append(f"{' and '.join(self.doubtful)} differ, and nothing tells which is wrong")
+        said = "; ".join(found)
+        return f"silent corruption at step {self.step}: {said}. At step {self.agreed} they agreed."
+
+
+@dataclass(kw_only=True, eq=False)
 class UndoRefused(ElasticTrainError):
     optimizer: str
     tensor: str  # empty where the optimizer itself is to blame

@@ -10,7 +10,13 @@ from contextlib import contextmanager
 from ray.exceptions import RayError
 
 from elastic_train.control.events import Cause
-from elastic_train.errors import ConfigError, GroupBroken, MemoryTooSmall, UserCodeError
+from elastic_train.errors import (
+    ConfigError,
+    GroupBroken,
+    MemoryTooSmall,
+    ReplicasDiffer,
+    UserCodeError,
+)
 from elastic_train.train.seat import Progress
 
 
@@ -37,6 +43,16 @@ def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None
         case GroupBroken(reason=reason):
             return Cause(
                 kind="collective", detail=_plain(reason), phase=phase, step=step, rank=rank, node=node
+            )
+        case ReplicasDiffer(agreed=agreed):
+            return Cause(
+                kind="corruption",
+                detail=str(error),
+                phase=phase,
+                step=step,
+                rank=rank,
+                node=node,
+                trusted=agreed,
             )
         case RayError():  # a holder died while it was read from
             return Cause(kind="collective", detail=line, phase=phase, step=step, rank=rank, node=node)

@@ -18,7 +18,7 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders, votes
-from elastic_train.recovery.evidence import Live, Mixed, checkpoint_of
+from elastic_train.recovery.evidence import Live, Mixed, Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive, extend
 from elastic_train.recovery.logs import logged
 
@@ -55,12 +55,26 @@ def evidence(facts: Facts) -> Evidence:
         holdings=facts.holdings,
         step=facts.step,
         seen=facts.seen,
-        stored=facts.stored,
-        ever_stored=facts.ever_stored,
-        snapshots=facts.snapshots or (),
+        stored=_sound(facts),
+        ever_stored=facts.ever_stored and (facts.suspect is None or facts.suspect[1] > 0),
+        snapshots=tuple(s for s in facts.snapshots or () if not _suspect(facts, s.generation, s.step)),
     )
     stages = {g: plan.mesh.pp for g, plan in facts.plans if g > facts.unreplayed}
     return replace(found, logs=logged(dict(facts.logs), stages, votes(found)))
+
+
+def _suspect(facts: Facts, generation: int, step: int) -> bool:
+    """Whether what was saved may hold what turned out to be corrupt later."""
+    return facts.suspect is not None and generation <= facts.suspect[0] and step > facts.suspect[1]
+
+
+def _sound(facts: Facts) -> Stored | None:
+    """The newest checkpoint that isn't suspect."""
+    stored = facts.stored
+    if stored is None or not _suspect(facts, stored.generation, stored.step):
+        return stored
+    older = [c.stored for c in facts.commitments if not _suspect(facts, c.stored.generation, c.stored.step)]
+    return older[-1] if older else None
 
 
 def try_form(state: State, policy: Policy, at: float) -> Outcome:

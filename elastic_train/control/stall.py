@@ -21,12 +21,13 @@ ORDER: Mapping[str, int] = {
     "reduce": 1,
     "vote": 2,
     "optimizer": 3,
+    "compare": 4,
     "save": 4,
     "evaluation": 4,
 }
 """How far a member is in its step. Forward, backward and updates in backward alternate."""
 
-OPEN_ENDED = frozenset({"save", "evaluation"})
+OPEN_ENDED = frozenset({"save", "compare", "evaluation"})
 COLLECTIVES = "torch/distributed/"
 INNERMOST = 24
 """Lines of a stack, from the inside, in which a wait for other ranks shows."""

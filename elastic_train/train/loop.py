@@ -11,6 +11,7 @@ from elastic_train.config import RunSpec
 from elastic_train.data.loader import Loader
 from elastic_train.data.order import SampleOrder, fold_digests
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.compare import compare_replicas
 from elastic_train.train.evaluate import Evaluator
 from elastic_train.train.group import Group
 from elastic_train.train.saver import Saver
@@ -78,6 +79,7 @@ class Loop:
         self._spec, self._shards, self._border, self._mark = spec, shards, border, mark
         self._requests, self._on_step, self._saver = requests, on_step, saver
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
+        self._agreed = shards.step or 0  # the last step at which replicas held the same
         self._voted_at = time.monotonic()
         with border.collective("preparing", shards.step or 0):
             self._stepper = Stepper(
@@ -124,6 +126,7 @@ class Loop:
             self._evaluate(report)  # if the generation before did not get to the end of it
         while (step := self._at()) < self._spec.max_steps:
             outcome = self._step(step + 1)
+            self._compare(step + 1)
             if self._saver is not None:
                 self._save(self._saver, step + 1, outcome)
             if outcome.pause > 0:
@@ -161,6 +164,15 @@ class Loop:
         metrics = evaluator.run(step)
         self._shards.evaluated = step
         self._on_step(replace(report, metrics=tuple(sorted(metrics.items()))))
+
+    def _compare(self, step: int) -> None:
+        every = self._spec.compare_replicas
+        if every is None or step % every:
+            return
+        self._mark("compare", step, -1)
+        with self._border.collective("comparing replicas", step):
+            compare_replicas(self._shards, self._agreed)
+        self._agreed = step
 
     def _report(self, vote: Vote, outcome: Ballot) -> StepReport:
         now = time.monotonic()

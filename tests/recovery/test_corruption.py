@@ -1,0 +1,36 @@
+"""Replicas that hold other bits: the outvoted one is named, and two alone can't tell."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_train.recovery.corruption import Verdict, judge
+
+pytestmark = pytest.mark.ring0
+
+
+def told(*digests: int, name: str = "all") -> dict[int, dict[str, int]]:
+    return {rank: {name: digest} for rank, digest in enumerate(digests)}
+
+
+def test_equal_replicas_and_ranks_without_replicas_are_left_alone() -> None:
+    assert judge(told(7, 7, 7)) == Verdict()
+    assert judge({0: {}, 1: {}}) == Verdict()
+
+
+def test_more_than_half_outvote_the_others() -> None:
+    assert judge(told(7, 8, 7)) == Verdict(wrong=(1,))
+    assert judge(told(7, 8, 7, 9, 7)) == Verdict(wrong=(1, 3))
+
+
+def test_among_two_or_in_a_tie_nobody_can_tell() -> None:
+    assert judge(told(7, 8)) == Verdict(doubtful=(0, 1))
+    assert judge(told(7, 8, 8, 7)) == Verdict(doubtful=(0, 1, 2, 3))
+    assert judge(told(7, 8, 9)) == Verdict(doubtful=(0, 1, 2))
+
+
+def test_each_set_of_replicas_is_judged_alone() -> None:
+    """Two shards with three replicas each: one is outvoted in its own set."""
+    ranks = {rank: {f"shard {rank % 2}": 5 + rank % 2} for rank in range(6)}
+    ranks[3]["shard 1"] = 9
+    assert judge(ranks) == Verdict(wrong=(3,))

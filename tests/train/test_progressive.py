@@ -309,7 +309,9 @@ def test_a_step_without_a_finite_gradient_is_taken_back_where_the_vote_skips_it(
 
 
 def test_clipping_and_optimizers_that_cannot_be_undone_are_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match=r"optimizer_in_backward.*norm of the whole gradient.*clip_norm=None"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer_in_backward.*norm of the whole gradient.*clip_norm=None"
+    ):
         RunSpec(
             name="three",
             storage_path="/nowhere",

@@ -60,13 +60,15 @@ class Checkpoints:
     rate. `peers` is the same for the memory of other nodes, where a snapshot costs little: every so many
     steps, as often as it costs 2 % at most, or None for no snapshots there. `pressure` says what
     happens to a checkpoint that is due while the last one is still being written: training waits, or leaves
-    it out, or takes it as soon as that is done. `keep` newest stay, and with
+    it out, or takes it as soon as that is done. `bandwidth` is how many bytes a second each node writes to
+    storage at most, None for as many as it can. `keep` newest stay, and with
     `best` the metric's name also the best `keep_best`.
     """
 
     every: int | Literal["auto"] = "auto"
     peers: int | Literal["auto"] | None = "auto"
     pressure: Literal["wait", "skip", "coalesce"] = "coalesce"
+    bandwidth: float | None = None
     keep: int = 3
     best: str | None = None
     best_order: Literal["min", "max"] = "min"
@@ -77,6 +79,8 @@ class Checkpoints:
             _positive("checkpoints.every", self.every)
         if self.peers not in ("auto", None):
             _positive("checkpoints.peers", self.peers)
+        if self.bandwidth is not None:
+            _positive("checkpoints.bandwidth", self.bandwidth)
         if self.keep < 1:
             raise ConfigError(
                 field="checkpoints.keep",
@@ -203,7 +207,6 @@ class RunSpec:
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None
     on_event: str | None = None  # a URL or a command that is told what happens
-    compare_replicas: int | None = None  # every so many steps, so that silent corruption is found
     evict_slower_than: float | None = None  # times its peers' steps from which a node is left
     boundary_logs: BoundaryLogs | None = field(default_factory=BoundaryLogs)  # None: no stage is replayed
 
@@ -236,8 +239,6 @@ class RunSpec:
             )
         if self.max_failures < 0:
             raise ConfigError(field="failure_config.max_failures", problem="must be 0 or more.")
-        if self.compare_replicas is not None:
-            _positive("compare_replicas", self.compare_replicas)
         if self.evict_slower_than is not None and self.evict_slower_than < SLOWEST:
             raise ConfigError(
                 field="evict_slower_than",

@@ -5,7 +5,7 @@ Takes bytes, knows no tensors library. Each piece goes from its own memory to th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from elastic_train.checkpoint.checksums import content_hash, crc, digest, pages
@@ -38,8 +38,11 @@ def write_part(
     pieces: Sequence[Piece],
     *,
     unchanged: Unchanged | None = None,
+    spend: Callable[[int], None] = lambda size: None,
 ) -> Part:
     """Write the pieces durably; after an error nothing of the part is visible.
+
+    `spend` is told after each page how many bytes were written, and may take its time.
 
     Pieces are read once, in the order of the file, and may be views of memory that must not change meanwhile.
     Those that are `unchanged` are read to hash them, and become references.
@@ -57,19 +60,21 @@ def write_part(
         else:
             (stable if piece.tensor in unchanged.stable else moving).append(piece)
     written = 0
-    if moving or not stable:
-        written += _write_file(store, directory, f"{stem}.safetensors", lay_out(moving, writer=writer), rows)
-    if stable:
-        written += _write_file(store, directory, f"{stem}{STABLE}", lay_out(stable, writer=writer), rows)
+    for end, own in ((".safetensors", moving), (STABLE, stable)):
+        if own or (own is moving and not stable):
+            layout = lay_out(own, writer=writer)
+            written += _write_file(store, f"{directory}/{stem}{end}", layout, rows, spend)
     table = Manifest.of(rows, url=f"{store.url}/{directory}").encode()
     store.write(f"{directory}/{stem}.parquet", table)
     return Part(writer=writer, manifest=f"{stem}.parquet", digest=digest(table), bytes=written + len(table))
 
 
-def _write_file(store: Store, directory: str, file: str, layout: Layout, rows: list[Row]) -> int:
+def _write_file(
+    store: Store, path: str, layout: Layout, rows: list[Row], spend: Callable[[int], None]
+) -> int:
     """Write one data file and add its rows; its bytes."""
     end = len(layout.head)
-    with store.stream(f"{directory}/{file}") as sink:
+    with store.stream(path) as sink:
         sink.write(layout.head)
         for placed in layout.placed:
             piece, view = placed.piece, placed.piece.bytes()
@@ -79,6 +84,7 @@ def _write_file(store: Store, directory: str, file: str, layout: Layout, rows: l
             for page in pages(view):
                 sums.append(crc(page))
                 sink.write(page)
+                spend(len(page))
             end = placed.start + len(view)
             rows.append(
                 Row(
@@ -87,7 +93,7 @@ def _write_file(store: Store, directory: str, file: str, layout: Layout, rows: l
                     dtype=piece.dtype,
                     shape=piece.shape,
                     box=piece.box,
-                    file=file,
+                    file=path.rpartition("/")[2],
                     byte_offset=placed.start,
                     checksums=tuple(sums),
                     hash=content_hash(view),

@@ -23,6 +23,7 @@ from elastic_train.geometry.digest import of_boxes
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.pace import Pace
 from elastic_train.storage.store import Store
 from elastic_train.train.merging import STAGE, merged
 
@@ -51,6 +52,8 @@ class PartWriter:
         self.store = open_store(child_url(spec.storage_path, spec.name))
         self._references = References(RunDirectory(self.store))
         self._post, self._clock = post, clock
+        cap = spec.checkpoints.bandwidth
+        self._spend = Pace(cap).spend if cap is not None else lambda size: None
 
     def save(self, share: Share) -> None:
         """On any thread but the training thread. The share's memory is given back at the end."""
@@ -62,7 +65,9 @@ class PartWriter:
                 self.store.write(path, json.dumps(share.document).encode())
             parameters = {piece.tensor for piece in share.pieces if piece.state == "param"}
             unchanged = self._references.unchanged(parameters - set(share.document["trainable"]))
-            part = write_part(self.store, directory, share.rank, share.pieces, unchanged=unchanged)
+            part = write_part(
+                self.store, directory, share.rank, share.pieces, unchanged=unchanged, spend=self._spend
+            )
             digest = _digest(share.pieces)
         except (StorageError, CheckpointError) as error:
             self.failed(share, str(error))

@@ -166,7 +166,7 @@ def _check_nodes_see(spec: RunSpec, token: Token) -> None:
     blind: list[str] = []
     for host, call in calls.items():
         try:
-            answer(call, 60.0)
+            answer(call, spec.timing.start_worker_s)  # a process has to start there first
         except (StorageError, RayError, GetTimeoutError):
             blind.append(host)
     if blind:

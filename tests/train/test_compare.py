@@ -1,0 +1,64 @@
+"""A bit that flips in one rank's parameter is found by comparing replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from elastic_train.config import Batch, RunSpec
+from elastic_train.testing.gang import From, Gang, call
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.tiny import TinyTask
+
+pytestmark = pytest.mark.ring2
+
+
+def spec() -> RunSpec:
+    return RunSpec(
+        name="tiny",
+        storage_path="/nowhere",
+        batch=Batch(global_size=13, micro_size=3, seed=5),
+        max_steps=8,
+        min_workers=1,
+        max_workers=4,
+        compare_replicas=2,
+    )
+
+
+def flip_a_bit_at(state: dict, at: int) -> None:
+    """The lowest bit of one number, which nothing else would notice."""
+
+    def fault(phase: str, step: int, micro: int) -> None:
+        if (phase, step) == ("vote", at):
+            parameter = state["member"].held.current.parameters["blocks.0.up.weight"]
+            local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
+            local.detach().view(torch.int32).reshape(-1)[0] ^= 1
+
+    state["faults"] = fault
+
+
+@pytest.mark.parametrize(("mesh", "at"), [((3, 1), 1), pytest.param((2, 1), 1, marks=pytest.mark.matrix)])
+def test_a_flipped_bit_is_found_and_its_rank_named_where_others_outvote_it(
+    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int], at: int
+) -> None:
+    gang = Gang(pool, new_generation, TinyTask(), spec())
+    gang.form(gang.plan(*mesh))
+    pool.run(flip_a_bit_at, 5, ranks=[at])
+    outcomes = gang.begin().results(120)
+    assert all(end is None and error.startswith("ReplicasDiffer") for end, error, _ in outcomes)
+    said = outcomes[0][1]
+    assert "silent corruption at step 6" in said
+    assert "At step 4 they agreed." in said
+    held = [len(found) for found in pool.run(call, "holdings", ranks=gang.processes)]
+    if mesh[0] == 2:
+        assert "w0 (rank 0, node w0) and w1 (rank 1, node w1) differ, and nothing tells" in said
+        assert held == [0, 0]
+        return
+    assert "w1 (rank 1, node w1) holds other bits than its replicas" in said
+    assert held == [1, 0, 1]
+    gang.form(gang.plan(3, 1), None, From(generation=gang.generation, step=6, holders=(0, 2)))
+    assert [r.step for r in gang.run()] == [7, 8]
+    assert all(np.isfinite(value).all() for value in gang.whole().values()), "and replicas are equal"

@@ -28,7 +28,7 @@ from jobs.pretrain_lm import Pretrain
 from tests.cluster.test_notices import metadata_server
 from tests.faults.conftest import Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 STEPS, SECONDS_PER_SAMPLE, NOTICE_S = 40, 0.1, 60.0
 
 
@@ -116,7 +116,7 @@ def at_step(step: int, act: Act) -> Callable[[str], None]:
 
 def slow_run(runs: Runs, name: str, beside: Callable[[str], None], **changes: Any) -> Result:
     """A run with something beside it; every step once, whatever happened."""
-    task, spec = runs.spec(name, workers="2:3", standby=0, max_steps=STEPS)
+    task, spec = runs.spec(name, workers="2:4", standby=0, max_steps=STEPS)
     helper = threading.Thread(target=beside, args=(str(runs.storage / name),))
     helper.start()
     result = fit(

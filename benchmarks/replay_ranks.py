@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 import elastic_train as et
 from benchmarks.problem import Problem
@@ -91,7 +92,7 @@ def replay(
     ours = None
     if crew is not None:
         number, size, host, port, prefix = crew
-        store = dist.PrefixStore(prefix, dist.TCPStore(host, port, is_master=False, wait_for_workers=False))
+        store = PrefixStore(prefix, TCPStore(host, port, is_master=False, wait_for_workers=False))
         dist.init_process_group("gloo", store=store, rank=number, world_size=size)
         assert dist.group.WORLD is not None
         dist.barrier()

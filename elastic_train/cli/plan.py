@@ -16,15 +16,20 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text import columns
 from elastic_train.planner.choose import choose
-from elastic_train.planner.explain import explain
+from elastic_train.planner.explain import Explanation, explain
 from elastic_train.planner.explain import table as explain_table
 from elastic_train.planner.hardware import Hardware
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.shape import ModelShape
+from elastic_train.recovery.outlook import outlook
 
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer
+
+
+STEPS_BETWEEN = 50
+"""Steps between checkpoints that are assumed where the run itself chooses them."""
 
 
 def show_plan(
@@ -58,15 +63,28 @@ def show_plan(
         previous=_previous(before, shape, hardware, spec) if before else None,
     )
     explanation = explain(problem)
+    logs = _logs(explanation, problem, spec)
     if as_json:
-        print(json.dumps({"nodes": nodes, "before": before, **explanation.json()}))
+        told = {"nodes": nodes, "before": before, **explanation.json(), "logs": logs}
+        print(json.dumps(told))
         return explanation.feasible
     if explanation.rows:
         print(columns(explain_table(explanation.rows)) + "\n")
     print(explanation.reason)
-    for limit in explanation.limits:
-        print(f"  {limit}")
+    for line in (*explanation.limits, *logs):
+        print(f"  {line}")
     return explanation.feasible
+
+
+def _logs(explanation: Explanation, problem: Problem, spec: RunSpec) -> tuple[str, ...]:
+    """What logging the boundaries of the chosen plan takes and gives, if its stages can be replayed."""
+    chosen = explanation.rows[0] if explanation.rows else None
+    if chosen is None or spec.boundary_logs is None or chosen.ranks != len(chosen.stages) or chosen.ranks < 2:
+        return ()
+    every = spec.checkpoints.every
+    interval = every if every != "auto" else STEPS_BETWEEN
+    link = problem.hardware.between.bytes_per_s
+    return outlook(chosen.stages, problem.shape, problem.micro_batches, interval, link)
 
 
 def seats(nodes: str) -> tuple[Seat, ...]:

@@ -39,6 +39,28 @@ def test_json_holds_the_bytes_to_move_from_the_nodes_before():
     assert {"memory", "step_s", "bubble", "stages"} <= rows[0].keys()
 
 
+def test_a_pipelines_log_and_what_logging_less_would_cost_are_told(tmp_path: Path):
+    job = tmp_path / "staged.py"
+    job.write_text(
+        "from dataclasses import replace\n"
+        "import elastic_train as et\n"
+        "from jobs.pretrain_lm import trainer as pretrain\n"
+        "def trainer(*, size: str = 'nano') -> et.ElasticTrainer:\n"
+        "    made = pretrain(size=size)\n"
+        "    checkpoints = et.Checkpoints(every=10)\n"
+        "    made.spec = replace(made.spec, parallelism=et.Parallelism(pp=2), checkpoints=checkpoints)\n"
+        "    return made\n"
+    )
+    shown = CliRunner().invoke(app, ["plan", str(job), "--nodes", "2x1"])
+    assert shown.exit_code == 0, shown.output
+    logs = [line for line in shown.output.splitlines() if "log of" in line]
+    # Six micro-batches of 2 x 64 x 32 float32, there and back, for ten steps.
+    assert "the boundary before stage 1: up to 1.9 MiB in 10 steps" in logs[0]
+    assert "log of nothing: up to 0.0 B" in logs[1]
+    shown = CliRunner().invoke(app, ["plan", str(job), "--nodes", "2x1", "--json"])
+    assert len(json.loads(shown.output)["logs"]) == 2
+
+
 def test_what_cannot_be_planned_ends_with_its_own_code():
     nothing = plan("--nodes", "1x1", "--size", "nano", "--memory", "0.00001")
     assert nothing.exit_code == 4

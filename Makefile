@@ -42,10 +42,10 @@ trials: env
 	$(BIN)/python -m pytest -q -m trial
 
 bench-quick: env
-	for name in overhead recovery reshard stall planner; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+	for name in overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
 bench: env
-	for name in overhead recovery reshard stall planner; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 clean:
 	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis

@@ -10,6 +10,7 @@ ElasticTrainError
 |-- CapacityTimeout           the workers that the run needs did not come in time
 |-- GroupBroken               a collective failed or was aborted: this generation of the group is over
 |-- StateMismatch             after a restore the ranks do not hold the state they should
+|-- ReplicasDiffer            ranks that should hold the same bits don't
 |-- UndoRefused               a step cannot be run backwards without guessing; nothing was changed
 |-- MemoryTooSmall            what is to be kept in memory does not fit
 |-- SnapshotFailed            more snapshots in a row failed than the budget allows

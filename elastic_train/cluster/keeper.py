@@ -94,15 +94,19 @@ class Keeper:
         return str(segment.path)
 
     @ray.method(concurrency_group=SEAL)
-    def seal(self, kept: Kept, me: Any) -> str:
-        """A snapshot is whole. Returns once a copy is on another node; why there is none where that fails."""
+    def seal(self, kept: Kept) -> None:
+        """A snapshot is whole: it can be read and written from here, whatever becomes of its worker."""
         with self._lock:
             segment = self._segments.get((kept.worker, kept.generation))
-        if segment is None:
-            return "its worker is in another generation by now"
+        if segment is None:  # its worker is in another generation by now
+            return
         data = np.frombuffer(segment.arena.slot(kept.slot), np.uint8)[: kept.used]
         self._shelf.put(Book(kept=kept, data=data, arena=segment.arena))
         self._drop_segments(lambda key: key[1] not in self._shelf.generations() and key[1] < kept.generation)
+
+    @ray.method(concurrency_group=SEAL)
+    def copy(self, kept: Kept, me: Any) -> str:
+        """Returns once a copy of what was sealed is on another node; why there is none where there isn't."""
         if self._buddy is None:
             return "there is no other node"
         try:

@@ -59,7 +59,7 @@ class Keeping:
         self._at = time.monotonic()
         self._cost_s = 0.0
         self._lock = threading.Lock()
-        self._threads = ThreadPoolExecutor(max_workers=SLOTS, thread_name_prefix="keeping")
+        self._threads = ThreadPoolExecutor(max_workers=2 * SLOTS, thread_name_prefix="keeping")
 
     def meet(self, keeper: Any) -> None:
         """The keeper of this node, None where there is none; before a generation starts."""
@@ -142,7 +142,7 @@ class Keeping:
         kept = _kept(self._worker, share, first=self._first or share.generation != self._generation)
         self._cost_s = share.seconds
         try:
-            self._copied(share.step, ray.get(self._keeper.seal.remote(kept, self._keeper)))
+            ray.get(self._keeper.seal.remote(kept))
         except RayError as error:
             self._failed(error)
             if share.storage:
@@ -151,9 +151,21 @@ class Keeping:
                 self._complete(share, shared=False)
                 share.release()
             return
-        self._complete(share, shared=True)
-        if not share.storage:
-            return
+        if share.storage:  # which waits for no other node
+            self._threads.submit(self._guarded, lambda whole: self._flush(kept, whole), share)
+        try:
+            self._copied(share.step, ray.get(self._keeper.copy.remote(kept, self._keeper)))
+        except RayError as error:
+            self._failed(error)
+            self._complete(share, shared=False)
+            with self._lock:
+                needed = share in self._flushing
+            if not needed:
+                share.release()
+        else:
+            self._complete(share, shared=True)
+
+    def _flush(self, kept: Kept, share: Share) -> None:
         try:
             ray.get(self._keeper.flush.remote(kept))
         except RayError as error:
@@ -186,7 +198,7 @@ class Keeping:
     def _flushed(self, share: Share) -> None:
         with self._lock:
             self._flushing.discard(share)
-            done = share is not self._used
+            done = share is not self._used and share.step not in self._open
         if done:
             share.release()
 

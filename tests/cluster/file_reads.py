@@ -15,16 +15,27 @@ EVENT = struct.Struct("iIII")
 
 
 class FileReads:
-    """Use as a context manager. `names` are the files with this suffix that were read, once per notice."""
+    """Use as a context manager. Counts files with this suffix."""
 
     def __init__(self, directory: Path, suffix: str) -> None:
-        self.names: list[str] = []
-        self._suffix, self._watched = suffix, dict[int, Path]()
+        self._names: list[str] = []
+        self._news = threading.Condition()
+        self._directory, self._suffix, self._watched = directory, suffix, dict[int, Path]()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._file = self._libc.inotify_init1(os.O_CLOEXEC)
         self._over, self._end = os.pipe()
         self._watch(directory)
         self._thread = threading.Thread(target=self._follow, daemon=True)
+
+    def names(self) -> list[str]:
+        """The files that were read so far, once per notice."""
+        mark = self._directory / f"mark{self._suffix}"  # notices come in order: those before it are there
+        mark.write_bytes(b"mark")
+        mark.read_bytes()
+        with self._news:
+            assert self._news.wait_for(lambda: mark.name in self._names, 20)
+            self._names.remove(mark.name)
+            return list(self._names)
 
     def _watch(self, directory: Path) -> None:
         """This directory and all that are in it by now; those that come later say so."""
@@ -48,7 +59,9 @@ class FileReads:
                 if mask & IS_DIRECTORY and mask & (CREATED | MOVED):
                     self._watch(self._watched[number] / name)
                 elif mask & READ and name.endswith(self._suffix):
-                    self.names.append(name)
+                    with self._news:
+                        self._names.append(name)
+                        self._news.notify_all()
 
     def __enter__(self) -> FileReads:
         self._thread.start()

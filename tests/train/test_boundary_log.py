@@ -163,3 +163,21 @@ def test_what_cannot_fit_at_all_is_a_gap() -> None:
     fill(log, range(1, 2), micro_batches=1, size=2 * KIB)
     assert log.span() is None
     log.close()
+
+
+def test_a_step_whose_vote_broke_off_is_whole_and_its_outcome_is_left_to_others(log: BoundaryLog) -> None:
+    log.keep(crossing(1), tensor(1))
+    log.flush()
+    assert log.reach() is None, "not everything was given to the log"
+    log.close_step(1)
+    assert log.reach() == (1, 0, True)
+    fill(log, range(1, 4))
+    assert log.reach() == (1, 3, False)
+    log.keep(crossing(4), tensor(4))
+    log.close_step(4)
+    log.flush()
+    assert log.reach() == (1, 3, True)
+    log.drop(4)
+    assert log.reach() == (1, 3, False)
+    with pytest.raises(KeyError):
+        log.read(crossing(4))

@@ -47,7 +47,7 @@ class Pauses(Chaos):
     _waits = True
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.trial)])
 def test_a_killed_controller_adopts_the_group_that_trains_on(runs: Runs, kills: int) -> None:
     steps = EVERY * (kills + 1)
     faults = tuple(KillController(when=Moment(step=EVERY * (n + 1))) for n in range(kills))

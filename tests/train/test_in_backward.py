@@ -137,9 +137,9 @@ def test_a_group_that_breaks_between_two_updates_goes_on_from_what_is_left(
     expected, state = [r.loss for r in gang.run()], gang.whole()
 
     gang.form(plan)
-    pool.run(hang_at_update, BROKEN_AT, count, ranks=[culprit])
+    pool.run(hang_at_update, BROKEN_AT, count, ranks=gang.processes)
     running = gang.begin()
-    assert pool.control(culprit, wait_reached, timeout=60)
+    assert all(pool.control(process, wait_reached, timeout=60) for process in gang.processes)
     survivors = [p for p in gang.processes if not (killed and p == culprit)]
     if killed:
         pool.kill(culprit)

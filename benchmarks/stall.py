@@ -122,6 +122,8 @@ def headline(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     rivals = [name for name in sound if name.startswith(ASYNC)]
     blocked = median(OURS, "blocked_ms")
     best = min((median(name, "blocked_ms") or 0.0 for name in rivals), default=None)
+    found = [r for r in results if "absent" not in r]
+    torn = float(len({r["system"] for r in found if r["torn"]}))
     return {
         "blocked_ms": blocked,
         "x_vs_dcp_sync": record.ratio(median(SYNC, "blocked_ms"), blocked),
@@ -129,7 +131,7 @@ def headline(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
         "step_overhead_ratio": median(OURS, "ratio"),
         "x_copy_at_memory_speed": median(OURS, "x_copy"),
         "memory_mb": median(OURS, "memory_mb"),
-        "torn_peers": float(sum(any(r.get("torn") for r in results if r["system"] == n) for n in NAMES)),
+        "torn_peers": torn if found else None,
     }
 
 

@@ -6,8 +6,12 @@ import os
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 
 from elastic_train.testing.s3_server import S3Server, binary, s3_server
+
+settings.register_profile("any machine", deadline=None)  # how long a test takes is measured, not asserted
+settings.load_profile("any machine")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

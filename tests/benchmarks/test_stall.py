@@ -15,7 +15,15 @@ pytestmark = pytest.mark.ring0
 
 def reading(system: str, blocked: float, **more: Any) -> dict[str, Any]:
     about = {"system": system, "every": 1, "workers": 1, "saves": 10, "skipped": 0, "torn": False}
-    return {**about, "blocked_ms": blocked, "step_ms": 100.0, "ratio": 1.1, **more}
+    return {
+        **about,
+        "blocked_ms": blocked,
+        "step_ms": 100.0,
+        "ratio": 1.1,
+        "x_copy": 1.5,
+        "memory_mb": 800.0,
+        **more,
+    }
 
 
 READINGS = [
@@ -34,6 +42,9 @@ def test_medians_count_and_a_peer_that_tears_is_no_rival() -> None:
         "x_vs_dcp_sync": 1000.0,
         "x_vs_best_correct_async": 120.0,
         "step_overhead_ratio": 1.1,
+        "x_copy_at_memory_speed": 1.5,
+        "memory_mb": 800.0,
+        "torn_peers": 1.0,
     }
 
 

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ring0
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 300), st.floats(0.05, 20)), min_size=1, max_size=5),
+    st.lists(st.tuples(st.integers(1, 60), st.floats(0.25, 4)), min_size=1, max_size=5),
 )
 def test_every_source_is_seen_whole_and_shares_are_as_asked(sources: list[tuple[int, float]]) -> None:
     lists = {f"s{i}": [(i, k) for k in range(n)] for i, (n, _) in enumerate(sources)}

@@ -1,4 +1,4 @@
-"""A step that broke off between two parameters: every mixture of survivors goes forward to the bit, or back."""
+"""A step that broke off between two parameters: every mixture of survivors goes on to the bit, or back."""
 
 from __future__ import annotations
 

@@ -16,6 +16,7 @@ from tests.cluster.small_job import EVERY
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(900)]
 
 
+@pytest.mark.matrix
 def test_a_stopped_job_is_marked_and_goes_on_when_it_is_submitted_again(jobs: Jobs) -> None:
     jobs.submit("first", "--name", "stops", "--max-steps", "300")
     eventually("step 5", lambda: jobs.reached("stops", 5))

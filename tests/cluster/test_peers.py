@@ -49,6 +49,7 @@ def nothing_is_left_behind(runs: Runs) -> Iterator[None]:
     assert not [name for name in left if mine in name]
 
 
+@pytest.mark.matrix
 def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(runs: Runs) -> None:
     name = "keeper-killed"
     directory = RunDirectory(open_store(child_url(str(runs.storage), name)))

@@ -40,6 +40,7 @@ def test_a_replicated_shard_survives_the_loss_of_a_rank_or_a_node(runs: Runs, fa
     assert meshes == {"dp_replicate 2 x dp_shard 2", "dp_shard 2"}
 
 
+@pytest.mark.matrix
 def test_without_a_replica_or_peer_memory_the_last_checkpoint_is_restored(runs: Runs) -> None:
     schedule = FaultSchedule(faults=(KillRank(when=Moment(step=13, phase="backward"), rank=1),), seed=2)
     rough = runs.disturbed(

@@ -105,6 +105,7 @@ def test_recomputed_blocks_draw_the_same_masks(
     check(pool, new_generation, ChainTask(), [Mesh(pp=2, dp_shard=2), Mesh(pp=2, tp=2), Mesh()], kind)
 
 
+@pytest.mark.matrix
 def test_uneven_shares_and_an_idle_index_of_a_pipeline_change_nothing(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:

@@ -36,6 +36,7 @@ def test_rules_are_the_models_own_plan() -> None:
 
 
 @pytest.mark.ring2
+@pytest.mark.matrix
 def test_plans_of_tensor_parallelism_compute_what_one_process_does(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:

@@ -105,6 +105,7 @@ def test_every_sample_is_counted_once_under_every_plan(pool: GlooPool, new_gener
     assert all(each == digests[0] for each in digests)
 
 
+@pytest.mark.matrix
 def test_float32_plans_agree_within_rounding(pool: GlooPool, new_generation: Iterator[int]) -> None:
     gang = Gang(
         pool, new_generation, TinyTask(settings={"lr": 3e-3}), spec(12, precision="fp32", max_steps=20)

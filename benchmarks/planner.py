@@ -13,6 +13,7 @@ the chosen plan over that of the fastest one, beside the spread of that plan's r
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import sys
 import time
@@ -37,7 +38,7 @@ from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.profile import profiled_shape
 
-WORKERS, CORES = 4, 2
+WORKERS = 4
 BATCH = et.Batch(global_size=16, micro_size=2)
 STEPS, WARM_UP = 8, 3
 ROUNDS, QUICK_ROUNDS = 5, 1
@@ -134,7 +135,13 @@ def calibrated(gang: Gang, task: Problem) -> tuple[ModelShape, Hardware]:
     scale = computing / BATCH.micro_batches / sum(row.seconds for row in shape.layers)
     layers = tuple(replace(row, seconds=row.seconds * scale) for row in shape.layers)
     between = link(gang)
-    hardware = Hardware(inside=between, between=between, cores=CORES, one_machine=True, update_s=per_element)
+    hardware = Hardware(
+        inside=between,
+        between=between,
+        cores=len(os.sched_getaffinity(0)),
+        one_machine=True,
+        update_s=per_element,
+    )
     return replace(shape, layers=layers), hardware
 
 

@@ -44,9 +44,17 @@ def test_the_command_line_answers_without_ray_or_torch(verb: list[str]) -> None:
     assert "LOADED []" in done.stdout
 
 
-def test_the_controller_comes_back_without_torch() -> None:
-    code = "import sys, elastic_train.cluster.controller; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize(
+    ("process", "unneeded"),
+    [("controller", {"torch", "pandas"}), ("keeper", {"torch", "pandas"}), ("worker", {"pandas"})],
+)
+def test_a_process_of_a_run_loads_only_what_it_needs(process: str, unneeded: set[str]) -> None:
+    code = (
+        f"import sys, elastic_train.cluster.{process}; "
+        f"sys.exit(', '.join({unneeded} & set(sys.modules)) or None)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_file_is_longer_than_400_lines() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from ray import train
 from ray.train import RunConfig, ScalingConfig, UserCallback
 
-from elastic_train.cluster import ray_private
+from elastic_train.cluster.ray_train_private import train_context
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import CheckpointCommitted, StepCommitted
@@ -29,7 +29,7 @@ class Callbacks:
     def __init__(self, callbacks: Sequence[Any], spec: RunSpec) -> None:
         self._all = tuple(callback for callback in callbacks if isinstance(callback, UserCallback))
         self._url = child_url(spec.storage_path, spec.name)
-        self._context = ray_private.train_context(
+        self._context = train_context(
             RunConfig(name=spec.name, storage_path=spec.storage_path),
             ScalingConfig(num_workers=(spec.min_workers, spec.max_workers)),
         )

@@ -1,4 +1,7 @@
-"""The private parts of Ray that we rely on, all of them here, so that an upgrade has one place to look at."""
+"""The private parts of Ray that we rely on, so that an upgrade has one place to look at.
+
+Those of Ray Train are in `ray_train_private`.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,6 @@ from ray._common.utils import get_default_ray_temp_dir
 from ray._private import state
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated import autoscaler_pb2
-from ray.train import DataConfig, RunConfig, ScalingConfig
-from ray.train.backend import BackendConfig
-from ray.train.v2._internal.execution.context import TrainRunContext
 
 
 def draining_nodes() -> dict[str, float]:
@@ -26,17 +26,6 @@ def draining_nodes() -> dict[str, float]:
         node: (deadline_ms - now_ms) / 1000 if deadline_ms else 1e9
         for node, deadline_ms in state.state.get_draining_nodes().items()
     }
-
-
-def train_context(run: RunConfig, scaling: ScalingConfig) -> TrainRunContext:
-    """What Ray Train's callbacks are given about their run."""
-    return TrainRunContext(
-        run_config=run,
-        train_loop_config=None,
-        scaling_config=scaling,  # pyright: ignore[reportArgumentType]
-        backend_config=BackendConfig(),
-        dataset_config=DataConfig(),
-    )
 
 
 def this_node() -> str:

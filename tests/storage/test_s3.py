@@ -18,8 +18,8 @@ from elastic_train.testing.s3_server import S3Server
 pytestmark = pytest.mark.ring1
 
 
-@pytest.mark.trial  # a thousand small objects take their time
-@pytest.mark.timeout(900)
+@pytest.mark.matrix  # a thousand small objects take their time
+@pytest.mark.timeout(300)
 def test_more_objects_than_a_page_holds_are_listed_and_deleted(s3: S3Server) -> None:
     store = open_store(f"{s3.bucket('paging')}/run", options=s3.options)
     names = [f"journal/{i:05d}" for i in range(1010)]

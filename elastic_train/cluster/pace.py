@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 
 class Stopwatch:
-    """A Member's `faults` hook in front of another one."""
+    """A Member's `faults` hook in front of another one, `then`."""
 
-    def __init__(self, then: Callable[[str, int, int], None] | None) -> None:
-        self._then = then
+    def __init__(self) -> None:
+        self.then: Callable[[str, int, int], None] | None = None
         self._began = (0, 0.0)  # step and time of its first forward
         self.last = (0, 0.0)  # step and its own seconds
 
@@ -19,5 +19,5 @@ class Stopwatch:
             self._began = (step, time.monotonic())
         elif phase == "reduce" and self._began[0] == step:
             self.last = (step, time.monotonic() - self._began[1])
-        if self._then is not None:
-            self._then(phase, step, micro_batch)
+        if self.then is not None:
+            self.then(phase, step, micro_batch)

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -18,7 +17,7 @@ import numpy as np
 import ray
 from ray import cloudpickle
 
-from elastic_train.cluster.causes import cause_of, loading
+from elastic_train.cluster.causes import loading
 from elastic_train.cluster.filling import fill_from, reads
 from elastic_train.cluster.keeping import Keeping
 from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
@@ -32,15 +31,14 @@ from elastic_train.cluster.sabotage import Saboteur
 from elastic_train.cluster.saving import PartWriter, read_in_batches
 from elastic_train.cluster.stacks import stack_of
 from elastic_train.cluster.training_thread import TrainingThread
-from elastic_train.cluster.words import committed
+from elastic_train.cluster.voice import Voice
 from elastic_train.config import RunSpec
-from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
+from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.errors import UserCodeError
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
-from elastic_train.train.loop import StepReport
 from elastic_train.train.member import Member
 from elastic_train.train.saver import Described, Lazy
 from elastic_train.train.seat import Seat
@@ -48,7 +46,6 @@ from elastic_train.train.seat import Seat
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 CONTROL, READ, LIFE = "control", "read", "life"
-REPORTS, UNSAID = 1024, 64  # steps that a controller may lose with its process, and those in its words
 CONCURRENCY = {CONTROL: 8, READ: 4, LIFE: 1}
 
 
@@ -72,30 +69,28 @@ class Worker:
         self._generation = 0
         self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
-        self._settled: set[int] = set()  # generations whose last word was given
-        self._errors: dict[int, Cause] = {}
-        self._reports: deque[StepCommitted] = deque(maxlen=REPORTS)
+        self._stopwatch = Stopwatch()
+        self._voice = Voice(worker=name, node=node, stopwatch=self._stopwatch)
         self._training = TrainingThread()
         self._outbox = Outbox(
             lambda words, beat: controller.deliver.remote(name, words, beat),
-            self._standing,
+            self._voice.standing,
             heartbeat_s=spec.timing.heartbeat_s,
             grace_s=spec.timing.lease_s * ORPHAN_LEASES,
             expired=self._exit,
         )
+        self._voice.post = self._outbox.post
         self._member: Member | None = None
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
         self._keeping = Keeping(name, self._writer, every=spec.checkpoints.peers or "auto", note=log.warning)
-        self._saboteur = None
         if faults is not None:
-            self._saboteur = Saboteur(
+            self._stopwatch.then = Saboteur(
                 faults[0],
                 store=self._writer.store,
                 node=node,
                 labels=faults[1],
                 rank=lambda: self._owner.progress().rank,
             )
-        self._stopwatch = Stopwatch(self._saboteur)
         self._started = self._training.submit(lambda: self._start(job, device))
 
     # -- being there
@@ -117,7 +112,7 @@ class Worker:
 
     @ray.method(concurrency_group=CONTROL)
     def ping(self) -> Standing:
-        return self._standing()
+        return self._voice.standing()
 
     @ray.method(concurrency_group=CONTROL)
     def stack(self) -> str:
@@ -252,24 +247,24 @@ class Worker:
     @ray.method(concurrency_group=CONTROL)
     def repeat(self) -> tuple[StepCommitted, ...]:
         """The last steps, for a controller that may have died before they were durable."""
-        return tuple(self._reports)
+        return self._voice.repeat()
 
     @ray.method(concurrency_group=CONTROL)
     def abort(self, generation: int) -> None:
         """Break the generation's collectives; the last word follows from the training thread."""
         if self._member is not None:
             self._member.abort(generation)
-        self._training.submit(lambda: self._last_word(generation, self._errors.get(generation), again=True))
+        self._training.submit(lambda: self._voice.last_word(generation, again=True))
 
     # -- on the training thread
 
     def _start(self, job: bytes, device: str) -> None:
         with loading(self._name, self._node):
-            self._member = Member(
+            self._member = self._voice.member = Member(
                 cloudpickle.loads(job),  # pyright: ignore[reportPrivateImportUsage]
                 self._spec,
                 device=device,
-                on_step=self._on_step,
+                on_step=self._voice.step,
                 saving=self._saver,
                 faults=self._stopwatch,
             )
@@ -298,24 +293,24 @@ class Worker:
         return Filled(digest=self._owner.digest(), step=document["step"], notes=tuple(notes))
 
     def _run(self, generation: int) -> None:
-        if generation != self._generation or generation in self._settled or generation == self._gone:
+        if generation != self._generation or self._voice.settled(generation) or generation == self._gone:
             return
         self._gone = generation
         try:
             self._owner.go()
             end = self._owner.run()
         except (GroupIsBroken, UserCodeError) as error:
-            self._broke(generation, error)
+            self._voice.broke(generation, error)
         except Exception as error:  # noqa: BLE001 - an engine fault: said, never swallowed
-            self._broke(generation, error)
+            self._voice.broke(generation, error)
         else:
             if end.kind == "paused":
-                self._last_word(generation, None)
+                self._voice.last_word(generation)
             else:
                 self._finished = generation
 
     def _save_again(self, generation: int) -> None:
-        if generation == self._generation and generation not in self._settled:
+        if generation == self._generation and not self._voice.settled(generation):
             self._owner.save()
 
     def _on_training(self, generation: int, call: Callable[[], T]) -> T:
@@ -324,59 +319,8 @@ class Worker:
         try:
             return future.result()
         except Exception as error:
-            self._errors.setdefault(generation, self._cause(error))
+            self._voice.failed(generation, error)
             raise
-
-    def _broke(self, generation: int, error: BaseException) -> None:
-        cause = self._errors.setdefault(generation, self._cause(error))
-        self._outbox.post(GroupBroken(at=0.0, generation=generation, worker=self._name, cause=cause))
-        self._last_word(generation, cause)
-
-    def _last_word(self, generation: int, error: Cause | None, *, again: bool = False) -> None:
-        if generation in self._settled and not again:
-            return
-        self._settled.add(generation)
-        for report in tuple(self._reports)[-UNSAID:]:  # of a rank 0 that died; known ones change nothing
-            if report.generation == generation:
-                self._outbox.post(report)
-        self._outbox.post(
-            Settled(
-                at=0.0,
-                generation=generation,
-                worker=self._name,
-                holdings=self._owner.holdings(),
-                error=error,
-                logs=self._owner.held.logs(),
-            )
-        )
-
-    def _on_step(self, report: StepReport) -> None:
-        event = committed(report)
-        self._reports.append(event)
-        if report.rank == 0:
-            self._outbox.post(event)
-
-    # -- words
-
-    def _cause(self, error: BaseException) -> Cause:
-        progress = self._member.progress() if self._member is not None else None
-        return cause_of(error, node=self._node, at=progress)
-
-    def _standing(self) -> Standing:
-        progress = self._member.progress() if self._member is not None else None
-        return Standing(
-            worker=self._name,
-            node=self._node,
-            pid=os.getpid(),
-            generation=progress.generation if progress else 0,
-            rank=progress.rank if progress else -1,
-            step=progress.step if progress else 0,
-            phase=progress.phase if progress else "starting",
-            micro_batch=progress.micro_batch if progress else 0,
-            phase_s=time.monotonic() - progress.since if progress else 0.0,
-            paced_step=self._stopwatch.last[0],
-            own_s=self._stopwatch.last[1],
-        )
 
     def _exit(self, why: str) -> None:
         """End this process: nobody is left to work for. Nothing durable depends on a clean exit."""

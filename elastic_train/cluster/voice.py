@@ -1,0 +1,92 @@
+"""What a worker says of itself: where it is, which steps it took, and how each generation ended here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from elastic_train.cluster.causes import cause_of
+from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.pace import Stopwatch
+from elastic_train.cluster.words import committed
+from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
+from elastic_train.train.loop import StepReport
+from elastic_train.train.member import Member
+
+REPORTS, UNSAID = 1024, 64  # steps that a controller may lose with its process, and those in its words
+
+
+class Voice:
+    """`post` takes its events. What belongs to the training thread comes last."""
+
+    def __init__(self, *, worker: str, node: str, stopwatch: Stopwatch) -> None:
+        self._worker, self._node, self._stopwatch = worker, node, stopwatch
+        self._settled: set[int] = set()  # generations whose last word was given
+        self._errors: dict[int, Cause] = {}
+        self._reports: deque[StepCommitted] = deque(maxlen=REPORTS)
+        self.member: Member | None = None  # there once it was built
+        self.post: Callable[[Any], None] = lambda _: None
+
+    def standing(self) -> Standing:
+        progress = self.member.progress() if self.member is not None else None
+        return Standing(
+            worker=self._worker,
+            node=self._node,
+            pid=os.getpid(),
+            generation=progress.generation if progress else 0,
+            rank=progress.rank if progress else -1,
+            step=progress.step if progress else 0,
+            phase=progress.phase if progress else "starting",
+            micro_batch=progress.micro_batch if progress else 0,
+            phase_s=time.monotonic() - progress.since if progress else 0.0,
+            paced_step=self._stopwatch.last[0],
+            own_s=self._stopwatch.last[1],
+        )
+
+    def failed(self, generation: int, error: BaseException) -> Cause:
+        """The cause of a generation's end: the first error that was met in it."""
+        progress = self.member.progress() if self.member is not None else None
+        return self._errors.setdefault(generation, cause_of(error, node=self._node, at=progress))
+
+    def settled(self, generation: int) -> bool:
+        return generation in self._settled
+
+    def repeat(self) -> tuple[StepCommitted, ...]:
+        """The last steps, for a controller that may have died before they were durable."""
+        return tuple(self._reports)
+
+    # -- the training thread
+
+    def step(self, report: StepReport) -> None:
+        event = committed(report)
+        self._reports.append(event)
+        if report.rank == 0:
+            self.post(event)
+
+    def broke(self, generation: int, error: BaseException) -> None:
+        cause = self.failed(generation, error)
+        self.post(GroupBroken(at=0.0, generation=generation, worker=self._worker, cause=cause))
+        self.last_word(generation)
+
+    def last_word(self, generation: int, *, again: bool = False) -> None:
+        """What is held, and the error that was met. `again`: whoever asks may not have heard it."""
+        if generation in self._settled and not again:
+            return
+        assert self.member is not None
+        self._settled.add(generation)
+        for report in tuple(self._reports)[-UNSAID:]:  # of a rank 0 that died; known ones change nothing
+            if report.generation == generation:
+                self.post(report)
+        self.post(
+            Settled(
+                at=0.0,
+                generation=generation,
+                worker=self._worker,
+                holdings=self.member.holdings(),
+                error=self._errors.get(generation),
+                logs=self.member.held.logs(),
+            )
+        )

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from elastic_train.checkpoint.checksums import digest
-from elastic_train.checkpoint.commit import (
-    MANIFEST,
-    STATE,
-    Assembled,
-    assemble,
-    check_aliases,
-    check_coverage,
-)
+from elastic_train.checkpoint.commit import Assembled, assemble, describe
 from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.exporters.blocks import blocks
 from elastic_train.checkpoint.language.index import index
@@ -21,7 +13,6 @@ from elastic_train.checkpoint.language.mapped import Mapped
 from elastic_train.checkpoint.language.operations import FLOATING
 from elastic_train.checkpoint.language.parts import as_json, views_of
 from elastic_train.checkpoint.language.through import check_claims
-from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
@@ -92,19 +83,8 @@ def _pointing(source: Mapped, store: Store, directory: str, document: Mapping[st
     assert len(parts) == len(source.parts)
     table = index(source.resolved, parts, url=url)
     views = as_json(views_of(source.resolved))
-    state = StateFile(document=document, aliases=source.aliases, views=views).encode()
-    manifest = Manifest.concat([table], url=url, extra={"state_hash": digest(state)})
-    check_coverage(manifest, url=url)
-    check_aliases(manifest, source.aliases, url=url)
-    data = manifest.encode()
-    store.write(f"{directory}/{STATE}", state)
-    store.write(f"{directory}/{MANIFEST}", data)
-    return Assembled(
-        directory=directory,
-        manifest_path=f"{directory}/{MANIFEST}",
-        manifest_hash=digest(data),
-        bytes=len(state) + len(data),
-    )
+    said = StateFile(document=document, aliases=source.aliases, views=views)
+    return describe(store, directory, [table], said)
 
 
 def _parts(source: Mapped, store: Store, directory: str) -> Iterator[Part]:

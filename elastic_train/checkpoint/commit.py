@@ -9,13 +9,15 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from elastic_train.checkpoint.checksums import digest
 from elastic_train.checkpoint.document import Json, StateFile
+from elastic_train.checkpoint.lazy import TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.checkpoint.resharding import recorded, required
 from elastic_train.checkpoint.writer import Part
 from elastic_train.errors import ChecksumMismatch, FragmentMissing, StorageNotFound, TensorMismatch
 from elastic_train.geometry.coverage import untiled
@@ -52,13 +54,22 @@ def assemble(
     `aliases` maps tied names to the names that hold the fragments, `views` names of parts to where they are.
     May be repeated: it writes the same bytes.
     """
-    url = f"{store.url}/{directory}"
     with ThreadPoolExecutor(THREADS) as pool:
         tables = list(pool.map(lambda part: _part(store, directory, part), parts))
-    state = StateFile(document=document, aliases=aliases or {}, views=views or {}).encode()
-    manifest = Manifest.concat(tables, url=url, extra={"state_hash": digest(state)})
+    said = StateFile(document=document, aliases=aliases or {}, views=views or {})
+    described = describe(store, directory, tables, said)
+    return replace(described, bytes=described.bytes + sum(p.bytes for p in parts))
+
+
+def describe(store: Store, directory: str, tables: Sequence[Manifest], said: StateFile) -> Assembled:
+    """Write the manifest of the joined tables, and beside it what is said, with the kinds of all states."""
+    url = f"{store.url}/{directory}"
+    manifest = Manifest.concat(tables, url=url, extra={})
     check_coverage(manifest, url=url)
-    check_aliases(manifest, aliases or {}, url=url)
+    check_aliases(manifest, said.aliases, url=url)
+    document = recorded(said.document, tensors_of(manifest), url=url)
+    state = replace(said, document=document, requires=required(document)).encode()
+    manifest.extra = {"state_hash": digest(state)}
     table = manifest.encode()
     store.write(f"{directory}/{STATE}", state)
     store.write(f"{directory}/{MANIFEST}", table)
@@ -66,8 +77,15 @@ def assemble(
         directory=directory,
         manifest_path=f"{directory}/{MANIFEST}",
         manifest_hash=digest(table),
-        bytes=sum(p.bytes for p in parts) + len(state) + len(table),
+        bytes=len(state) + len(table),
     )
+
+
+def tensors_of(manifest: Manifest) -> dict[tuple[str, str], TensorInfo]:
+    """Dtype and shape of each tensor and state."""
+    return {
+        name: TensorInfo(dtype=dtype, shape=shape) for name, dtype, shape in zip(*manifest.kinds, strict=True)
+    }
 
 
 def check_coverage(manifest: Manifest, *, url: str) -> None:

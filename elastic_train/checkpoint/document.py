@@ -23,8 +23,8 @@ Json = Any
 
 FORMAT = "elastic_train.checkpoint"
 VERSION = 1
-FEATURES: frozenset[str] = frozenset()
-"""Features that a state file may require and this release knows."""
+FEATURES: frozenset[str] = frozenset({"reshard"})
+"""Features that a state file may require and this release knows; what they mean is in docs/format.md."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import THREADS
 from elastic_train.checkpoint.ranges import MOST, Index, Request
 from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.resharding import box_of
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.layout import Sharded, boxes
 
@@ -32,10 +33,12 @@ class ReadPlan:
 
 
 def read_plan(checkpoint: Checkpoint, *, dp_shard: int) -> ReadPlan:
-    """Parameters and optimizer states sharded along dim 0; the rest is read by rank 0 and passed on.
+    """Parameters sharded along dim 0 and the optimizer's states with them, each by its kind; the rest is read
+    by rank 0 and passed on. TensorMismatch where a state can't be cut like this.
 
     Replicas read nothing of their own: each byte leaves storage once.
     """
+    kinds = checkpoint.kinds()
     index = Index(checkpoint.manifest, url=checkpoint.url)
     ranks: list[RankReads] = []
     total = 0
@@ -44,10 +47,14 @@ def read_plan(checkpoint: Checkpoint, *, dp_shard: int) -> ReadPlan:
         held = 0
         for (tensor, state), info in checkpoint.tensors.items():
             item = ELEMENTS[info.dtype].bytes
-            whole = not info.shape or state == "buffer"
+            parameter = checkpoint.tensors.get((tensor, "param"), info)
+            whole = not parameter.shape or state == "buffer"
             own = (Box.whole(info.shape),)
             if not whole:
-                own = boxes(info.shape, (dp_shard,), (rank,), (Sharded(0),))
+                own = boxes(parameter.shape, (dp_shard,), (rank,), (Sharded(0),))
+                own = tuple(
+                    box_of((tensor, state), box, checkpoint.tensors, kinds, url=checkpoint.url) for box in own
+                )
             held += sum(box.numel for box in own) * item
             if not whole or rank == 0:
                 requests += [(tensor, state, box) for box in own]

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from elastic_train.checkpoint.checksums import digest
-from elastic_train.checkpoint.commit import MANIFEST, STATE
+from elastic_train.checkpoint.commit import MANIFEST, STATE, tensors_of
 from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files, fetch
@@ -17,6 +17,7 @@ from elastic_train.checkpoint.importers.detect import import_checkpoint, is_file
 from elastic_train.checkpoint.lazy import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import Index, Request
+from elastic_train.checkpoint.resharding import kinds_of
 from elastic_train.checkpoint.run_directory import CHECKPOINTS, RunDirectory
 from elastic_train.checkpoint.views import View, check_views
 from elastic_train.errors import (
@@ -27,6 +28,7 @@ from elastic_train.errors import (
     TensorMismatch,
 )
 from elastic_train.geometry.box import Box
+from elastic_train.geometry.follow import Kind
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import Options, open_store
@@ -78,10 +80,7 @@ class Checkpoint(Mapping[str, States]):
         self.document: Mapping[str, Json] = state.document
         self.aliases: Mapping[str, str] = state.aliases
         self._state = state
-        self.tensors: Mapping[tuple[str, str], TensorInfo] = {
-            name: TensorInfo(dtype=dtype, shape=shape)
-            for name, dtype, shape in zip(*manifest.kinds, strict=True)
-        }
+        self.tensors: Mapping[tuple[str, str], TensorInfo] = tensors_of(manifest)
         self._index = Index(manifest, url=files.url)
         self._states: dict[str, dict[str, TensorInfo]] = {}
         for (tensor, state_name), info in self.tensors.items():
@@ -133,6 +132,10 @@ class Checkpoint(Mapping[str, States]):
     def fragments(self) -> Fragments:
         """The boxes that are stored, as columns."""
         return self.manifest.fragments
+
+    def kinds(self) -> Mapping[tuple[str, str], Kind]:
+        """How each state of the optimizer is cut with its parameter; typed errors where that can't be."""
+        return kinds_of(self.document, self.tensors, url=self.url)
 
     def viewed(self, views: Mapping[str, View]) -> Checkpoint:
         """The same checkpoint with names for parts of its tensors, beside those that it has."""

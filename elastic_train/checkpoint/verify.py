@@ -65,6 +65,10 @@ def _structure(checkpoint: Checkpoint) -> Iterator[str]:
         check_aliases(checkpoint.manifest, checkpoint.aliases, url=checkpoint.url)
     except CheckpointError as error:
         yield str(error)
+    try:
+        checkpoint.kinds()
+    except CheckpointError as error:
+        yield str(error)
 
 
 def _problem(checkpoint: Checkpoint, row: Row) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.resharding import check_cuts
 from elastic_train.cluster.messages import Filled
 from elastic_train.cluster.saving import read_boxes
 from elastic_train.errors import ChecksumMismatch, TensorMismatch
@@ -17,6 +18,7 @@ def restore(member: Member, checkpoint: Checkpoint) -> Filled:
     """
     try:
         needs = member.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
+        check_cuts(needs, checkpoint.tensors, checkpoint.kinds(), url=checkpoint.url)
     except TensorMismatch as error:
         raise TensorMismatch(url=checkpoint.url, problem=error.problem) from None
     member.fill_together(needs, lambda boxes: read_boxes(checkpoint, boxes))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from elastic_train.checkpoint.commit import check_aliases
+from elastic_train.checkpoint.commit import check_aliases, tensors_of
 from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.fetch import Files
 from elastic_train.checkpoint.manifest import Manifest, Row
+from elastic_train.checkpoint.resharding import recorded
 from elastic_train.errors import FragmentMissing
 from elastic_train.geometry.coverage import untiled
 from elastic_train.storage.fsspec_store import Options
@@ -42,4 +43,5 @@ def imported(
             url=files.url, problem=f"{problem}. A file is missing, or is not of this checkpoint."
         )
     check_aliases(manifest, aliases, url=files.url)
-    return Imported(files=files, manifest=manifest, state=StateFile(document=document, aliases=aliases))
+    told = recorded(document, tensors_of(manifest), url=files.url)
+    return Imported(files=files, manifest=manifest, state=StateFile(document=told, aliases=aliases))

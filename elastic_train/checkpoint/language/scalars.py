@@ -7,6 +7,7 @@ from typing import Any
 
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.language.resolve import Resolved
+from elastic_train.checkpoint.language.virtual import Virtual
 from elastic_train.errors import TensorMismatch
 
 PARAM = "param"
@@ -67,7 +68,31 @@ def _optimizer(optimizer: Mapping[str, Any], resolved: Resolved, url: str) -> di
         for (tensor, state), virtual in resolved.tensors.items()
         if any(t.source is not None and (t.source.tensor, t.source.state) in known for t in virtual.tiles)
     ]
-    return made
+    table = optimizer.get("reshard") or {}
+    kept = {(t, s): words for t, states in table.items() for s, words in states.items()}
+    moved: dict[str, dict[str, Any]] = {}
+    for (tensor, state), virtual in resolved.tensors.items():
+        sources = {(t.source.tensor, t.source.state) for t in virtual.tiles if t.source is not None}
+        for name in sources & kept.keys():
+            if not _renamed(virtual):
+                raise TensorMismatch(
+                    url=url,
+                    problem=f"{name[0]} ({name[1]}) is cut as {kept[name]!r} and can only be renamed. Leave "
+                    "it out with `ignore`, or apply no operations to it.",
+                )
+            moved.setdefault(tensor, {})[state] = kept[name]
+    made.pop("reshard", None)
+    return made | ({"reshard": moved} if moved else {})
+
+
+def _renamed(virtual: Virtual) -> bool:
+    """Whether it is all of one stored tensor, as that is."""
+    if len(virtual.tiles) != 1 or virtual.casts:
+        return False
+    tile = virtual.tiles[0]
+    at = tile.source
+    dims = len(virtual.shape)
+    return at is not None and at.axes == tuple(range(dims)) and at.origin == (0,) * dims
 
 
 def _one(tensor: str, what: str, values: list[Any], url: str) -> Any:

@@ -36,12 +36,18 @@ def open_dcp(store: Store, at: str, options: Options | None = None) -> Imported:
     """Index the directory `at` of the store."""
     path = f"{at}/{METADATA}" if at else METADATA
     metadata = decode(store.read(path), at=at, url=f"{store.url}/{path}")
+    if metadata.folded:
+        raise FormatUnsupported(
+            url=f"{store.url}/{path}",
+            problem=f"{min(metadata.folded)} is stored in a shape of Megatron's, and the file metadata.json "
+            "that would say so is gone. Copy it again.",
+        )
     names = named(metadata, url=f"{store.url}/{at}")
     items = {
         f"{key} {n}": b.item for key, grid in metadata.tensors.items() for n, b in enumerate(grid.blocks)
     }
     opened = windows(store, items | dict(metadata.objects))
-    places = _Places()
+    places = Places()
     rows: list[Row] = []
     scalars: dict[str, tuple[str, Any]] = {}
     aliases = _aliases(metadata, names)
@@ -53,7 +59,7 @@ def open_dcp(store: Store, at: str, options: Options | None = None) -> Imported:
         if not grid.shape and name.optimizer:
             scalars[key] = (grid.dtype, _scalar(opened[f"{key} 0"], grid.dtype, found[0].start))
         else:
-            rows += _rows(key, grid, found, names.tensors[key].tensor, names.tensors[key].state, at)
+            rows += rows_of(key, grid, found, names.tensors[key].tensor, names.tensors[key].state, at)
     values, unread = _values({key: opened[key] for key in metadata.objects})
     own = values.pop(DOCUMENT, None)
     if isinstance(own, str):
@@ -82,20 +88,20 @@ def _as_buffer(row: Row, buffers: set[str]) -> Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class Place:
     """Where in an item the data of a block is, and how its elements follow one another."""
 
     start: int
     strides: tuple[int, ...] | None
 
 
-class _Places:
+class Places:
     """Finds the data in items and remembers the kinds of items that it has seen."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, tuple[int, ...], str], list[tuple[bytes, _Place]]] = {}
+        self._seen: dict[tuple[int, tuple[int, ...], str], list[tuple[bytes, Place]]] = {}
 
-    def find(self, window: Window, key: str, grid: Grid, block: Block) -> _Place:
+    def find(self, window: Window, key: str, grid: Grid, block: Block) -> Place:
         kind = (window.item.length, block.box.sizes, grid.dtype)
         for head, place in self._seen.get(kind, ()):
             if window.head.startswith(head):
@@ -106,7 +112,7 @@ class _Places:
         return place
 
 
-def _parse(window: Window, key: str, grid: Grid, block: Block) -> _Place:
+def _parse(window: Window, key: str, grid: Grid, block: Block) -> Place:
     file = open_file(window.as_store(), window.item.file)
     ref = file.tree
     url = f"{window.url}/{window.item.file}"
@@ -121,10 +127,10 @@ def _parse(window: Window, key: str, grid: Grid, block: Block) -> _Place:
             "metadata. The files are of two checkpoints: copy it again.",
         )
     element(ref.dtype, url=url)
-    return _Place(start=file.place(ref), strides=byte_strides(ref))
+    return Place(start=file.place(ref), strides=byte_strides(ref))
 
 
-def _rows(key: str, grid: Grid, places: list[_Place], tensor: str, state: str, at: str) -> Iterator[Row]:
+def rows_of(key: str, grid: Grid, places: list[Place], tensor: str, state: str, at: str) -> Iterator[Row]:
     for block, place in zip(grid.blocks, places, strict=True):
         yield Row(
             tensor=tensor,

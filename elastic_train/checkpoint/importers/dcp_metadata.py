@@ -12,6 +12,8 @@ from elastic_train.geometry.box import Box
 from elastic_train.storage.store import check_path
 
 _PACKAGE = "torch.distributed.checkpoint."
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch.MCoreMetadata"
+_FOLDED = "nd_reformulated_orig_global_shape"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,24 +35,21 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metadata:
-    """By flat key. `paths` are the keys' parts as they were nested, where the file says so."""
+    """By flat key. `paths` are the keys' parts as they were nested, where the file says so, `folded` the true
+    shapes of tensors that Megatron stored in another one.
+    """
 
     tensors: Mapping[str, Grid]
     objects: Mapping[str, Item]
     paths: Mapping[str, tuple[str | int, ...]]
+    folded: Mapping[str, tuple[int, ...]]
 
 
 def decode(data: bytes, *, at: str, url: str) -> Metadata:
     """The metadata; files are `at` a directory of the store. FormatUnsupported if they aren't to be had."""
     root = unpickle(data, url=url)
-    if not _is(root, "metadata.Metadata"):
+    if not (_is(root, "metadata.Metadata") or (isinstance(root, Opaque) and root.kind == _MEGATRON)):
         raise FormatUnsupported(url=url, problem="it is no metadata of torch.distributed.checkpoint.")
-    if root.get("mcore_data"):
-        raise FormatUnsupported(
-            url=url,
-            problem=f"{sorted(root.get('mcore_data'))[0]} is stored in a folded shape that only Megatron-LM "
-            "knows. Save it there with the fully reshardable optimizer format.",
-        )
     try:
         places = {_place(k): _item(v, at, url) for k, v in root.get("storage_data").items()}
         tensors: dict[str, Grid] = {}
@@ -63,9 +62,14 @@ def decode(data: bytes, *, at: str, url: str) -> Metadata:
             else:
                 raise FragmentMissing(url=url, problem=f"it says nowhere where {key} is.")
         paths = {k: tuple(p) for k, p in (root.get("planner_data") or {}).items()}
+        folded = {
+            key: tuple(said[_FOLDED])
+            for key, said in (root.get("mcore_data") or {}).items()
+            if key in tensors and _FOLDED in said
+        }
     except (AttributeError, TypeError, LookupError, ValueError) as error:
         raise ChecksumMismatch(url=url, problem=f"it isn't as torch writes it ({error}).") from error
-    return Metadata(tensors=tensors, objects=objects, paths=paths)
+    return Metadata(tensors=tensors, objects=objects, paths=paths, folded=folded)
 
 
 def _is(value: object, kind: str) -> bool:

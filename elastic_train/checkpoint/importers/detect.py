@@ -9,6 +9,7 @@ from elastic_train.checkpoint.importers.dcp import METADATA, open_dcp
 from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
 from elastic_train.checkpoint.importers.full_pt import open_full
 from elastic_train.checkpoint.importers.imported import Imported
+from elastic_train.checkpoint.importers.megatron import directory, is_megatron, open_megatron
 from elastic_train.checkpoint.importers.safetensors_hf import is_hugging_face, open_hugging_face
 from elastic_train.checkpoint.importers.ucp import open_universal
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, NoCheckpoint
@@ -25,7 +26,7 @@ _TAG = re.compile(r"[^/\0]+")
 def import_checkpoint(url: str, *, options: Options | None = None) -> Imported | None:
     """Index the checkpoint of another system that is at a URL, None where there is none.
 
-    The URL is a file, a checkpoint's directory, or a directory with a file `latest` that names one.
+    The URL is a file, a checkpoint's directory, or a directory with a file that names the latest one.
     """
     try:
         return _import(url, options)
@@ -60,6 +61,9 @@ def _import(url: str, options: Options | None) -> Imported | None:
                 )
                 raise NoCheckpoint(url=url, problem=problem)
             return opener(store, tag, options)
+    iteration = directory(store)
+    if iteration is not None and (opener := _opener(store, f"{iteration}/")) is not None:
+        return opener(store, iteration, options)
     opener = _opener(store, "")
     return opener(store, "", options) if opener else None
 
@@ -73,7 +77,7 @@ def _opener(store: Store, at: str) -> Opener | None:
     if any(store.exists(at + mark) for mark in (*marks, *rest)):
         return open_deepspeed
     if store.exists(at + METADATA):
-        return open_dcp
+        return open_megatron if is_megatron(store, at) else open_dcp
     return open_hugging_face if is_hugging_face(store, at.rstrip("/")) else None
 
 

@@ -91,6 +91,7 @@ DCP = {
         "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
     ),
     "filesystem": ("_StorageInfo", "_StoragePrefix"),
+    "planner": ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData"),
 }  # fmt: skip
 """What the metadata of a torch.distributed.checkpoint is made of; each becomes an `Opaque` of that kind."""
 

@@ -6,8 +6,6 @@ training thread. What was held before a generation is kept aside until `go` make
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,35 +15,28 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import RunSpec
-from elastic_train.data.identity import DataIdentity
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
-from elastic_train.train import document as documents
-from elastic_train.train import expected, seeded
 from elastic_train.train.assemble import assemble
 from elastic_train.train.boundary.carry import close_logs, follow, opened, rolled
 from elastic_train.train.boundary.crossing import Kept
 from elastic_train.train.boundary.replay import Alone, Crew
-from elastic_train.train.build import initialise
 from elastic_train.train.dataset import Data, build, described
-from elastic_train.train.digest import reduced_digest
-from elastic_train.train.exchange import ReadBoxes, fill_together
-from elastic_train.train.fragments import cut_into, parts
+from elastic_train.train.entry import Entry, Faults
+from elastic_train.train.exchange import ReadBoxes
 from elastic_train.train.group import Group
 from elastic_train.train.held import Held
+from elastic_train.train.incoming import Incoming
 from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
 from elastic_train.train.merging import merged
 from elastic_train.train.roll import roll
 from elastic_train.train.saver import Described, Direct, Saver
 from elastic_train.train.seat import Progress, Seat
-from elastic_train.train.serving import Index
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task, check_task
-from elastic_train.train.user_code import Border
 
 OnSave = Callable[[Share], None]
-Faults = Callable[[str, int, int], None]
 
 
 class Member:
@@ -69,34 +60,25 @@ class Member:
     ) -> None:
         check_task(task)
         self._task, self._spec, self._device = task, spec, torch.device(device)
-        self._on_step, self._faults = on_step, faults
+        self._on_step = on_step
         self._saver = saving(self._described) if saving is not None else None
         if saving is None and on_save is not None:
             self._saver = Direct(self._described, on_save)
         self.held = Held()
-        self._next: Shards | None = None
-        self._filled: dict[tuple[str, str], torch.Tensor] = {}
-        self._group: Group | None = None
-        self._border: Border | None = None
-        self._aborted: set[int] = set()
-        self._lock = threading.Lock()  # guards _group and _aborted between threads
+        self._entry = Entry(faults)
+        self._next: Incoming | None = None
         self._requests = Requests()
         self.continued: int | None = None  # what is held that the group that forms goes on from
         self._data: Data | None = None
-        self._mark_at(0, -1, "idle", 0, -1, fault=False)
 
     # -- any thread ----------------------------------------------------------------------------------------
 
     def progress(self) -> Progress:
-        return self._progress
+        return self._entry.progress()
 
     def abort(self, generation: int) -> None:
         """Break a generation's collectives, running or to come. Idempotent; others are untouched."""
-        with self._lock:
-            self._aborted.add(generation)
-            group = self._group
-        if group is not None and group.generation == generation:
-            group.break_()
+        self._entry.abort(generation)
 
     def request(self, pause: bool = False, save: bool = False) -> None:
         """Ask for a pause or a checkpoint; it enters the next vote, so all ranks do it at the same step."""
@@ -113,8 +95,7 @@ class Member:
 
     def check(self) -> None:
         """Raise GroupBroken if what this member is in was broken."""
-        if self._group is not None:
-            self._group.check()
+        self._entry.check()
 
     # -- holdings ------------------------------------------------------------------------------------------
 
@@ -151,7 +132,6 @@ class Member:
         """Take a seat: process group, mesh, and a model with shards that have memory and no values yet."""
         self._leave()
         self._requests = Requests()
-        mesh_plan = seat.plan.mesh
         group = Group(
             generation=seat.generation,
             rank=seat.rank,
@@ -162,9 +142,9 @@ class Member:
             device=str(self._device),
             form_timeout_s=self._spec.timing.form_s,
         )
-        self._border = self._enter(group, seat.plan)
+        self._entry.enter(group, seat.plan, seat.rank)
         group.form()
-        mesh = group.mesh(mesh_plan) if seat.plan.world_size > 1 else None
+        mesh = group.mesh(seat.plan.mesh) if seat.plan.world_size > 1 else None
         self._next = self._assembled(seat.generation, seat.rank, seat.plan, mesh)
 
     def stand_in(self, generation: int, plan: Plan, rank: int, during: int) -> None:
@@ -173,8 +153,7 @@ class Member:
         The stage is then filled and loaded as a seat's shards are. Breaking generation `during` ends it.
         """
         self._leave()
-        group = Group.alone(during, str(self._device))
-        self._border = self._enter(group, plan, rank)
+        self._entry.enter(Group.alone(during, str(self._device)), plan, rank)
         self._next = self._assembled(generation, rank, plan, None)
 
     def replay(self, through: int, kept: Kept, crew: Crew | None = None) -> None:
@@ -182,9 +161,7 @@ class Member:
 
         KeyError where `kept` lacks something.
         """
-        shards, group = self._forming, self._group
-        assert group is not None
-        assert self._border is not None
+        shards, group = self._forming.shards, self._entry.group
         data = self._dataset()
         shards.log = opened(self._spec, shards.plan)
         alone = Alone(
@@ -193,8 +170,10 @@ class Member:
             group=group,
             order=data.order,
             loader=data.loader,
-            border=self._border,
-            mark=lambda _, step, micro: self._mark_at(group.generation, shards.rank, "replay", step, micro),
+            border=self._entry.border,
+            mark=lambda _, step, micro: self._entry.mark(
+                group.generation, shards.rank, "replay", step, micro
+            ),
         )
         alone.run(shards, kept, through, crew)
         shards.settle()
@@ -210,28 +189,18 @@ class Member:
         doesn't fit is a TensorMismatch; with names alone a state has those of its parameter. None: parameters
         and buffers only. Buffers that a `foreign` state lacks have their initial values.
         """
-        shards = self._forming
-        if not isinstance(states, Fragments):
-            self._filled = expected.memory_for(shards, states or (), {})
-            return self._incoming().table()
-        kinds = expected.kinds_of(shards, states)
-        initial = expected.check(shards, kinds, foreign=foreign)
-        if initial:
-            self.initialise()
-        self._filled = expected.memory_for(shards, kinds, kinds)
-        table = self._incoming().table()
-        return table.take(np.array([table.names[key] not in initial for key in table.key.tolist()], bool))
+        return self._forming.needs(states, foreign=foreign)
 
     def fill(self, boxes: Fragments, arrays: Sequence[np.ndarray]) -> None:
         """Copy bytes into the new shards."""
-        self._incoming().write(boxes, arrays)
+        self._forming.fill(boxes, arrays)
 
     def fill_together(self, boxes: Fragments, read: ReadBoxes) -> None:
         """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others.
 
         All ranks call it equally often, replicas with the same boxes.
         """
-        fill_together(self._incoming(), boxes, read, self._forming.mesh)
+        self._forming.fill_together(boxes, read)
 
     def fill_local(self, generation: int, boxes: Fragments) -> None:
         """Copy boxes from an own holding into the new shards."""
@@ -239,51 +208,28 @@ class Member:
 
     def initialise(self) -> None:
         """Start fresh: every tensor gets its initial value under the run's seed."""
-        shards = self._forming
-        assert self._border is not None
-        assert shards.blueprint is not None
-        with self._border.at("initialising", 0):
-            initialise(
-                shards.blueprint,
-                self._task,
-                precision=self._spec.precision,
-                device=self._device,
-                shapes=shards.shapes,
-                seeded=lambda fqn: seeded.module_init(self._spec.batch.seed, fqn, self._device),
-                cut=cut_into,
-            )
-        shards.step = 0
+        self._forming.initialise()
 
     def load(self, document: dict[str, Any]) -> list[str]:
         """Take a document's scalars, after `fill`; sentences about what differs from the code."""
-        identity = self._dataset().identity
-        data = document.get("data")
-        if data is not None:  # other systems don't say what they trained on
-            DataIdentity(length=data["length"], fingerprint=data["fingerprint"]).require(identity)
-        return documents.restore(self._forming, document, self._filled)
+        return self._forming.load(document, self._dataset().identity)
 
     def digest(self) -> int:
         """Digest of the whole new state, the same on every rank. All ranks call it."""
-        shards = self._forming
-        assert self._border is not None
-        own = Index(parts(shards)).digest()
-        with self._border.collective("comparing digests", shards.step or 0):
-            return reduced_digest(own, device=self._device.type)
+        return self._forming.digest()
 
     def go(self) -> None:
         """The new shards are the state; what was held before is dropped."""
-        shards = self._forming
+        shards = self._forming.shards
         shards.log = follow(shards, self.held.every(), self.continued, self._spec)
         self.held.replace(shards)
-        self._next, self._filled = None, {}
+        self._next = None
 
     # -- training ------------------------------------------------------------------------------------------
 
     def run(self) -> RunEnd:
         """Steps until the last one or a voted pause, once per generation; settled after it in any case."""
         shards = self.held.current
-        assert self._group is not None
-        assert self._border is not None
         data = self._dataset()
         if self._saver is not None:
             self._saver.start(shards)
@@ -291,11 +237,13 @@ class Member:
             task=self._task,
             spec=self._spec,
             shards=shards,
-            group=self._group,
+            group=self._entry.group,
             order=data.order,
             loader=data.loader,
-            border=self._border,
-            mark=lambda phase, step, micro: self._mark_at(shards.generation, shards.rank, phase, step, micro),
+            border=self._entry.border,
+            mark=lambda phase, step, micro: self._entry.mark(
+                shards.generation, shards.rank, phase, step, micro
+            ),
             on_step=self._on_step,
             saver=self._saver,
             requests=self._requests,
@@ -307,7 +255,7 @@ class Member:
                 self._saver.end()
             shards.settle()
             self.held.moved()
-            self._mark_at(shards.generation, shards.rank, "settled", shards.step or 0, -1, fault=False)
+            self._entry.mark(shards.generation, shards.rank, "settled", shards.step or 0, -1, fault=False)
 
     def save(self) -> None:
         """Save the state that is held once more, where nothing runs."""
@@ -327,31 +275,12 @@ class Member:
 
     # -- private -------------------------------------------------------------------------------------------
     @property
-    def _forming(self) -> Shards:
+    def _forming(self) -> Incoming:
         assert self._next is not None, "join comes first"
         return self._next
 
-    def _enter(self, group: Group, plan: Plan, rank: int | None = None) -> Border:
-        """A group of this process: others may break it from now on, and some may have."""
-        rank = group.rank if rank is None else rank
-        with self._lock:
-            self._group = group
-            aborted = group.generation in self._aborted
-        self._mark_at(group.generation, rank, "forming", 0, -1)
-        if aborted:
-            group.break_()
-        group.check()
-        return Border(
-            worker=plan.workers[rank],
-            node=plan.nodes[rank],
-            rank=rank,
-            generation=group.generation,
-            broken=lambda: group.broken,
-        )
-
-    def _assembled(self, generation: int, rank: int, plan: Plan, mesh: DeviceMesh | None) -> Shards:
-        assert self._border is not None
-        return assemble(
+    def _assembled(self, generation: int, rank: int, plan: Plan, mesh: DeviceMesh | None) -> Incoming:
+        shards = assemble(
             self._task,
             self._spec,
             generation=generation,
@@ -359,39 +288,18 @@ class Member:
             plan=plan,
             mesh=mesh,
             device=self._device,
-            border=self._border,
+            border=self._entry.border,
         )
+        return Incoming(self._task, self._spec, shards, self._entry.border)
 
     def _leave(self) -> None:
-        self._next, self._filled, self.continued = None, {}, None
-        with self._lock:
-            group, self._group = self._group, None
-        if group is not None:
-            group.destroy()
-
-    def _incoming(self) -> Index:
-        shards = self._forming
-        return Index(parts(shards, extra=self._filled))
+        self._next = self.continued = None
+        self._entry.leave()
 
     def _described(self, shards: Shards) -> dict[str, Any]:
         return described(shards, self._spec, self._dataset().identity)
 
     def _dataset(self) -> Data:
         if self._data is None:
-            assert self._border is not None
-            self._data = build(self._task, self._spec, self._border)
+            self._data = build(self._task, self._spec, self._entry.border)
         return self._data
-
-    def _mark_at(
-        self, generation: int, rank: int, phase: str, step: int, micro_batch: int, *, fault: bool = True
-    ) -> None:
-        self._progress = Progress(
-            generation=generation,
-            rank=rank,
-            step=step,
-            phase=phase,
-            micro_batch=micro_batch,
-            since=time.monotonic(),
-        )
-        if fault and self._faults is not None:
-            self._faults(phase, step, micro_batch)

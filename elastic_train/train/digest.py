@@ -18,21 +18,26 @@ def tensor_digest(local: Tensor, *, tensor: str, state: str, box: Box, shape: tu
 
     The caller counts each element once: where several ranks hold a box, one of them adds it.
     """
-    bits = local.detach().contiguous().view(_BITS[local.element_size()])
+    bits = bits_of(local)
     if bits.device.type == "cpu":
         return box_digest(bits.numpy(), tensor=tensor, state=state, box=box, shape=shape)
-    return device_digest(bits, tensor=tensor, state=state, box=box, shape=shape)
+    return int(device_digest(bits, tensor=tensor, state=state, box=box, shape=shape)) & MASK
 
 
-def device_digest(bits: Tensor, *, tensor: str, state: str, box: Box, shape: tuple[int, ...]) -> int:
-    """The same number from torch operations, for integer bits on any device."""
+def bits_of(local: Tensor) -> Tensor:
+    """A tensor as integers of its item size, contiguous."""
+    return local.detach().contiguous().view(_BITS[local.element_size()])
+
+
+def device_digest(bits: Tensor, *, tensor: str, state: str, box: Box, shape: tuple[int, ...]) -> Tensor:
+    """The same number, as int64 and where the bits are, from torch operations: nothing waits for a device."""
     starts, run = runs(box, shape)
     key, column = tensor_key(tensor, state), torch.arange(run, device=bits.device) * _signed(GAMMA)
     rows = bits.reshape(len(starts), run)
     bases = torch.from_numpy(starts).to(bits.device) * _signed(GAMMA) + _signed(key)
     unsigned = (1 << 8 * bits.element_size()) - 1
     height = max(1, _BLOCK // max(run, 1))
-    total = 0
+    total = torch.zeros((), dtype=torch.int64, device=bits.device)
     for top in range(0, len(rows), height):
         word = rows[top : top + height].to(torch.int64, copy=True)
         if bits.element_size() < 8:
@@ -42,8 +47,8 @@ def device_digest(bits: Tensor, *, tensor: str, state: str, box: Box, shape: tup
         word ^= (word >> 32) & ((1 << 32) - 1)
         word *= _signed(MIX)
         word ^= (word >> 29) & ((1 << 35) - 1)
-        total += int(word.sum())
-    return total & MASK
+        total += word.sum()
+    return total
 
 
 def reduced_digest(value: int, group: dist.ProcessGroup | None = None, device: str = "cpu") -> int:

@@ -11,12 +11,14 @@ import torch
 from elastic_train.checkpoint.engine.arena import Arena, aligned, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
+from elastic_train.checkpoint.engine.lane import AtOnce, Lane
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.piece import Piece
+from elastic_train.train.device_lane import DeviceLane
 from elastic_train.train.fragments import Part, own_share, parts
 from elastic_train.train.saving import share
 from elastic_train.train.shards import Shards
-from elastic_train.train.sources import pin, sources
+from elastic_train.train.sources import sources
 
 Described = Callable[[Shards], dict[str, Any]]
 EXPECTED_SLOTS = 2
@@ -110,7 +112,6 @@ class Lazy:
         self._crowded, self._taking, self._dropped = crowded, taking, dropped
         self._engine: Engine[_Note] | None = None
         self._reserved = 0
-        self._stream: torch.cuda.Stream | None = None
         self._before = Counts()
 
     @property
@@ -124,9 +125,7 @@ class Lazy:
         sizes = [part.view.numel() * part.view.element_size() for part in held]
         if not any(shards.optimizer.state.values()):  # each may come to begin on a page of its own
             sizes = [aligned(size) for size in sizes for _ in range(1 + EXPECTED_SLOTS)]
-        if shards.device.type == "cuda":
-            self._stream = torch.cuda.Stream(shards.device)
-        self._reserve(shards.generation, slot_bytes(sizes))
+        self._reserve(shards, slot_bytes(sizes))
 
     def busy(self, *, storage: bool) -> bool:
         engine = self._engine
@@ -139,10 +138,10 @@ class Lazy:
     def take(self, shards: Shards, *, storage: bool, wait: bool) -> None:
         assert shards.step is not None
         self._taking(shards.step)
-        found = sources(own_share(tuple(parts(shards))), self._stream)
+        found = sources(own_share(tuple(parts(shards))))
         needed = slot_bytes(source.nbytes for source in found)
         if needed > self._reserved:
-            self._reserve(shards.generation, needed)
+            self._reserve(shards, needed)
         assert self._engine is not None
         note = _Note(
             shards=(shards.generation, shards.rank),
@@ -162,13 +161,26 @@ class Lazy:
 
     # -- private
 
-    def _reserve(self, generation: int, size: int) -> None:
+    def _reserve(self, shards: Shards, size: int) -> None:
         self.end()
-        arena = self._memory(generation, size)
-        if self._stream is not None and not all(pin(arena.slot(n)) for n in range(arena.slots)):
-            self._note("the memory for snapshots could not be pinned: copies from the device are slower")
-        self._engine = Engine(arena, self._hand_on, budget=BUDGET, note=self._note, dropped=self._dropped)
+        arena = self._memory(shards.generation, size)
+        self._engine = Engine(
+            arena,
+            self._hand_on,
+            budget=BUDGET,
+            note=self._note,
+            dropped=self._dropped,
+            lane=self._lane(shards.device, arena),
+        )
         self._reserved = size
+
+    def _lane(self, device: torch.device, arena: Arena) -> Lane:
+        if device.type == "cpu":
+            return AtOnce()
+        lane = DeviceLane(device, arena)
+        if not lane.pinned:
+            self._note("the memory for snapshots could not be pinned: copies from the device are slower")
+        return lane
 
     def _hand_on(self, taken: Taken[_Note]) -> None:
         note = taken.payload

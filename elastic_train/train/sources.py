@@ -1,13 +1,11 @@
-"""Live tensors as the engine's sources: versions of torch, bytes of their memory, a stream of their own.
+"""Live tensors as the engine's sources: versions of torch, bytes of their memory.
 
-On a device the slot is registered as pinned memory, so that a copy goes from the device straight into it, on
-a side stream, while the kernels of forward and backward run.
+What a copy needs beside the slot is bounded, whatever the tensor's strides.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,18 +15,17 @@ from elastic_train.checkpoint.piece import span
 from elastic_train.geometry.digest import of_boxes
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.train.digest import tensor_digest
-from elastic_train.train.fragments import Part, numpy_bits
+from elastic_train.train.fragments import Part
 
 
 class TensorSource:
     """A part of a rank's shards. Buffers are not settled: a forward may write to them."""
 
-    def __init__(self, part: Part, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(self, part: Part) -> None:
         self.part = part
         self.key = f"{part.tensor}:{part.state}{span(part.box)}"
         self.nbytes = part.view.numel() * part.view.element_size()
         self.settled = part.state != "buffer"
-        self._stream = stream
 
     def version(self) -> int:
         return self.part.view._version
@@ -36,7 +33,7 @@ class TensorSource:
     def fingerprint(self) -> int:
         view = self.part.view
         if view.is_cpu:
-            return xxhash.xxh3_64_intdigest(self._bytes().data)
+            return xxhash.xxh3_64_intdigest(self.bytes_between(0, self.nbytes).numpy().data)
         part = self.part
         return tensor_digest(view, tensor=part.tensor, state=part.state, box=part.box, shape=part.shape)
 
@@ -48,32 +45,28 @@ class TensorSource:
         return of_boxes(row, [np.frombuffer(copied, np.uint8)])
 
     def copy(self, start: int, stop: int, target: memoryview) -> None:
-        if self.part.view.is_cpu:
-            np.frombuffer(target, np.uint8)[:] = self._bytes()[start:stop]
-            return
-        assert self._stream is not None
-        with torch.cuda.stream(self._stream):
-            flat = self.part.view.detach().contiguous().view(torch.uint8).reshape(-1)
-            flat.record_stream(self._stream)
-            torch.frombuffer(target, dtype=torch.uint8).copy_(flat[start:stop], non_blocking=True)
-            done = torch.cuda.Event()
-            done.record(self._stream)
-        done.synchronize()
+        """To host memory; the calling thread waits for it."""
+        found = self.bytes_between(start, stop)
+        if found.is_cpu:
+            np.frombuffer(target, np.uint8)[:] = found.numpy()
+        else:
+            torch.frombuffer(target, dtype=torch.uint8).copy_(found)
 
-    def _bytes(self) -> np.ndarray:
-        """The bytes, row-major; no copy where the tensor is contiguous."""
-        return numpy_bits(self.part.view.contiguous()).reshape(-1).view(np.uint8)
-
-
-def sources(held: Iterable[Part], stream: torch.cuda.Stream | None) -> list[TensorSource]:
-    """One source a part. On a device the side stream first waits for the update that was just enqueued."""
-    if stream is not None:
-        stream.wait_stream(torch.cuda.current_stream(stream.device))
-    return [TensorSource(part, stream) for part in held]
+    def bytes_between(self, start: int, stop: int) -> torch.Tensor:
+        """Bytes start .. stop - 1, row-major, where the tensor is: a view of a contiguous one, else a copy of
+        the rows that they are in.
+        """
+        view = self.part.view.detach()
+        if view.is_contiguous():
+            return view.reshape(-1).view(torch.uint8)[start:stop]
+        while view.shape[0] == 1:
+            view = view[0]
+        row = self.nbytes // view.shape[0]
+        first = start // row
+        flat = view[first : -(-stop // row)].contiguous().reshape(-1).view(torch.uint8)
+        return flat[start - first * row : stop - first * row]
 
 
-def pin(memory: memoryview) -> bool:
-    """Register a region with the driver, so that copies into it need no bounce; False where it refuses."""
-    address = np.frombuffer(memory, np.uint8).ctypes.data
-    runtime: Any = torch.cuda.cudart()
-    return int(runtime.cudaHostRegister(address, len(memory), 0)) == 0
+def sources(held: Iterable[Part]) -> list[TensorSource]:
+    """One source a part."""
+    return [TensorSource(part) for part in held]

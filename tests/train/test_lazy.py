@@ -38,11 +38,24 @@ def spec() -> RunSpec:
     )
 
 
+@torch.library.custom_op("elastic_train_tests::shift", mutates_args=())
+def shift(weight: torch.Tensor) -> torch.Tensor:
+    """A custom operation that does not say what it writes to, as a kernel of one's own may."""
+    weight.detach().numpy()[...] += 0.125
+    return weight.new_zeros(())
+
+
 class Meddler(TinyModel):
-    """Writes to a parameter in forward, behind torch's back."""
+    """Writes to a parameter in forward, behind torch's back, in one way and another."""
+
+    forwards = 0
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        self.frozen.weight.data.add_(0.125)
+        self.forwards += 1
+        if self.forwards % 2:
+            self.frozen.weight.data.add_(0.125)
+        else:
+            shift(self.frozen.weight)
         return super().forward(tokens)
 
 
@@ -106,7 +119,7 @@ def by_step(saved: list[tuple[Any, ...]]) -> Kept:
 @pytest.mark.parametrize(
     ("task", "mesh"),
     [(TinyTask(batch_norm=True), (1, 2)), (TinyTask(batch_norm=True), (2, 1)), (MeddlingTask(), (2, 1))],
-    ids=["sharded", "replicated", "a job that writes through .data"],
+    ids=["sharded", "replicated", "a job that writes through .data and a custom operation"],
 )
 def test_what_is_delivered_is_the_state_of_its_step_to_the_bit(
     pool: GlooPool, new_generation: Iterator[int], task: Task, mesh: tuple[int, int]

@@ -23,6 +23,7 @@ from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.audit import ALL, audited
 from elastic_train.checkpoint.engine.copying import Copying, Place
 from elastic_train.checkpoint.engine.counts import Counts
+from elastic_train.checkpoint.engine.lane import AtOnce, Lane
 from elastic_train.checkpoint.engine.source import Source
 from elastic_train.errors import MemoryTooSmall, SnapshotFailed
 
@@ -59,7 +60,8 @@ class Engine(Generic[P]):
     """`begin`, `fence`, `check` and `close` belong to the training thread, the rest to any.
 
     `deliver` may raise. `dropped` hears the step of a snapshot that came to nothing, `note` a sentence on it.
-    After more than `budget` failures in a row `check` raises.
+    After more than `budget` failures in a row `check` raises. `lane` is how bytes get into the arena; it is
+    the engine's, which closes it.
     """
 
     def __init__(
@@ -71,7 +73,9 @@ class Engine(Generic[P]):
         budget: int = 3,
         note: Callable[[str], None] = lambda _: None,
         dropped: Callable[[int], None] = lambda _: None,
+        lane: Lane | None = None,
     ) -> None:
+        self._lane: Lane = lane or AtOnce()
         self._arena, self._deliver, self._note, self._dropped = arena, deliver, note, dropped
         self._pressure: Pressure = pressure
         self._budget = budget
@@ -122,14 +126,16 @@ class Engine(Generic[P]):
         slot = self._slot(self._pressure if pressure is None else pressure)
         if slot is None:
             return False
-        number = self._counts.begun
-        copying = Copying(sources, self._arena.slot(slot), audited(number, len(sources)))
+        checked = audited(self._counts.begun, len(sources))
+        memory = self._arena.slot(slot)
+        self._lane.follow()
+        copying = Copying(sources, memory, checked, eager=self._eager, lane=self._lane)
         end = max((p.offset + p.nbytes for p in copying.places), default=0)
         if end > self._arena.size:
             self._give_back(slot)
             raise MemoryTooSmall(what="a snapshot", where="its slot", needed=end, free=self._arena.size)
         self._arena.open(slot)
-        copying.copy_unsettled(self._eager)
+        copying.copy_unsettled()
         self._current, self._owed = copying, False
         self._copies.put((step, slot, copying, payload))
         self._count(begun=1, bytes=sum(s.nbytes for s in sources), blocked_s=time.monotonic() - began)
@@ -159,6 +165,7 @@ class Engine(Generic[P]):
     def retire(self) -> None:
         """Begin nothing more. Live memory is free to change when this returns; the rest ends by itself."""
         self.fence()
+        self._lane.wait()  # whoever changes it next may be anybody
         self._copies.put(None)
 
     def close(self) -> None:
@@ -196,9 +203,7 @@ class Engine(Generic[P]):
         while (job := self._copies.get()) is not None:
             step, slot, copying, payload = job
             began = time.monotonic()
-            while copying.help():
-                pass
-            copying.finish()
+            copying.land()
             changed = copying.changed() if copying.error is None else ()
             seconds = time.monotonic() - began
             self._count(copy_s=seconds)
@@ -222,6 +227,7 @@ class Engine(Generic[P]):
                 continue
             self._give_back(slot)
             self._dropped(step)
+        self._lane.close()
         self._whole.put(None)
 
     def _learn(self, restless: tuple[str, ...]) -> None:

@@ -23,6 +23,7 @@ from benchmarks.reshard_state import Size, State
 from elastic_train.checkpoint.exporters.hf import export_hf
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.geometry.box import Box
+from elastic_train.storage.early import begin_writing
 from elastic_train.storage.fsspec_store import Options, open_store
 
 CHUNK = 8 << 20
@@ -92,7 +93,8 @@ def write_raw(directory: Path, state: State) -> float:
         with (directory / f"{number}.bin").open("wb", buffering=0) as file:
             for view in views[number::WRITERS]:
                 for start in range(0, len(view), CHUNK):
-                    file.write(view[start : start + CHUNK])
+                    at = file.tell()
+                    begin_writing(file.fileno(), at, file.write(view[start : start + CHUNK]))
             os.fsync(file.fileno())
 
     return timed(lambda: _each(one, range(WRITERS)))

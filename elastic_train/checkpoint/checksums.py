@@ -33,9 +33,12 @@ def pages(view: memoryview) -> Iterator[memoryview]:
         yield view[start : start + page]
 
 
-def crc(page: memoryview | bytes) -> int:
-    """CRC-32C (Castagnoli, RFC 3720) of a page."""
-    return crc32c.crc32c(page)
+def crc(*parts: memoryview | bytes) -> int:
+    """CRC-32C (Castagnoli, RFC 3720) of a page, whose bytes may lie in several places."""
+    value = 0
+    for part in parts:
+        value = crc32c.crc32c(part, value)
+    return value
 
 
 def content_hash(view: memoryview | bytes) -> bytes:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import posixpath
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from elastic_train.checkpoint.lazy import Array
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
 from elastic_train.checkpoint.ranges import Read, Request, Segment, strides_of
+from elastic_train.checkpoint.straight import targets
 from elastic_train.errors import ChecksumMismatch, FragmentMissing, StorageError, StorageNotFound
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.layout import flat_range_boxes
@@ -22,6 +24,7 @@ from elastic_train.storage.fsspec_store import Options, open_store
 from elastic_train.storage.store import Store
 
 THREADS = 8
+T = TypeVar("T")
 
 
 class Files:
@@ -54,9 +57,17 @@ class Files:
 
     def read(self, row: Row, start: int, length: int) -> bytes:
         """Bytes of the file that a row names; FragmentMissing if they aren't there."""
+        return self._read(row, start, length, lambda store, path: store.read(path, start, length))
+
+    def read_into(self, row: Row, start: int, buffers: Sequence[memoryview]) -> None:
+        """The same into memory that is there."""
+        length = sum(map(len, buffers))
+        self._read(row, start, length, lambda store, path: store.read_into(path, start, buffers))
+
+    def _read(self, row: Row, start: int, length: int, work: Callable[[Store, str], T]) -> T:
         store, path = self.at(row.file)
         try:
-            data = store.read(path, start, length)
+            found = work(store, path)
         except StorageNotFound as error:
             raise self.missing(row, "is gone") from error
         except StorageError as error:
@@ -65,7 +76,7 @@ class Files:
             raise
         with self._count:
             self.bytes_read += length
-        return data
+        return found
 
     def missing(self, row: Row, what: str) -> FragmentMissing:
         name = f"{row.tensor} ({row.state}) {span(row.box)}"
@@ -78,11 +89,18 @@ def fetch(files: Files, reads: Sequence[Read], requests: Sequence[Request], outp
     """Fill `outputs`, one array per request with the sizes of its box."""
 
     def perform(read: Read) -> None:
+        straight = targets(read, requests, outputs)
+        if straight is not None:
+            files.read_into(read.segments[0].row, read.start, [b for part in straight for b in part])
+            for segment, part in zip(read.segments, straight[::2], strict=True):
+                if segment.row.checksums is not None:
+                    verify_pages(segment.row, segment.at, part, url=files.url)
+            return
         data = files.read(read.segments[0].row, read.start, read.length)
         for segment in read.segments:
             view = memoryview(data)[segment.start - read.start :][: segment.length]
             if segment.row.checksums is not None:
-                verify_pages(segment.row, segment.at, view, url=files.url)
+                verify_pages(segment.row, segment.at, [view], url=files.url)
             _scatter(segment, view, requests, outputs)
 
     if len(reads) <= 1:
@@ -94,22 +112,34 @@ def fetch(files: Files, reads: Sequence[Read], requests: Sequence[Request], outp
             pass
 
 
-def verify_pages(row: Row, at: int, view: memoryview, *, url: str) -> None:
-    """ChecksumMismatch if a page of a fragment, of which `view` holds the bytes from `at` on, is damaged."""
+def verify_pages(row: Row, at: int, views: Sequence[memoryview], *, url: str) -> None:
+    """ChecksumMismatch if a page of a fragment is damaged, of which `views` hold the bytes from `at` on, one
+    after the other.
+    """
     assert row.checksums is not None
     item = ELEMENTS[row.dtype].bytes
     step = page_bytes(row.box.numel * item)
-    for start in range(0, len(view), step):
-        page = view[start : start + step]
+    length = sum(map(len, views))
+    for start in range(0, length, step):
+        stop = min(start + step, length)
         number = (at + start) // step
-        if crc(page) != row.checksums[number]:
+        if crc(*_between(views, start, stop)) != row.checksums[number]:
             first, low = (at + start) // item, row.byte_offset + at + start
             raise ChecksumMismatch(
                 url=url,
-                problem=f"bytes {low} to {low + len(page)} of {row.file} aren't the ones written: page "
+                problem=f"bytes {low} to {low + stop - start} of {row.file} aren't the ones written: page "
                 f"{number} of {row.tensor} ({row.state}) {span(row.box)}, elements {first} to "
-                f"{first + len(page) // item} of that fragment. Use an older checkpoint.",
+                f"{first + (stop - start) // item} of that fragment. Use an older checkpoint.",
             )
+
+
+def _between(views: Sequence[memoryview], start: int, stop: int) -> Iterator[memoryview]:
+    """The bytes start .. stop of views that follow one another."""
+    at = 0
+    for view in views:
+        if at < stop and start < at + len(view):
+            yield view[max(0, start - at) : stop - at]
+        at += len(view)
 
 
 def _scatter(

@@ -91,7 +91,7 @@ def _check(checkpoint: Checkpoint, row: Row) -> None:
     size = row.box.numel * item
     for at in range(0, size, MOST):
         data = checkpoint.files.read(row, row.byte_offset + at, min(MOST, size - at))
-        verify_pages(row, at, memoryview(data), url=checkpoint.url)
+        verify_pages(row, at, [memoryview(data)], url=checkpoint.url)
         content.update(data)
     if row.hash is not None and content.digest() != row.hash:
         raise ChecksumMismatch(

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from elastic_train.errors import AlreadyExists, StorageNotFound
-from elastic_train.storage.store import Blocks, Buffer, Names, Sink, check_path, check_prefix, exactly
+from elastic_train.storage.store import Blocks, Buffer, Names, Sink, check_path, check_prefix, exactly, spread
 
 
 class MemoryStore:
@@ -32,6 +32,9 @@ class MemoryStore:
 
     def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> Blocks:
         return [self.read(path, start, length) for start, length in ranges]
+
+    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+        spread(self.read(path, start, sum(map(len, buffers))), buffers)
 
     def write(self, path: str, data: Buffer) -> None:
         with self._lock:

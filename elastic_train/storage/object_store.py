@@ -15,7 +15,7 @@ from botocore.exceptions import ClientError
 
 from elastic_train.errors import StorageNotFound
 from elastic_train.storage.retry import FAILURES, Retry, failures_named
-from elastic_train.storage.store import Blocks, Buffer, Names, Sink, check_path, check_prefix, exactly
+from elastic_train.storage.store import Blocks, Buffer, Names, Sink, check_path, check_prefix, exactly, spread
 
 BLOCK = 16 << 20
 """Bytes of one part of a streamed upload; S3 takes at most 10,000 parts, so 160 GB in one object."""
@@ -65,6 +65,9 @@ class ObjectStore:
             exactly(b, path=self._named(path), start=r[0], length=r[1])
             for b, r in zip(blocks, ranges, strict=True)
         ]
+
+    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+        spread(self.read(path, start, sum(map(len, buffers))), buffers)
 
     def write(self, path: str, data: Buffer) -> None:
         key, value = self._key(path), bytes(data)

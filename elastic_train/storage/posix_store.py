@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastic_train.errors import StorageError, StorageNotFound
+from elastic_train.storage.early import begin_writing
 from elastic_train.storage.retry import Retry, failures_named
 from elastic_train.storage.store import (
     UNPUBLISHED,
@@ -27,8 +28,13 @@ from elastic_train.storage.store import (
     check_path,
     check_prefix,
     exactly,
+    short,
 )
 
+AHEAD = 8 << 20
+"""Bytes that wait in memory before the device is told to begin with them."""
+VECTORS = 512
+"""Buffers of one system call; Linux takes 1024."""
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 
@@ -60,6 +66,21 @@ class PosixStore:
                 os.close(file)
 
         return self.retry.run(work, what="read", path=str(target))
+
+    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+        target = self._at(path)
+        length = sum(map(len, buffers))
+
+        def work() -> None:
+            file = _open(target, os.O_RDONLY)
+            try:
+                done = _preadv(file, start, buffers)
+            finally:
+                os.close(file)
+            if done < length:
+                raise short(str(target), start=start, length=length, there=done)
+
+        self.retry.run(work, what="read", path=str(target))
 
     def write(self, path: str, data: Buffer) -> None:
         target = self._at(path)
@@ -161,12 +182,19 @@ class PosixStore:
 
 
 class _FileSink:
+    """The device begins while more bytes come, so that the fsync at the end has little left to do."""
+
     def __init__(self, file: int, target: Path) -> None:
         self._file, self._target = file, target
+        self._written = self._begun = 0
 
     def write(self, data: Buffer) -> None:
         with failures_named(what="write", path=str(self._target)):
             _write_all(self._file, data)
+        self._written += len(data) if isinstance(data, bytes | bytearray) else data.nbytes
+        if self._written - self._begun >= AHEAD:
+            begin_writing(self._file, self._begun, self._written - self._begun)
+            self._begun = self._written
 
 
 def _open(path: Path, flags: int) -> int:
@@ -180,6 +208,19 @@ def _pread(file: int, start: int, length: int | None) -> bytes:
         blocks.append(block)
         start, wanted = start + len(block), wanted - len(block)
     return blocks[0] if len(blocks) == 1 else b"".join(blocks)
+
+
+def _preadv(file: int, start: int, buffers: Sequence[memoryview]) -> int:
+    """Fill the buffers as far as the file has bytes; how many it had."""
+    rest = [b for b in buffers if len(b)]
+    done = 0
+    while rest and (count := os.preadv(file, rest[:VECTORS], start + done)):
+        done += count
+        while rest and count >= len(rest[0]):
+            count -= len(rest.pop(0))
+        if count:
+            rest[0] = rest[0][count:]
+    return done
 
 
 def _write_all(file: int, data: Buffer) -> None:

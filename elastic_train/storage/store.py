@@ -44,6 +44,13 @@ class Store(Protocol):
         """One block per (start, length), as `read` has them, fetched together where the store can."""
         ...
 
+    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+        """The bytes from `start` on into writable buffers of bytes, one after the other, until all are full.
+
+        After an error they hold anything.
+        """
+        ...
+
     def write(self, path: str, data: Buffer) -> None:
         """Publish or replace an object: readers see the old or the new one, and the new one is durable."""
         ...
@@ -91,12 +98,24 @@ def check_prefix(prefix: str) -> str:
     return check_path(prefix) if prefix else ""
 
 
+def spread(data: bytes, buffers: Sequence[memoryview]) -> None:
+    """Copy bytes into buffers, one after the other."""
+    at = 0
+    for buffer in buffers:
+        buffer[:] = data[at : at + len(buffer)]
+        at += len(buffer)
+
+
 def exactly(data: bytes, *, path: str, start: int, length: int | None) -> bytes:
     """The bytes of a read, if the object had as many as were asked for."""
     if length is not None and len(data) != length:
-        raise StorageError(
-            path=path,
-            operation="read",
-            problem=f"{length} bytes were wanted at byte {start} and only {len(data)} are there.",
-        )
+        raise short(path, start=start, length=length, there=len(data))
     return data
+
+
+def short(path: str, *, start: int, length: int, there: int) -> StorageError:
+    return StorageError(
+        path=path,
+        operation="read",
+        problem=f"{length} bytes were wanted at byte {start} and only {there} are there.",
+    )

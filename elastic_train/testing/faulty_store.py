@@ -98,6 +98,10 @@ class FaultyStore:
         with self._operation("read_ranges", path):
             return self._inner.read_ranges(path, ranges)
 
+    def read_into(self, path: str, start: int, buffers: Sequence[memoryview]) -> None:
+        with self._operation("read", path):
+            self._inner.read_into(path, start, buffers)
+
     def write(self, path: str, data: Buffer) -> None:
         with self._operation("write", path):
             if self._spend(len(data), path) is not None:

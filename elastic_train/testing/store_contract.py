@@ -38,6 +38,18 @@ class StoreContract:
         assert got == [bytes([100, 101]), bytes([0]), b"", bytes([199])]
         assert store.read_ranges("ranges/a", []) == []
 
+    def test_a_range_fills_buffers_one_after_the_other(self, store: Store) -> None:
+        store.write("into/a", bytes(range(200)))
+        memory = bytearray(10)
+        view = memoryview(memory)
+        store.read_into("into/a", 100, [view[6:10], view[0:0], view[0:2]])
+        assert memory == bytes([104, 105, 0, 0, 0, 0, 100, 101, 102, 103])
+        store.read_into("into/a", 5, [])
+        with pytest.raises(StorageError):
+            store.read_into("into/a", 195, [view])
+        with pytest.raises(StorageNotFound):
+            store.read_into("into/gone", 0, [view])
+
     def test_a_range_beyond_the_end_is_an_error_and_not_a_short_block(self, store: Store) -> None:
         store.write("short/a", b"12345")
         with pytest.raises(StorageError):

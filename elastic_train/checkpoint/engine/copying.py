@@ -87,7 +87,7 @@ class Copying:
         return True
 
     def finish(self, key: str | None = None) -> None:
-        """Return when no write can harm a block, or those up to the fragment `key`; helps rather than waits."""
+        """Return when writes can harm no block, or none up to the fragment `key`; helps rather than waits."""
         last = len(self._blocks) - 1
         if key is not None:
             index = next(i for i, place in enumerate(self.places) if place.key == key)

@@ -42,7 +42,7 @@ def hang_at(state: dict, phase: str, step: int) -> None:
     def fault(now: str, at: int, micro: int) -> None:
         if (now, at) == (phase, step) and not reached.is_set():
             reached.set()
-            state["member"]._group._broken.wait(60)
+            state["member"]._entry.group._broken.wait(60)
 
     state["faults"] = fault
 

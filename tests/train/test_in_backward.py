@@ -53,7 +53,7 @@ def hang_at_update(state: dict, step: int, count: int) -> None:
     def fault(phase: str, at: int, ahead: int) -> None:
         if (phase, at) == ("update", step) and ahead >= count and not reached.is_set():
             reached.set()
-            state["member"]._group._broken.wait(60)
+            state["member"]._entry.group._broken.wait(60)
 
     state["faults"] = fault
 

@@ -31,7 +31,7 @@ from elastic_train.geometry.box import Box
 from elastic_train.geometry.follow import Kind
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
-from elastic_train.storage.fsspec_store import Options, open_store
+from elastic_train.storage.fsspec_store import Options, is_local, open_store
 from elastic_train.storage.store import Store
 
 
@@ -41,7 +41,8 @@ def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
     A directory inside a run must be in the run's log; one that was copied out of it stands for itself.
     """
     parent, _, name = url.rstrip("/").rpartition("/")
-    if open_store(url, options=options).exists(MANIFEST):
+    store = open_store(url, options=options)
+    if store.exists(MANIFEST):
         top, _, middle = parent.rpartition("/")
         if middle != CHECKPOINTS:
             return Checkpoint.open(open_store(parent or "/", options=options), name, options=options)
@@ -50,8 +51,8 @@ def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
             if stored.path == f"{CHECKPOINTS}/{name}":
                 return Checkpoint.of(run, stored, options=options)
         raise NoCheckpoint(url=url, problem=f"it was never committed, or was removed. Open {top} instead.")
-    if not is_file(url, options=options):
-        run = RunDirectory(open_store(url, options=options))
+    if not is_local(url) or not is_file(url, options=options):  # objects with names inside it may be a run
+        run = RunDirectory(store)
         newest = run.newest()
         if newest is not None:
             return Checkpoint.of(run, newest, options=options)

@@ -20,6 +20,7 @@ from elastic_train.storage.store import Buffer, Sink, Store
 
 Options = Mapping[str, Any]
 
+LOCAL = ("file", "local")
 FRESH = {"skip_instance_cache": True, "use_listings_cache": False}
 DEFAULTS: Mapping[str, Options] = {
     "memory": {},
@@ -36,7 +37,7 @@ def open_store(url: str, *, options: Options | None = None, retry: Retry | None 
     protocol, split, rest = url.partition("://")
     if not split:
         return PosixStore(Path(url), retry=retry)
-    if protocol in ("file", "local"):
+    if protocol in LOCAL:
         return PosixStore(Path("/" + rest.lstrip("/")), retry=retry)
     if protocol not in fsspec.available_protocols():
         raise ConfigError(
@@ -50,6 +51,12 @@ def open_store(url: str, *, options: Options | None = None, retry: Retry | None 
         url=url.rstrip("/"),
         retry=retry,
     )
+
+
+def is_local(url: str) -> bool:
+    """Whether a URL is a path of this machine's file system."""
+    protocol, split, _ = url.partition("://")
+    return not split or protocol in LOCAL
 
 
 def child_url(url: str, name: str) -> str:

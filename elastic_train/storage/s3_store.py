@@ -13,6 +13,12 @@ from elastic_train.storage.store import Names, check_path, check_prefix
 class S3Store(ObjectStore):
     """A prefix of a bucket. The create is `If-None-Match: *`."""
 
+    def size(self, path: str) -> int:
+        # s3fs would list after every HEAD that finds nothing, in search of a directory.
+        bucket, key = self._split(self._key(path))
+        found = self._run(lambda: self._fs.call_s3("head_object", Bucket=bucket, Key=key), "look at", path)
+        return int(found["ContentLength"])
+
     def delete(self, paths: Iterable[str]) -> None:
         rest = iter(paths)
         while batch := tuple(islice(rest, 1000)):

@@ -3,7 +3,8 @@
 python jobs/finetune_hf.py --config my_model --data text.txt
 
 Safetensors in the directory are where training starts from, its tokenizer reads the text; without them the
-weights are new and the text is bytes. `elastic-train ckpt export RUN --to hf OUT` writes the result.
+weights are new and the text is bytes. `elastic-train ckpt export RUN --to hf OUT` writes the result. With
+`--lora-rank 8` only adapters are trained, and checkpoints after the first refer to the frozen weights.
 """
 
 from __future__ import annotations
@@ -17,34 +18,21 @@ from typing import Any
 import torch
 from ray.train import RunConfig, ScalingConfig
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import elastic_train as et
 from elastic_train.data.numbered import Numbered
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.data.tokenizer import PAD
-from elastic_train.models.hugging_face import rules_of
+from elastic_train.models.hugging_face import files_of, initialise, initialise_from, rules_of
+from elastic_train.models.lora import adapt, adapted_rules
 from elastic_train.models.loss import next_token_loss
+from elastic_train.models.tokens import Tokens
 
 # A model for trying the job out; it reads bytes.
 TINY = """{"model_type": "llama", "vocab_size": 259, "hidden_size": 32, "intermediate_size": 64,
 "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}"""
-
-
-class Tokens:
-    """Windows of a text file, in the tokens of a model's own tokenizer."""
-
-    def __init__(self, directory: str, file: str, seq_len: int):
-        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True)
-        self._ids = torch.tensor(tokenizer(Path(file).read_text())["input_ids"])
-        self._seq_len = seq_len
-
-    def __len__(self) -> int:
-        return (len(self._ids) - 1) // self._seq_len
-
-    def __getitem__(self, window: int) -> Tensor:
-        return self._ids[window * self._seq_len :][: self._seq_len + 1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,30 +44,33 @@ class Finetune(et.Task):
     data: str
     seq_len: int
     lr: float
+    lora_rank: int
+    lora_targets: str  # last names of linear modules
+    base: str  # a directory with the weights that adapters are trained beside
 
     def model(self) -> nn.Module:
         settings = json.loads(self.config) | {"use_cache": False, "attn_implementation": "eager"}
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
+        rank = self.lora_rank
+        return adapt(model, self.lora_targets.split(","), rank=rank, alpha=2 * rank) if rank else model
 
     def parallelize(self) -> et.Rules:
         with torch.device("meta"):
-            return rules_of(self.model())
+            model = self.model()
+        return adapted_rules(model, rules_of(model))
 
     def init(self, module: nn.Module, fqn: str) -> None:
-        """As transformers does it for most models: normal weights, zero biases, scales of one."""
-        if dict(module.named_buffers(recurse=False)):  # rotary frequencies, made by their module
-            for name, value in type(module)(module.config).named_buffers(recurse=False):
-                getattr(module, name).copy_(value)
-        for name, tensor in module.named_parameters(recurse=False):
-            fill = nn.init.ones_ if "norm" in fqn.lower() and name == "weight" else nn.init.zeros_
-            nn.init.normal_(tensor, std=0.02) if tensor.ndim > 1 else fill(tensor)
+        if not self.base:
+            return initialise(module, fqn)
+        tied = json.loads(self.config).get("tie_word_embeddings")
+        return initialise_from(self.base, module, fqn, tied=("lm_head.weight",) if tied else ())
 
     def optimizer(self, named_params: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW([p for _, p in named_params], lr=self.lr, weight_decay=0.01)
 
     def dataset(self) -> Numbered | Tokens:
         if self.tokenizer:
-            return Tokens(self.tokenizer, self.data, self.seq_len)
+            return Tokens(self.tokenizer, self.data, seq_len=self.seq_len)
         return TextFiles(self.data or StandardLibrary(), seq_len=self.seq_len)
 
     def loss(self, output: Any, micro_batch: Tensor) -> tuple[Tensor, Tensor]:
@@ -95,6 +86,8 @@ def trainer(
     micro_size: int = 2,
     max_steps: int = 100,
     lr: float = 1e-3,
+    lora_rank: int = 0,
+    lora_targets: str = "q_proj,v_proj",
     workers: str = "1:3",
     storage: str = "./runs",
     name: str = "finetune_hf",
@@ -103,15 +96,20 @@ def trainer(
     least, _, most = workers.partition(":")
     source, given = Path(config), bool(config)
     text = (source / "config.json").read_text() if given else TINY
-    tokenizer = config if given and (source / "tokenizer.json").is_file() else ""
+    weights = config if given and files_of(config) else ""
     return et.ElasticTrainer(
-        Finetune(config=text, tokenizer=tokenizer, data=data, seq_len=seq_len, lr=lr),
+        Finetune(
+            config=text,
+            tokenizer=config if given and (source / "tokenizer.json").is_file() else "",
+            **{"data": data, "seq_len": seq_len, "lr": lr},
+            **{"lora_rank": lora_rank, "lora_targets": lora_targets, "base": weights if lora_rank else ""},
+        ),
         batch=et.Batch(global_size=global_size, micro_size=micro_size),
         max_steps=max_steps,
         clip_norm=1.0,
         scaling_config=ScalingConfig(num_workers=(int(least), int(most or least))),
         run_config=RunConfig(name=name, storage_path=storage),
-        resume_from=config if given and any(source.glob("*.safetensors")) else None,
+        resume_from=None if lora_rank else weights or None,
     )
 
 

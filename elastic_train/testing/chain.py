@@ -35,7 +35,7 @@ class ChainTask(Task):
 
     optimizer_name: str = "AdamW"
     settings: dict[str, Any] = field(default_factory=lambda: {"lr": 1e-2})
-    samples: int = 57
+    samples: int = 31
     dropout: float = 0.1
     tied: bool = True
     kv_heads: int = 4

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.launch import fit, prepare_local_environment
 from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.ray_private import draining_nodes
 from elastic_train.cluster.result import Result
 from elastic_train.config import Checkpoints, RunSpec, Timing
 from elastic_train.control.faults import FaultSchedule
@@ -62,13 +64,46 @@ class Runs:
         return fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """A cluster of `NODES` nodes of `CPUS` CPUs, as the module says."""
+class Clusters:
+    """One cluster at a time; it serves the next module too if that wants the same and it is still whole."""
+
+    def __init__(self) -> None:
+        self._size = (0, 0)
+        self._cluster: LocalCluster | None = None
+        self._nodes: set[str] = set()
+
+    def of(self, nodes: int, cpus: int) -> LocalCluster:
+        if self._cluster is None or self._size != (nodes, cpus) or living() != self._nodes:
+            self.close()
+            self._size, self._cluster = (nodes, cpus), LocalCluster(nodes, cpus=cpus)
+            self._nodes = living()
+        return self._cluster
+
+    def close(self) -> None:
+        if self._cluster is not None:
+            self._cluster.close()
+        self._cluster = None
+
+
+def living() -> set[str]:
+    return {n["NodeID"] for n in ray.nodes() if n["Alive"]} - set(draining_nodes())
+
+
+@pytest.fixture(scope="package")
+def clusters() -> Iterator[Clusters]:
     prepare_local_environment()
+    made = Clusters()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def runs(
+    clusters: Clusters, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Runs:
+    """On a cluster of `NODES` nodes of `CPUS` CPUs, as the module says."""
     module = request.module
-    with LocalCluster(module.NODES, cpus=module.CPUS) as cluster:
-        yield Runs(cluster, tmp_path_factory.mktemp("runs"))
+    return Runs(clusters.of(module.NODES, module.CPUS), tmp_path_factory.mktemp("runs"))
 
 
 def assert_same_training(rough: Result, calm: Calm, *, relative: float = 1e-5) -> None:

@@ -1,4 +1,7 @@
-"""Kills against plans of tensor and pipeline parallelism, as a person asks for them."""
+"""Kills against plans that cut the state, over dp_shard, tp and pp, as a person asks for them.
+
+A replica saves every step; without one peer memory does, or the last checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.config import Checkpoints, Parallelism
-from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
+from elastic_train.control.faults import Fault, FaultSchedule, KillNode, KillRank, Moment
 from tests.faults.conftest import TIMING, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
@@ -51,3 +54,45 @@ def test_a_node_with_one_of_two_copies_is_lost_without_a_step(runs: Runs) -> Non
     assert rough.ledger.superseded == ()
     meshes = [r.formed.mesh for r in rough.records if r.formed is not None]
     assert meshes == ["dp_replicate 2 x tp 2", "tp 2"]
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        KillRank(when=Moment(step=6, phase="reduce"), rank=0),
+        pytest.param(KillNode(when=Moment(step=10, phase="optimizer"), node="n1"), marks=pytest.mark.matrix),
+    ],
+    ids=["rank", "node"],
+)
+def test_a_replicated_shard_survives_the_loss_of_a_rank_or_a_node(runs: Runs, fault: Fault) -> None:
+    rough = runs.disturbed(
+        f"hsdp-{type(fault).__name__}",
+        FaultSchedule(faults=(fault,), seed=1),
+        workers="2:4",
+        max_steps=STEPS,
+        standby=0,
+        parallelism=Parallelism(dp_shard=2),
+        timing=WHOLE,
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    assert rough.ledger.superseded == ()
+    meshes = {r.formed.mesh for r in rough.records if r.formed is not None}
+    assert meshes == {"dp_replicate 2 x dp_shard 2", "dp_shard 2"}
+
+
+@pytest.mark.matrix
+def test_without_a_replica_or_peer_memory_the_last_checkpoint_is_restored(runs: Runs) -> None:
+    schedule = FaultSchedule(faults=(KillRank(when=Moment(step=13, phase="backward"), rank=1),), seed=2)
+    rough = runs.disturbed(
+        "fsdp",
+        schedule,
+        workers="2:2",
+        max_steps=STEPS,
+        standby=0,
+        checkpoints=Checkpoints(every=5, peers=None, pressure="wait", keep=2),
+        parallelism=Parallelism(dp_replicate=1, dp_shard=2),
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    sources = [r.formed.source for r in rough.records if r.formed is not None]
+    assert sources == ["fresh", "storage"]
+    assert [e.step for e in rough.ledger.superseded] in ([11, 12], [6, 7, 8, 9, 10, 11, 12])

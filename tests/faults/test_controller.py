@@ -21,7 +21,7 @@ from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(900)]
-NODES, CPUS = 2, 1
+NODES, CPUS = 2, 2
 EVERY = 12  # steps from one fault to the next: a controller is back long before
 
 

@@ -68,7 +68,7 @@ def test_a_model_that_fits_nowhere_is_refused_before_anything_starts(runs: Runs)
 
 
 def test_user_code_that_raises_ends_the_run_with_its_own_traceback(runs: Runs) -> None:
-    task, spec = runs.spec("bug", max_steps=STEPS)
+    task, spec = runs.spec("bug", workers="2:2", max_steps=STEPS)
     with pytest.raises(UserCodeError) as raised:
         fit(Breaks(**vars(task)), spec, address=None, local_nodes=0, quiet=True)
     text = str(raised.value)

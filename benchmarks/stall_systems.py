@@ -162,7 +162,7 @@ class Ours(Nothing):
         self._idle.set()
 
     def save(self, step: int, tensors: Tensors) -> None:
-        sources = [TensorSource(_part(name, value)) for name, value in tensors.items()]
+        sources = [TensorSource(part_of(name, value)) for name, value in tensors.items()]
         if self._engine is None:
             self._start(slot_bytes(s.nbytes for s in sources))
         assert self._engine is not None
@@ -241,7 +241,7 @@ class Ours(Nothing):
             self._idle.set()
 
 
-def _part(name: str, value: torch.Tensor) -> Part:
+def part_of(name: str, value: torch.Tensor) -> Part:
     shape = tuple(value.shape)
     return Part(
         tensor=name,

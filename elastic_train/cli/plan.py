@@ -32,6 +32,10 @@ STEPS_BETWEEN = 50
 """Steps between checkpoints that are assumed where the run itself chooses them."""
 
 
+RUNNABLE: Any = {"virtual": (1,), "zero_bubble": True}
+"""What workers run: one stage each, with or without split backwards."""
+
+
 def show_plan(
     job: str,
     arguments: Sequence[str],
@@ -61,6 +65,7 @@ def show_plan(
         micro_batches=spec.batch.micro_batches,
         constraints=spec.parallelism,
         previous=_previous(before, shape, hardware, spec) if before else None,
+        **RUNNABLE,
     )
     explanation = explain(problem)
     logs = _logs(explanation, problem, spec)
@@ -111,6 +116,7 @@ def _previous(nodes: str, shape: ModelShape, hardware: Hardware, spec: RunSpec) 
             hardware=hardware,
             micro_batches=spec.batch.micro_batches,
             constraints=spec.parallelism,
+            **RUNNABLE,
         )
     )
     if isinstance(chosen, Infeasible):

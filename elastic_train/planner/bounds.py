@@ -76,6 +76,7 @@ def step_seconds(
         dp_shard=found.dp_shard.astype(float),
         inner=(found.cp * found.tp).astype(float),
         virtual=found.virtual.astype(float),
+        split=found.split.astype(float),
         rounds=rounds,
         slowest_s=known.slowest_s,
         all_s=known.all_s,

@@ -24,20 +24,23 @@ RECOMPUTES: tuple[Recompute, ...] = ("none", "selective", "full")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A way to run: a mesh, stages per pp index, recomputation."""
+    """A way to run: a mesh, stages per pp index, recomputation, and whether backwards are split."""
 
     mesh: Mesh
     virtual: int
     recompute: Recompute
+    split: bool = False
 
     @property
     def schedule(self) -> Schedule:
+        if self.split:
+            return "ZeroBubble"
         return "1F1B" if self.virtual == 1 else "Interleaved1F1B"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidates:
-    """Columns; `recompute` are indices of RECOMPUTES."""
+    """Columns; `recompute` are indices of RECOMPUTES, `split` is 1 where backwards are split."""
 
     pp: Ints
     dp_replicate: Ints
@@ -47,6 +50,7 @@ class Candidates:
     ep: Ints
     virtual: Ints
     recompute: Ints
+    split: Ints
     rounds: Ints
 
     def __len__(self) -> int:
@@ -64,6 +68,7 @@ class Candidates:
             ),
             virtual=int(self.virtual[i]),
             recompute=RECOMPUTES[int(self.recompute[i])],
+            split=bool(self.split[i]),
         )
 
 
@@ -76,8 +81,13 @@ def candidates(
     layers: int,
     kinds: tuple[int, ...],
     virtuals: tuple[int, ...],
+    zero_bubble: bool = False,
 ) -> Candidates:
-    """Every candidate within the limits and the constraints."""
+    """Every candidate within the limits and the constraints.
+
+    With `zero_bubble` those with a split backward too: sharded gradients are reduced as a backward goes, and
+    recomputation would run once for each part, so neither is combined with it.
+    """
     cp, ep = constraints.cp or 1, constraints.ep or 1
     blocks: list[Ints] = []
     for tp in (constraints.tp,) if constraints.tp else known.tp:
@@ -91,7 +101,12 @@ def candidates(
                 fixed = np.broadcast_to(np.array([pp, cp, tp, ep, virtual]), (len(rows), 5))
                 blocks.append(np.hstack([fixed, rows]))
     table = np.vstack(blocks) if blocks else np.zeros((0, 7), np.int64)
-    table = np.repeat(table, len(kinds), axis=0)
+    divided = table[(table[:, 0] > 1) & (table[:, 4] == 1) & (table[:, 6] == 1)]
+    if not zero_bubble or RECOMPUTES.index("none") not in kinds:
+        divided = divided[:0]
+    kind = np.concatenate([np.tile(np.array(kinds, np.int64), len(table)), np.zeros(len(divided), np.int64)])
+    split = np.repeat([0, 1], [len(table) * len(kinds), len(divided)])
+    table = np.vstack([np.repeat(table, len(kinds), axis=0), divided])
     pp, cp_, tp_, ep_, virtual_, replicate, shard = table.T
     return Candidates(
         pp=pp,
@@ -101,7 +116,8 @@ def candidates(
         tp=tp_,
         ep=ep_,
         virtual=virtual_,
-        recompute=np.tile(np.array(kinds, np.int64), len(table) // len(kinds)),
+        recompute=kind,
+        split=split,
         rounds=-(-micro_batches // (replicate * shard)),
     )
 

@@ -25,3 +25,4 @@ class Problem:
     previous: Plan | None = None
     virtual: tuple[int, ...] = (1, 2, 4)  # stages per rank that may be tried
     recompute: tuple[Recompute, ...] = RECOMPUTES  # likewise
+    zero_bubble: bool = False  # whether backwards may be split

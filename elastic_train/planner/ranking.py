@@ -42,6 +42,7 @@ class Ranking:
             layers=len(shape.layers),
             kinds=recomputes(problem.recompute, shape, hardware),
             virtuals=problem.virtual,
+            zero_bubble=problem.zero_bubble,
         )
         self._bounds = totals(found, stages)
         steps = step_seconds(found, self._bounds, shape, hardware, fleet, self._rounds(found))

@@ -180,6 +180,7 @@ class Scorer:
             "dp_shard": mesh.dp_shard,
             "inner": mesh.cp * mesh.tp,
             "virtual": candidate.virtual,
+            "split": candidate.split,
             "rounds": ends,
             "slowest_s": times.max(),
             "all_s": times.sum(),
@@ -213,7 +214,12 @@ class Scorer:
 
 
 def _candidate(plan: Plan) -> Candidate:
-    return Candidate(mesh=plan.mesh, virtual=plan.virtual, recompute=plan.recompute)
+    return Candidate(
+        mesh=plan.mesh,
+        virtual=plan.virtual,
+        recompute=plan.recompute,
+        split=plan.schedule == "ZeroBubble",
+    )
 
 
 def _blocks(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

@@ -37,8 +37,9 @@ class Search:
 
     `seats` come in order of preference; `previous` is the plan whose shards the workers hold. With the
     model's layers and the hardware known, the plan of most predicted goodput is sought among all, with
-    `recompute` and `virtual` stages per rank that may be tried; otherwise the data-parallel plan that keeps
-    most copies. `data_first`: that one as long as it fits and nobody asks for another axis.
+    `recompute`, `virtual` stages per rank and split backwards (`zero_bubble`) that may be tried. Else it is
+    the data-parallel plan that keeps most copies. `data_first`: that one as long as it fits and nobody asks
+    for another axis.
     """
 
     micro_batches: int
@@ -49,6 +50,7 @@ class Search:
     outlook: Outlook = field(default_factory=Outlook)
     recompute: tuple[Recompute, ...] = RECOMPUTES
     virtual: tuple[int, ...] = (1, 2, 4)
+    zero_bubble: bool = True
     data_first: bool = False
 
     def __call__(self, seats: tuple[Seat, ...], previous: Plan | None = None, /) -> Plan | Infeasible:
@@ -93,6 +95,7 @@ class Search:
             previous=previous,
             virtual=self.virtual,
             recompute=self.recompute,
+            zero_bubble=self.zero_bubble,
         )
 
 

@@ -2,7 +2,8 @@
 
 A stage holds as many micro-batches as there are stages from it to the last, itself included, under 1F1B, and
 2 (p - i - 1) + (v - 1) p + 1 pieces of 1 / v each under the interleaved schedule (Narayanan et al., SC 2021,
-section 2.2). While micro-batches accumulate, gradients are not yet divided among dp_shard.
+section 2.2). With split backwards every stage holds p (Qi et al., ICLR 2024, section 2.1). While
+micro-batches accumulate, gradients are not yet divided among dp_shard.
 """
 
 from __future__ import annotations
@@ -21,14 +22,22 @@ from elastic_train.planner.stages import spans
 class StageMemory:
     """Memory of any range of layers as a stage, by distance from the last stage.
 
-    `accumulates`: a rank runs more than one micro-batch a step. The mesh's pp counts only with `virtual` > 1.
+    `accumulates`: a rank runs more than one micro-batch a step. The mesh's pp counts only with `virtual` > 1
+    and with `split` backwards.
     """
 
     def __init__(
-        self, tensors: Tensors, mesh: Mesh, recompute: Recompute, *, accumulates: bool, virtual: int = 1
+        self,
+        tensors: Tensors,
+        mesh: Mesh,
+        recompute: Recompute,
+        *,
+        accumulates: bool,
+        virtual: int = 1,
+        split: bool = False,
     ) -> None:
         shape, self._mesh = tensors.shape, mesh
-        self._virtual = virtual
+        self._virtual, self._split = virtual, split
         self._whole = mesh.dp_shard > 1 and accumulates  # gradients are kept whole while they accumulate
         self._once = mesh.dp_shard > 1 and not accumulates  # a whole gradient at a time, divided at once
         self.rows = table = rows(tensors, mesh)
@@ -84,7 +93,7 @@ class StageMemory:
     def _in_flight(self, distance: int) -> float:
         """Micro-batches that the stage holds at its peak."""
         if self._virtual == 1:
-            return distance + 1
+            return self._mesh.pp if self._split else distance + 1
         pp = self._mesh.pp
         return (2 * (distance % pp) + (self._virtual - 1) * pp + 1) / self._virtual
 

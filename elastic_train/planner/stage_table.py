@@ -15,6 +15,7 @@ from elastic_train.planner.stage_memory import StageMemory
 from elastic_train.planner.stages import Slowest, cut
 
 Cut = tuple[int, int, int, Recompute]
+Kind = tuple[Mesh, Recompute, bool, int, bool]
 
 
 class Times:
@@ -32,8 +33,8 @@ class StageTable:
         self._shape, self._hardware = shape, hardware
         self.tensors = tensors_of(shape)
         self._times: dict[Cut, Times] = {}
-        self._memory: dict[tuple[Mesh, Recompute, bool, int], StageMemory] = {}
-        self._fitting: dict[tuple[Mesh, Recompute, bool, int], Slowest] = {}
+        self._memory: dict[Kind, StageMemory] = {}
+        self._fitting: dict[Kind, Slowest] = {}
 
     def times(self, tp: int, cp: int, ep: int, recompute: Recompute) -> Times:
         key = (tp, cp, ep, recompute)
@@ -50,9 +51,9 @@ class StageTable:
     def memory(self, candidate: Candidate, rounds: int) -> StageMemory:
         key = self._key(candidate, rounds)
         if key not in self._memory:
-            mesh, recompute, accumulates, virtual = key
+            mesh, recompute, accumulates, virtual, split = key
             self._memory[key] = StageMemory(
-                self.tensors, mesh, recompute, accumulates=accumulates, virtual=virtual
+                self.tensors, mesh, recompute, accumulates=accumulates, virtual=virtual, split=split
             )
         return self._memory[key]
 
@@ -78,12 +79,13 @@ class StageTable:
             None if there is None else lambda distance: memory.fits(there, distance),
         )
 
-    def _key(self, candidate: Candidate, rounds: int) -> tuple[Mesh, Recompute, bool, int]:
-        """Copies never matter; the number of stages only where stages are interleaved."""
+    def _key(self, candidate: Candidate, rounds: int) -> Kind:
+        """Copies never matter; the number of stages only where stages are interleaved or backwards split."""
         mesh = replace(candidate.mesh, dp_replicate=1)
-        if candidate.virtual == 1:
+        if candidate.virtual == 1 and not candidate.split:
             mesh = replace(mesh, pp=min(mesh.pp, 2))
-        return mesh, candidate.recompute, rounds > 1 and mesh.dp_shard > 1, candidate.virtual
+        accumulates = rounds > 1 and mesh.dp_shard > 1
+        return mesh, candidate.recompute, accumulates, candidate.virtual, candidate.split
 
 
 def by_pp(layers: Floats, positions: tuple[int, ...], pp: int) -> Floats:

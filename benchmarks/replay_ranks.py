@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 import elastic_train as et
 from benchmarks.problem import Problem
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.models.llama import Llama
-from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.boundary.log import BoundaryLog, Room
-from elastic_train.train.boundary.replay import Crew
+from elastic_train.train.fragments import parts
+from elastic_train.train.merging import merged
+from elastic_train.train.seat import ReplaySeat
+from elastic_train.train.serving import Index
 
 Rank = dict[str, Any]
-Part = tuple[Fragments, list[np.ndarray], dict[str, Any]]
-MIB = 1 << 20
+Named = dict[tuple[str, str], np.ndarray]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,17 @@ class Staged(Problem):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """All that a process held: boxes, bytes, scalars."""
+
+    table: Fragments
+    data: list[np.ndarray]
+    document: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """What neighbours logged, and the outcomes of votes."""
+    """What stages logged, and the outcomes of votes."""
 
     tensors: dict[Crossing, torch.Tensor]
     votes: dict[int, Vote]
@@ -47,75 +56,115 @@ class Sent:
     def vote(self, step: int) -> Vote:
         return self.votes[step]
 
+    def received_by(self, stages: tuple[int, int]) -> Sent:
+        """What a replay of stages reads."""
+        inside = range(*stages)
+        return Sent(
+            tensors={c: t for c, t in self.tensors.items() if c.target in inside and c.source not in inside},
+            votes=self.votes,
+        )
 
-def log_boundaries(rank: Rank) -> None:
+    def crossing(self, stage: int, other: int) -> int:
+        """Bytes between two stages, both ways."""
+        return sum(t.nbytes for c, t in self.tensors.items() if {c.source, c.target} == {stage, other})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Seconds to restore stages and to replay them, and of the processor for it.
+
+    `off_by` is the largest difference to what the stages came to, relative to a tensor's largest value.
+    """
+
+    restore_s: float
+    seconds: float
+    processor_s: float
+    off_by: float
+
+
+def log_in_turns(rank: Rank, block: int) -> None:
+    """From the end of the first block on: a block without the log, one with it, and so on."""
     shards = rank["member"].held.current
-    shards.log = rank["log"] = BoundaryLog(Room(memory=1024 * MIB, waiting=256 * MIB))
+    log, shards.log = shards.log, None
+    assert log is not None
+
+    def fault(phase: str, step: int, micro_batch: int) -> None:
+        if phase == "optimizer":
+            number = step // block  # of the step that follows
+            shards.log = log if number and number % 2 == 0 else None
+            log.forget(step - 2 * block)  # as after a checkpoint: memory is used again
+
+    rank["faults"] = fault
 
 
-def part_of(rank: Rank) -> Part:
-    """All that this process holds: boxes, bytes, scalars."""
+def part_of(rank: Rank) -> Base:
     member = rank["member"]
     shards = member.held.current
     table = member.holds(shards.generation)
-    return table, member.read(shards.generation, shards.step, table), member.document(shards.generation)
+    data = member.read(shards.generation, shards.step, table)
+    return Base(table=table, data=data, document=member.document(shards.generation))
 
 
-def sent_to(rank: Rank, stage: int, steps: int) -> tuple[dict[Crossing, torch.Tensor], dict[int, Vote]]:
-    log: BoundaryLog = rank["log"]
+def end_of(rank: Rank) -> Named:
+    base = part_of(rank)
+    return _by_name(base.table, base.data)
+
+
+def count_processors(rank: Rank) -> None:
+    rank["processor_s"] = time.process_time()
+
+
+def processors(rank: Rank) -> float:
+    """Seconds of the processor since `count_processors`."""
+    return time.process_time() - rank["processor_s"]
+
+
+def sent_to(rank: Rank, steps: int) -> tuple[dict[Crossing, torch.Tensor], dict[int, Vote]]:
+    """All that this stage logged."""
+    shards = rank["member"].held.current
+    log, stage = shards.log, shards.place.stage
     log.flush()
-    found = {c: log.read(c) for c in log.crossings(rank["member"].held.current.place.stage, stage)}
+    targets = (stage - 1, stage + 1)
+    found = {c: log.read(c) for target in targets for c in log.crossings(stage, target)}
     return found, {step: log.vote(step) for step in range(1, steps + 1)}
 
 
-def bytes_logged(rank: Rank) -> int:
-    log: BoundaryLog = rank["log"]
-    log.flush()
-    return log.nbytes
+def expect(rank: Rank, ended: Sequence[Named]) -> None:
+    """What each stage ended with. The state that trained is let go of."""
+    rank["expected"] = {name: values for stage in ended for name, values in stage.items()}
+    rank["member"].held.replace(None)
 
 
-def replay(
-    rank: Rank, generation: int, plan: Plan, stage: int, base: Part, sent: Sent, crew: Any
-) -> tuple[float, float, bool]:
-    """Seconds to restore the stage and to replay it, up to the newest step; whether that gave `expected`."""
+def replay(rank: Rank, seat: ReplaySeat, bases: Sequence[Base], sent: Sent) -> Timed:
     member, steps = rank["member"], max(sent.votes)
-    table, data, document = base
     if dist.is_initialized():
         dist.destroy_process_group()
+    member.stand_in(seat)
     began = time.perf_counter()
-    member.stand_in(generation, plan, stage, generation)
-    needs = member.needs(table)
-    rows = _by_name(table, data)
+    needs = member.needs(Fragments.concat([base.table for base in bases]))
+    rows = {name: values for base in bases for name, values in _by_name(base.table, base.data).items()}
     member.fill(needs, [rows[needs.names[int(needs.key[row])]] for row in range(len(needs))])
-    member.load(document)
+    member.load(merged([base.document for base in bases]))
     restored = time.perf_counter() - began
-    ours = None
-    if crew is not None:
-        number, size, host, port, prefix = crew
-        store = PrefixStore(prefix, TCPStore(host, port, is_master=False, wait_for_workers=False))
-        dist.init_process_group("gloo", store=store, rank=number, world_size=size)
-        assert dist.group.WORLD is not None
+    if len(seat.stand_in.ranks) > 1:
         dist.barrier()
-        ours = Crew(rank=number, size=size, group=dist.group.WORLD)
-    began = time.perf_counter()
-    member.replay(steps, sent, ours)
-    replayed = time.perf_counter() - began
-    expected = rank["expected"][stage]
-    table = member.holds(generation)
-    found = _by_name(table, member.read(generation, steps, table))
-    same = found.keys() == expected.keys() and all(np.array_equal(found[n], expected[n]) for n in found)
-    return restored, replayed, same
+    began, processor = time.perf_counter(), time.process_time()
+    member.replay(steps, sent)
+    seconds, processor = time.perf_counter() - began, time.process_time() - processor
+    (shards,) = member.held.every()
+    index = Index(parts(shards))
+    found = _by_name(index.table(), index.read(index.table()))
+    off_by = max(_off_by(found[name], rank["expected"][name]) for name in found)
+    member.held.replace(None)
+    return Timed(restore_s=restored, seconds=seconds, processor_s=processor, off_by=off_by)
 
 
-def _by_name(table: Fragments, data: list[np.ndarray]) -> dict[tuple[str, str], np.ndarray]:
+def _by_name(table: Fragments, data: Sequence[np.ndarray]) -> Named:
     return {table.names[int(table.key[row])]: data[row] for row in range(len(table))}
 
 
-def expect(rank: Rank, parts: list[Part]) -> None:
-    """What each stage ended with. The state that trained is let go of."""
-    rank["expected"] = [_by_name(table, data) for table, data, _ in parts]
-    rank["member"].held.replace(None)
-
-
-def forget_replayed(rank: Rank) -> None:
-    rank["member"].held.replace(None)
+def _off_by(found: np.ndarray, expected: np.ndarray) -> float:
+    if np.array_equal(found, expected):
+        return 0.0
+    a, b = found.view(np.float32), expected.view(np.float32)
+    return float(np.abs(a - b).max() / np.abs(b).max())

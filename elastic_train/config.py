@@ -95,19 +95,30 @@ class BoundaryLogs:
 
     `memory_bytes` of host memory, then `disk_bytes` of a file in `directory` (None: the system's temporary
     one). `waiting_bytes` may be sent and not copied yet. Beyond that the oldest steps are given up: training
-    never waits. Plans without stages, or with several workers in a stage, keep nothing.
+    never waits. Plans without stages keep nothing.
+
+    With `budget_bytes` only so many are logged between two checkpoints, by all workers: some adjacent stages
+    then log nothing between them and are replayed together, whichever of them is lost.
+
+    At most `replayers` workers share the micro-batches of a lost stage, None: all that are idle meanwhile.
+    With 1, or as many as the stage had, it comes back equal to the bit, with more within rounding.
     """
 
     memory_bytes: int = 512 << 20
     disk_bytes: int = 4 << 30
     waiting_bytes: int = 256 << 20
     directory: str | None = None
+    budget_bytes: int | None = None
+    replayers: int | None = None
 
     def __post_init__(self) -> None:
+        if self.replayers is not None:
+            _positive("boundary_logs.replayers", self.replayers)
         for name in ("memory_bytes", "waiting_bytes"):
             _positive(f"boundary_logs.{name}", getattr(self, name))
-        if self.disk_bytes < 0:
-            raise ConfigError(field="boundary_logs.disk_bytes", problem="must be 0 or more.")
+        for name in ("disk_bytes", "budget_bytes"):
+            if (getattr(self, name) or 0) < 0:
+                raise ConfigError(field=f"boundary_logs.{name}", problem="must be 0 or more.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,14 +22,12 @@ from elastic_train.planner.hardware import Hardware
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.shape import ModelShape
-from elastic_train.recovery.outlook import outlook
+from elastic_train.recovery.grouping import curve
+from elastic_train.recovery.outlook import boundaries, sentences
+from elastic_train.recovery.selective import steps_between
 
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer
-
-
-STEPS_BETWEEN = 50
-"""Steps between checkpoints that are assumed where the run itself chooses them."""
 
 
 RUNNABLE: Any = {"virtual": (1,), "zero_bubble": True}
@@ -84,12 +82,11 @@ def show_plan(
 def _logs(explanation: Explanation, problem: Problem, spec: RunSpec) -> tuple[str, ...]:
     """What logging the boundaries of the chosen plan takes and gives, if its stages can be replayed."""
     chosen = explanation.rows[0] if explanation.rows else None
-    if chosen is None or spec.boundary_logs is None or chosen.ranks != len(chosen.stages) or chosen.ranks < 2:
+    if chosen is None or spec.boundary_logs is None or len(chosen.stages) < 2:
         return ()
-    every = spec.checkpoints.every
-    interval = every if every != "auto" else STEPS_BETWEEN
-    link = problem.hardware.between.bytes_per_s
-    return outlook(chosen.stages, problem.shape, problem.micro_batches, interval, link)
+    interval, link = steps_between(spec.checkpoints), problem.hardware.between.bytes_per_s
+    along = boundaries(chosen.stages, problem.shape, problem.micro_batches, interval, link)
+    return sentences(curve(along), interval, spec.boundary_logs.budget_bytes)
 
 
 def seats(nodes: str) -> tuple[Seat, ...]:

@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 
 from elastic_train.cluster.messages import Filled, Offer
 from elastic_train.cluster.remote import answer
-from elastic_train.cluster.reruns import stand_ins
+from elastic_train.cluster.reruns import Rerun, reruns
 from elastic_train.control.commands import Form
 from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
 from elastic_train.geometry.coverage import uncovered, whole
@@ -26,7 +26,7 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, Snapshot
 from elastic_train.train.merging import merged
-from elastic_train.train.seat import Seat
+from elastic_train.train.seat import ReplaySeat, Seat
 
 MOD = 1 << 64
 
@@ -40,6 +40,7 @@ class Cast:
     nodes: Mapping[str, str]
     addresses: Mapping[str, str]
     progress_s: float = 0.0  # how much longer than anything else a replay may take
+    replayers: int | None = None  # workers that share a replay at most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float
         case Live() as origin:
             return _from_held(command, origin, command.holders, cast, store, deadline_s)
         case Mixed() as origin:
-            replayers = _replayed(command, origin, cast, deadline_s)
+            replayers = _replayed(command, origin, cast, store, deadline_s)
             names, cast = _with_keepers(command, cast, origin.peers)
             holders = tuple(dict.fromkeys((*command.holders, *names, *replayers)))
             return _from_held(command, origin, holders, cast, store, deadline_s)
@@ -103,20 +104,58 @@ def _join(
     return wait_all(calls, command.generation, deadline_s)
 
 
-def _replayed(command: Form, origin: Mixed, cast: Cast, deadline_s: float) -> tuple[str, ...]:
-    """Have the lost stages replayed, all at once; the workers that hold them then."""
-    calls: list[ray.ObjectRef] = []
-    names: list[str] = []
-    for rerun, worker in stand_ins(command, origin) if origin.replays else ():
-        gone = [sender for sender in rerun.replay.log.senders if sender not in cast.handles]
-        if gone:
-            raise GroupBroken(generation=command.generation, reason=f"{gone[0]} is gone with its log")
-        senders = [cast.handles[sender] for sender in rerun.replay.log.senders]
-        keepers = [cast.keepers[node] for node in _nodes_of(command, cast, rerun.replay.peers)]
-        calls.append(cast.handles[worker].replay.remote(rerun, senders, keepers))
-        names.append(worker)
-    wait_all(calls, command.generation, deadline_s + cast.progress_s)
-    return tuple(names)
+def _replayed(
+    command: Form, origin: Mixed, cast: Cast, store: tuple[str, int], deadline_s: float
+) -> tuple[str, ...]:
+    """Have the lost stages replayed; the workers that hold them then."""
+    if not origin.replays:
+        return ()
+    rounds = reruns(command, origin, cast.replayers)
+    if not rounds:
+        raise GroupBroken(
+            generation=command.generation, reason="too few workers for the ranks of a lost stage"
+        )
+    for together in rounds:
+        calls = [call for rerun in together for call in _replay(command, rerun, cast, store)]
+        wait_all(calls, command.generation, deadline_s + cast.progress_s)
+        completed = [
+            cast.handles[holder].complete.remote(rerun, number, _others(cast, rerun, holder))
+            for rerun in together
+            if rerun.shared
+            for number, holder in enumerate(rerun.holders)
+        ]
+        wait_all(completed, command.generation, deadline_s)
+    return tuple(holder for together in rounds for rerun in together for holder in rerun.holders)
+
+
+def _replay(command: Form, rerun: Rerun, cast: Cast, store: tuple[str, int]) -> list[ray.ObjectRef]:
+    """Have the workers of a replay begin."""
+    gone = [name for name in (*rerun.replay.log.senders, *rerun.workers) if name not in cast.handles]
+    if gone:
+        raise GroupBroken(generation=command.generation, reason=f"{gone[0]} is gone, with its log")
+    senders = [cast.handles[sender] for sender in rerun.replay.log.senders]
+    keepers = [cast.keepers[node] for node in _nodes_of(command, cast, rerun.replay.peers)]
+    seats = [
+        ReplaySeat(
+            generation=rerun.generation,
+            during=rerun.during,
+            stand_in=rerun.stand_in,
+            number=number,
+            ranks=rerun.ranks(number),
+            store_host=store[0],
+            store_port=store[1],
+            address=cast.addresses[worker],
+        )
+        for number, worker in enumerate(rerun.workers)
+    ]
+    return [
+        cast.handles[worker].replay.remote(rerun, seat, senders, keepers)
+        for worker, seat in zip(rerun.workers, seats, strict=True)
+    ]
+
+
+def _others(cast: Cast, rerun: Rerun, holder: str) -> list[Any]:
+    return [cast.handles[worker] for worker in rerun.workers if worker != holder]
 
 
 def _nodes_of(command: Form, cast: Cast, snapshots: Sequence[Snapshot]) -> tuple[str, ...]:

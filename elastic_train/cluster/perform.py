@@ -222,6 +222,7 @@ class Performer:
             nodes={name: ready.node for name, ready in self._ready.items()},
             addresses={name: ready.address for name, ready in self._ready.items()},
             progress_s=self._spec.timing.progress_s,
+            replayers=self._spec.boundary_logs.replayers if self._spec.boundary_logs is not None else None,
         )
         try:
             formed = form(command, cast, self._store(), deadline_s=self._spec.timing.form_s)

@@ -15,6 +15,7 @@ from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.planner.search import Search, planner_for
 from elastic_train.planner.shape import ModelShape
+from elastic_train.recovery.selective import Selective, steps_between
 from elastic_train.train.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
 from elastic_train.train.shape import model_shape
@@ -35,7 +36,9 @@ def shape_of(task: Task, spec: RunSpec) -> ModelShape:
         return model_shape(task, spec)
 
 
-def make_planner(task: Task, spec: RunSpec, shape: ModelShape, nodes: Sequence[Mapping[str, Any]]) -> Search:
+def make_planner(
+    task: Task, spec: RunSpec, shape: ModelShape, nodes: Sequence[Mapping[str, Any]]
+) -> Search | Selective:
     """The run's planner; ConfigError where no plan is possible even on all the workers asked for.
 
     `nodes` are those of the cluster, as Ray describes them.
@@ -53,8 +56,23 @@ def make_planner(task: Task, spec: RunSpec, shape: ModelShape, nodes: Sequence[M
         plan = planner(seats)
         if isinstance(plan, Plan):
             check_rules(task, spec, plan)
-            return planner
+            return _selective(planner, spec)
     raise ConfigError(field="parallelism" if wished else "scaling_config", problem=plan.reason)
+
+
+def _selective(planner: Search, spec: RunSpec) -> Search | Selective:
+    """With the choice of what is logged, where there is a budget for it and stages may be planned."""
+    logs = spec.boundary_logs
+    if logs is None or logs.budget_bytes is None or planner.shape is None or not planner.shape.layers:
+        return planner
+    return Selective(
+        planner=planner,
+        shape=planner.shape,
+        micro_batches=spec.batch.micro_batches,
+        interval=steps_between(spec.checkpoints),
+        bytes_s=BETWEEN.bytes_per_s,
+        budget=logs.budget_bytes,
+    )
 
 
 def _room(spec: RunSpec, nodes: Sequence[Mapping[str, Any]]) -> tuple[int, int | None]:

@@ -21,8 +21,10 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Uncovered, plan_transfer
 from elastic_train.recovery.evidence import Live, Stored, Vote
 from elastic_train.train.boundary.crossing import Crossing
+from elastic_train.train.boundary.log import FLUSH_S
 from elastic_train.train.member import Member
 from elastic_train.train.merging import merged
+from elastic_train.train.seat import ReplaySeat
 
 Parcel = tuple[Vote | None, dict[Crossing, torch.Tensor]]
 """What a sender's log has of a step for one stage, and the step's outcome where it is known."""
@@ -31,20 +33,21 @@ LOOK_S = 0.2
 """How often whoever waits for a sender looks whether the group was broken meanwhile."""
 
 
-def stand_in(
+def replay(
     member: Member,
     open_: Callable[[Stored], Checkpoint],
     rerun: Rerun,
+    seat: ReplaySeat,
     senders: Sequence[Any],
     keepers: Sequence[Any],
 ) -> None:
     """On the training thread. What was replayed is held afterwards, as the lost worker held it."""
-    replay = rerun.replay
-    member.stand_in(rerun.generation, rerun.plan, rerun.stage, rerun.during)
-    if replay.peers:
-        _from_peers(member, Live(generation=rerun.generation, step=replay.base), keepers)
-    elif replay.stored is not None:
-        checkpoint = open_(replay.stored)
+    source = rerun.replay
+    member.stand_in(seat)
+    if source.peers:
+        _from_peers(member, Live(generation=rerun.generation, step=source.base), keepers)
+    elif source.stored is not None:
+        checkpoint = open_(source.stored)
         needs = member.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
         for boxes, arrays in read_in_batches(checkpoint, needs):
             member.fill(boxes, arrays)
@@ -55,14 +58,38 @@ def stand_in(
     member.replay(rerun.step, SentByOthers(rerun, senders, member.check))
 
 
-def parcel(member: Member, generation: int, stage: int, step: int) -> Parcel:
-    """What a member kept for another stage in a step. Raises KeyError where that is nothing."""
-    log, source = member.held.log(generation)
-    sent = {crossing: log.read(crossing) for crossing in log.crossings(source, stage, step)}
-    try:
-        return log.vote(step), sent
-    except KeyError:
-        return None, sent
+def complete(member: Member, rerun: Rerun, number: int, helpers: Sequence[Any]) -> None:
+    """Take what a lost rank had sent and helpers have logged: then its log is whole again."""
+    (rank,) = rerun.ranks(number)
+    lost = rerun.stand_in.lost
+    own = frozenset(lost.shares[lost.mesh.dp_index(rank)])
+    stage, _ = rerun.replay.log.stages
+    (log,) = (log for log, of in member.held.kept_logs(rerun.generation) if of == stage)
+    for step in range(rerun.replay.base + 1, rerun.step + 1):
+        for target in {stage - 1, stage + 1} & set(range(lost.mesh.pp)):
+            had = log.crossings(stage, target, step)
+            asked = [helper.sent.remote(rerun.generation, (target, target + 1), step) for helper in helpers]
+            for ref in asked:
+                _, sent = _waited(ref, step, member.check)
+                for crossing, tensor in sent.items():
+                    if crossing.source == stage and crossing.micro_batch in own and crossing not in had:
+                        log.keep(crossing, tensor)
+        log.flush(FLUSH_S)  # what waits to be copied has its bounds
+
+
+def parcel(member: Member, generation: int, stages: tuple[int, int], step: int) -> Parcel:
+    """What a member kept for others' stages in a step, and the step's outcome where it knows it."""
+    logs = member.held.kept_logs(generation)
+    inside = range(*stages)
+    sent = {
+        crossing: log.read(crossing)
+        for log, source in logs
+        if source not in inside
+        for target in inside
+        for crossing in log.crossings(source, target, step)
+    }
+    votes = (log.outcome(step) for log, _ in logs)
+    return next((vote for vote in votes if vote is not None), None), sent
 
 
 class SentByOthers:
@@ -103,17 +130,23 @@ class SentByOthers:
     def _ask(self, step: int) -> None:
         rerun = self._rerun
         if step <= rerun.step and step not in self._asked:
-            self._asked[step] = [s.sent.remote(rerun.generation, rerun.stage, step) for s in self._senders]
+            self._asked[step] = [
+                s.sent.remote(rerun.generation, rerun.replay.log.stages, step) for s in self._senders
+            ]
 
     def _wait(self, ref: Any) -> Parcel:
-        while not ray.wait([ref], timeout=LOOK_S)[0]:
-            self._check()
-        try:
-            return ray.get(ref)
-        except RayTaskError as error:
-            if isinstance(error.cause, GroupBroken | KeyError):
-                raise StateMismatch(step=self._rerun.step, detail=f"a log is gone: {error.cause}") from error
-            raise
+        return _waited(ref, self._rerun.step, self._check)
+
+
+def _waited(ref: Any, step: int, check: Callable[[], None]) -> Parcel:
+    while not ray.wait([ref], timeout=LOOK_S)[0]:
+        check()
+    try:
+        return ray.get(ref)
+    except RayTaskError as error:
+        if isinstance(error.cause, GroupBroken | KeyError):
+            raise StateMismatch(step=step, detail=f"a log is gone: {error.cause}") from error
+        raise
 
 
 def _from_peers(member: Member, base: Live, keepers: Sequence[Any]) -> None:

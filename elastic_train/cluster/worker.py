@@ -24,7 +24,7 @@ from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
 from elastic_train.cluster.notices import heed
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.pace import Stopwatch
-from elastic_train.cluster.replaying import Parcel, parcel, stand_in
+from elastic_train.cluster.replaying import Parcel, complete, parcel, replay
 from elastic_train.cluster.reruns import Rerun
 from elastic_train.cluster.restoring import restore
 from elastic_train.cluster.sabotage import Saboteur
@@ -41,7 +41,7 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
 from elastic_train.train.member import Member
 from elastic_train.train.saver import Described, Lazy
-from elastic_train.train.seat import Seat
+from elastic_train.train.seat import ReplaySeat, Seat
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -141,12 +141,17 @@ class Worker:
         return self._on_training(origin.generation, settle)
 
     @ray.method(concurrency_group=CONTROL)
-    def replay(self, rerun: Rerun, senders: Sequence[Any], keepers: Sequence[Any]) -> None:
-        """Bring a lost stage back and hold it beside what is held already."""
+    def replay(self, rerun: Rerun, seat: ReplaySeat, senders: Sequence[Any], keepers: Sequence[Any]) -> None:
+        """Bring a lost stage back with others, and hold this rank's part beside what is held already."""
         self._generation = rerun.during
         self._on_training(
-            rerun.during, lambda: stand_in(self._owner, self._writer.open, rerun, senders, keepers)
+            rerun.during, lambda: replay(self._owner, self._writer.open, rerun, seat, senders, keepers)
         )
+
+    @ray.method(concurrency_group=CONTROL)
+    def complete(self, rerun: Rerun, number: int, helpers: Sequence[Any]) -> None:
+        """Take what those that helped in a replay had logged of this rank's share."""
+        self._on_training(rerun.during, lambda: complete(self._owner, rerun, number, helpers))
 
     @ray.method(concurrency_group=CONTROL)
     def join(self, seat: Seat, states: Fragments | None) -> Fragments:
@@ -224,9 +229,9 @@ class Worker:
         return self._owner.digest_of(generation, step, boxes)
 
     @ray.method(concurrency_group=READ)
-    def sent(self, generation: int, stage: int, step: int) -> Parcel:
-        """What was kept in a step of what this worker sent to a stage, for its replay."""
-        return parcel(self._owner, generation, stage, step)
+    def sent(self, generation: int, stages: tuple[int, int], step: int) -> Parcel:
+        """What was kept in a step of what this worker sent to a range of stages, for their replay."""
+        return parcel(self._owner, generation, stages, step)
 
     # -- steering a running group
 

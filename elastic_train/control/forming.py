@@ -59,8 +59,12 @@ def evidence(facts: Facts) -> Evidence:
         ever_stored=facts.ever_stored and (facts.suspect is None or facts.suspect[1] > 0),
         snapshots=tuple(s for s in facts.snapshots or () if not _suspect(facts, s.generation, s.step)),
     )
-    stages = {g: plan.mesh.pp for g, plan in facts.plans if g > facts.unreplayed}
-    return replace(found, logs=logged(dict(facts.logs), stages, votes(found)))
+    plans = {generation: plan for generation, plan in facts.plans if generation > facts.unreplayed}
+    return replace(
+        found,
+        logs=logged(dict(facts.logs), plans, votes(found)),
+        costs=replace(found.costs, replayers=len(seats(facts, last_plan(facts)))),
+    )
 
 
 def _suspect(facts: Facts, generation: int, step: int) -> bool:
@@ -201,7 +205,7 @@ def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | N
         lineage=lineage,
         plans=(*_needed_plans(facts), (generation, plan)),
         step=choice.step,
-        told=choice.step,
+        told=min(facts.told, choice.step),
         commitments=tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step)),
         attempts=tuple(a for a in facts.attempts if alive(lineage, a.generation, a.step)),
         snapshots=None,

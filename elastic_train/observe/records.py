@@ -31,6 +31,7 @@ class Formed:
     dp: int
     workers: tuple[str, ...]
     nodes: tuple[str, ...]  # by rank
+    groups: tuple[tuple[int, int], ...] = ()  # of stages that log nothing between them
 
     @property
     def plan(self) -> str:
@@ -116,6 +117,7 @@ def _formed_from_json(plain: Mapping[str, Any]) -> Formed:
         dp=plain["dp"],
         workers=tuple(plain["workers"]),
         nodes=tuple(plain["nodes"]),
+        groups=tuple((start, stop) for start, stop in plain.get("groups", ())),
     )
 
 
@@ -138,4 +140,5 @@ def _formed(form: Form) -> Formed:
         dp=mesh.dp,
         workers=form.plan.workers,
         nodes=form.plan.nodes,
+        groups=form.plan.groups,
     )

@@ -9,9 +9,8 @@ from typing import Literal
 Recompute = Literal["none", "selective", "full"]
 """What backward computes again instead of keeping it: nothing, attention's inside, whole layers."""
 
-Schedule = Literal["1F1B", "ZeroBubble", "Interleaved1F1B"]
-"""Order of forwards and backwards over the stages: one forward, one backward; with the gradients of weights
-apart, where a stage would wait (ZB-H1); with several stages on each pp index."""
+Schedule = Literal["1F1B", "Interleaved1F1B"]
+"""Order of forwards and backwards over the stages, by the names of torch.distributed.pipelining."""
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 """Mesh axes in rank order, the outermost first: rank = ((pp * R + dp_replicate) * S + dp_shard) ..."""
@@ -77,7 +76,8 @@ class Plan:
 
     With pp > 1, `stages` are half-open ranges of the model's blocks by stage, in the order of the model, and
     tile them. Stage s is on pp index s % pp, `virtual` stages on each. What comes before the blocks is on the
-    first stage, what comes after on the last; a stage may consist of that alone.
+    first stage, what comes after on the last; a stage may consist of that alone. Adjacent stages that are
+    replayed together, so that nothing between them is logged, are in one of `groups`; () where none is.
     """
 
     mesh: Mesh
@@ -88,13 +88,14 @@ class Plan:
     virtual: int = 1
     schedule: Schedule = "1F1B"
     recompute: Recompute = "none"
+    groups: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:
         assert len(self.workers) == len(self.nodes) == self.mesh.size
         assert len(self.shares) == self.mesh.dp
         assert len(self.stages) in (0, self.mesh.pp * self.virtual)
-        assert self.schedule != "ZeroBubble" or (self.mesh.dp_shard == 1 and self.recompute == "none")
         assert all(a[1] == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False))
+        assert not self.groups or (self.groups[0][0], self.groups[-1][1]) == (0, self.mesh.pp)
 
     @property
     def world_size(self) -> int:
@@ -105,12 +106,18 @@ class Plan:
         """Micro-batches that every rank runs per step; shorter shares are filled with zero-weight work."""
         return max(len(s) for s in self.shares)
 
+    def group_of(self, stage: int) -> tuple[int, int]:
+        """The stages that are replayed together with one, as a half-open range."""
+        return next((group for group in self.groups if group[0] <= stage < group[1]), (stage, stage + 1))
+
     def stages_of(self, pp: int) -> tuple[tuple[int, int], ...]:
         """The ranges of blocks on a pp index."""
         return self.stages[pp :: self.mesh.pp]
 
     def __str__(self) -> str:
-        return f"{self.mesh} on {len(set(self.nodes))} nodes"
+        together = ", ".join(f"{a} to {b - 1}" for a, b in self.groups if b - a > 1)
+        said = f", stages {together} replayed together" if together else ""
+        return f"{self.mesh} on {len(set(self.nodes))} nodes{said}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ All units of one candidate are of one step and of one generation of the lineage:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery import versions
@@ -167,26 +167,34 @@ def _replays(
 ) -> list[tuple[Replay, float]] | None:
     """A replay for each stage that lacks parts, from the newest base that its log reaches; None if one can't.
 
-    The whole stage is replayed: its ranks compute together.
+    The whole stage is replayed, or its group. Its ranks compute together: there have to be as many workers.
     """
     made: list[tuple[Replay, float]] = []
-    for stage in sorted({at[0] for at in lacking}):
-        own = [at for at in parts(left.mesh) if at[0] == stage]
+    logs = {stage: log for log in left.logs for stage in range(*log.stages) if log.first <= step <= log.last}
+    lost = {at[0] for at in lacking}
+    if not lost <= logs.keys():
+        return None
+    for log in dict.fromkeys(logs[stage] for stage in sorted(lost)):
+        own = [at for at in parts(left.mesh) if at[0] in range(*log.stages)]
+        gone = tuple(at for at in own if at in lacking)
+        exact = any(at[0] in lost and at not in gone for at in own)
+        ranks = len(own) // log.width * (left.mesh.dp_replicate if exact else 1)
+        if ranks > costs.replayers:
+            return None
+        replay = Replay(log=log, base=0, lost=gone, exact=exact)
         options: list[tuple[Replay, float]] = []
-        for log in (log for log in left.logs if log.stage == stage and log.first <= step <= log.last):
-            bases = {s.step for s in left.snapshots if log.first - 1 <= s.step < step}
-            for base in bases:
-                copies = [_copies(left, at, base) for at in own]
-                if all(copies):
-                    peers = tuple(snapshot for copy in copies for snapshot in copy)
-                    cost = costs.peer_s() + costs.replay_s(step - base)
-                    options.append((Replay(log=log, base=base, peers=peers), cost))
-            stored = left.stored
-            if stored is not None and log.first - 1 <= stored.step < step:
-                cost = costs.storage_s() + costs.replay_s(step - stored.step)
-                options.append((Replay(log=log, base=stored.step, stored=stored), cost))
-            if log.first == 1 and not options:  # what the seed gives is a base too
-                options.append((Replay(log=log, base=0), costs.replay_s(step)))
+        for base in {s.step for s in left.snapshots if log.first - 1 <= s.step < step}:
+            copies = [_copies(left, at, base) for at in own]
+            if all(copies):
+                peers = tuple(snapshot for copy in copies for snapshot in copy)
+                cost = costs.peer_s() + costs.replay_s(step - base, ranks)
+                options.append((replace(replay, base=base, peers=peers), cost))
+        stored = left.stored
+        if stored is not None and log.first - 1 <= stored.step < step:
+            cost = costs.storage_s() + costs.replay_s(step - stored.step, ranks)
+            options.append((replace(replay, base=stored.step, stored=stored), cost))
+        if log.first == 1 and not options:  # what the seed gives is a base too
+            options.append((replay, costs.replay_s(step, ranks)))
         if not options:
             return None
         made.append(min(options, key=lambda option: option[1]))

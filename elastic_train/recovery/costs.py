@@ -15,7 +15,7 @@ class Costs:
     step_s: float = 1.0  # of the whole group
     stage_s: float = 1.0  # of one stage alone, forward and backward of a whole step
     update_s: float = 0.01
-    replayers: int = 1  # workers that can share a stage's replay
+    replayers: int = 1  # workers that are there to replay a stage
 
     def peer_s(self) -> float:
         return self.part_bytes / self.peer_bytes_s
@@ -23,8 +23,9 @@ class Costs:
     def storage_s(self) -> float:
         return self.part_bytes / self.storage_bytes_s
 
-    def replay_s(self, steps: int) -> float:
-        return steps * (self.stage_s / max(self.replayers, 1) + self.update_s)
+    def replay_s(self, steps: int, ranks: int = 1) -> float:
+        """Of a stage of so many ranks, by as many times that as there are workers."""
+        return steps * (self.stage_s / max(self.replayers // ranks, 1) + self.update_s)
 
     def again_s(self, steps: int) -> float:
         """Committed steps that the whole group runs again."""

@@ -58,17 +58,23 @@ class Snapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """A pipeline stage's steps that can be replayed: `first` to `last`, without a gap.
+    """Steps of a pipeline stage that can be replayed, `first` to `last`, without a gap.
 
     Everything that crossed its boundaries is kept by the senders, and so is every vote's outcome. `senders`
-    are the workers that keep it.
+    are the workers that keep it. Of a group of `width` stages only what crosses its ends is kept: they are
+    replayed as one.
     """
 
     generation: int
-    stage: int  # pp index
+    stage: int  # pp index, of the first
+    width: int = 1
     first: int
     last: int
     senders: tuple[str, ...] = ()
+
+    @property
+    def stages(self) -> tuple[int, int]:
+        return self.stage, self.stage + self.width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,11 +122,14 @@ class Replay:
     """Run a lost stage's micro-batches of the steps after `base` again, from the log of its boundary.
 
     Its state at `base` comes from peer memory or, where `peers` is empty, from the checkpoint `stored`; where
-    there is neither, `base` is 0 and it is initialised from the seed.
+    there is neither, `base` is 0 and it is initialised from the seed. `lost` are the parts that nobody has,
+    as (stage, place in it without replicas). `exact`: it has to be equal to the bit to others of its stage.
     """
 
     log: Logged
     base: int
+    lost: tuple[tuple[int, int], ...] = ()
+    exact: bool = False
     peers: tuple[Snapshot, ...] = ()
     stored: Stored | None = None
 

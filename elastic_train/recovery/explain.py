@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from elastic_train.recovery.evidence import Live, Mixed
+from elastic_train.recovery.evidence import Live, Logged, Mixed
+
+
+def _stages(log: Logged) -> str:
+    first, stop = log.stages
+    return f"stage {first} is" if log.width == 1 else f"stages {first} to {stop - 1} are"
 
 
 def assembled(origin: Live | Mixed, workers: int) -> str:
@@ -25,5 +30,5 @@ def assembled(origin: Live | Mixed, workers: int) -> str:
         )
     if origin.stored is not None:
         sources.append("the rest is in the checkpoint of that step")
-    sources += [f"stage {r.log.stage} is replayed from step {r.base}" for r in origin.replays]
+    sources += [f"{_stages(r.log)} replayed from step {r.base}" for r in origin.replays]
     return f"{where} is put together: {', '.join(sources)}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Logged
 
 Span = tuple[int, int]
@@ -17,11 +18,12 @@ class Sent:
 
     `ahead`: the step after `last` is whole too, and its outcome is not known there. `ties` are pairs of
     stages that share a trained parameter, of all stages of the plan. Under the plan of `generation`; steps of
-    older generations are among them if the plan is the same.
+    older generations are among them if the plan is the same. `index` is the worker's place in its stage.
     """
 
     generation: int
     stage: int
+    index: int = 0
     first: int
     last: int
     ahead: bool = False
@@ -29,9 +31,9 @@ class Sent:
 
 
 def replayable(
-    generation: int, stage: int, spans: Iterable[Span | None], senders: tuple[str, ...] = ()
+    generation: int, stages: tuple[int, int], spans: Iterable[Span | None], senders: tuple[str, ...] = ()
 ) -> Logged | None:
-    """The steps that every sender into the stage has; None where one has none or they don't meet."""
+    """The steps that every sender into the stages has; None where one has none or they don't meet."""
     found = list(spans)
     whole = [span for span in found if span is not None]
     if not found or len(whole) < len(found):
@@ -39,35 +41,62 @@ def replayable(
     first, last = max(span[0] for span in whole), min(span[1] for span in whole)
     if first > last:
         return None
-    return Logged(generation=generation, stage=stage, first=first, last=last, senders=senders)
+    start, stop = stages
+    return Logged(
+        generation=generation, stage=start, width=stop - start, first=first, last=last, senders=senders
+    )
 
 
 def logged(
-    sent: Mapping[str, Iterable[Sent]], stages: Mapping[int, int], voted: Collection[tuple[int, int]]
+    sent: Mapping[str, Iterable[Sent]], plans: Mapping[int, Plan], voted: Collection[tuple[int, int]]
 ) -> tuple[Logged, ...]:
-    """What can be replayed of every stage, from what the workers that are left told.
+    """What can be replayed of every stage, or group of stages, from what the workers that are left told.
 
-    `stages` is the number of stages by generation, `voted` the steps whose outcome somebody knows.
+    `voted` are the steps whose outcome somebody knows.
     """
     found: list[Logged] = []
-    for generation, count in sorted(stages.items()):
-        by_stage = {
-            told.stage: (worker, told)
+    for generation, plan in sorted(plans.items()):
+        told_of = {
+            (told.stage, told.index): (worker, told)
             for worker, all_told in sent.items()
             for told in all_told
             if told.generation == generation
         }
-        ties = {pair for _, told in by_stage.values() for pair in told.ties}
-        for stage in range(count if by_stage else 0):
-            needed = {stage - 1, stage + 1} & set(range(count))
-            needed |= {a if b == stage else b for a, b in ties if stage in (a, b)}
-            senders = [by_stage[other] for other in sorted(needed) if other in by_stage]
-            if len(senders) < len(needed):
+        ties = {pair for _, told in told_of.values() for pair in told.ties}
+        groups = dict.fromkeys(plan.group_of(stage) for stage in range(plan.mesh.pp)) if told_of else ()
+        for group in groups:
+            needed = [_first(choices, told_of) for choices in _needed(plan, group, ties)]
+            senders = dict(there for there in needed if there is not None)
+            if None in needed:
                 continue
-            spans = [(told.first, _last(told, voted)) for _, told in senders]
-            log = replayable(generation, stage, spans, tuple(worker for worker, _ in senders))
+            spans = [(told.first, _last(told, voted)) for told in senders.values()]
+            log = replayable(generation, group, spans, tuple(senders))
             found += [log] if log is not None else []
     return tuple(found)
+
+
+def _needed(
+    plan: Plan, group: tuple[int, int], ties: Collection[tuple[int, int]]
+) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Whose logs a replay reads, as (stage, place in it): one of each choice.
+
+    Of neighbours every rank that other micro-batches go through; ranks that differ in tp or cp sent the same.
+    Of stages that share a parameter one rank for every shard.
+    """
+    size = plan.mesh.size // plan.mesh.pp
+    inner = plan.mesh.dp_shard * plan.mesh.cp * plan.mesh.tp
+    inside = range(*group)
+    for stage in sorted({group[0] - 1, group[1]} & set(range(plan.mesh.pp))):
+        yield from (((stage, index),) for index in range(0, size, plan.mesh.cp * plan.mesh.tp))
+    tied = {b if a in inside else a for a, b in ties if (a in inside) != (b in inside)}
+    for stage in sorted(tied):
+        yield from (tuple((stage, i) for i in range(part, size, inner)) for part in range(inner))
+
+
+def _first(
+    choices: Iterable[tuple[int, int]], told_of: Mapping[tuple[int, int], tuple[str, Sent]]
+) -> tuple[str, Sent] | None:
+    return next((told_of[at] for at in choices if at in told_of), None)
 
 
 def _last(told: Sent, voted: Collection[tuple[int, int]]) -> int:

@@ -7,13 +7,13 @@ from itertools import pairwise
 
 from elastic_train.planner.plan import bytes_text
 from elastic_train.planner.shape import ModelShape
-from elastic_train.recovery.grouping import Boundaries, Logging, curve
+from elastic_train.recovery.grouping import Boundaries, Logging
 
 
 def boundaries(
     stages: Sequence[tuple[int, int]], shape: ModelShape, micro_batches: int, interval: int, bytes_s: float
 ) -> Boundaries:
-    """Of a pipeline with one worker a stage; `stages` are ranges of blocks. Times are the planner's.
+    """Of a pipeline; `stages` are ranges of blocks. Times are the planner's.
 
     What crosses a boundary in a step is an activation and its gradient for each micro-batch.
     """
@@ -30,20 +30,15 @@ def boundaries(
     )
 
 
-def sentences(choices: Sequence[Logging], interval: int) -> tuple[str, ...]:
-    """One line for each choice of what to log, the whole log first."""
+def sentences(choices: Sequence[Logging], interval: int, budget: int | None = None) -> tuple[str, ...]:
+    """One line for each choice of what to log, the whole log first; the first within the budget is taken."""
+    taken = next((made for made in choices if budget is None or made.log_bytes <= budget), None)
     return tuple(
         f"log of {_which(made)}: up to {bytes_text(made.log_bytes)} in {interval} steps between checkpoints, "
         f"a lost stage is back after {made.recovery_s:.3g} s of replay in the mean"
+        f"{' (chosen)' if made is taken else ''}"
         for made in choices
     )
-
-
-def outlook(
-    stages: Sequence[tuple[int, int]], shape: ModelShape, micro_batches: int, interval: int, bytes_s: float
-) -> tuple[str, ...]:
-    """What `boundaries` give, in sentences."""
-    return sentences(curve(boundaries(stages, shape, micro_batches, interval, bytes_s)), interval)
 
 
 def _which(made: Logging) -> str:

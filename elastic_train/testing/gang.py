@@ -113,6 +113,7 @@ class Gang:
         shares: tuple[tuple[int, ...], ...] | None = None,
         stages: tuple[tuple[int, int], ...] = (),
         recompute: Recompute = "none",
+        groups: tuple[tuple[int, int], ...] = (),
     ) -> Plan:
         """A plan on as many processes as the mesh has ranks. `stages` are needed where pp is above 1."""
         names = tuple(f"w{i}" for i in range(mesh.size))
@@ -123,6 +124,7 @@ class Gang:
             shares=shares or even_shares(self.spec.batch.micro_batches, mesh.dp),
             stages=stages,
             recompute=recompute,
+            groups=groups,
         )
 
     def form(self, plan: Plan, processes: Sequence[int] | None = None, origin: From | None = None) -> int:

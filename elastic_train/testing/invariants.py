@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from elastic_train.control.commands import Commit, Form, Go, StopWorker
 from elastic_train.control.events import Event, GroupBroken, GroupReady, Settled, StepCommitted
 from elastic_train.control.states import Facts, Outcome, State
+from elastic_train.recovery.coverage import part, parts
 from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Mixed, Stored, checkpoint_of
 from elastic_train.testing.simulated_cluster import SimulatedCluster
+from elastic_train.testing.simulated_group import SimulatedWorker
+from elastic_train.testing.simulated_log import replayable
 
 
 def check_transition(before: State, event: Event, outcome: Outcome, cluster: SimulatedCluster) -> None:
@@ -19,7 +24,7 @@ def check_transition(before: State, event: Event, outcome: Outcome, cluster: Sim
     for command in outcome.commands:
         match command:
             case Form():
-                _check_form(before, command, cluster)
+                _check_form(before, command, outcome.state.facts, cluster)
             case Go(generation=generation):
                 assert generation == outcome.state.facts.generation, "only the newest generation trains"
             case Commit():
@@ -30,7 +35,7 @@ def check_transition(before: State, event: Event, outcome: Outcome, cluster: Sim
                 pass
 
 
-def _check_form(before: State, form: Form, cluster: SimulatedCluster) -> None:
+def _check_form(before: State, form: Form, after: Facts, cluster: SimulatedCluster) -> None:
     facts = before.facts
     origin = form.origin
     step = 0 if isinstance(origin, Fresh) else origin.step
@@ -39,10 +44,12 @@ def _check_form(before: State, form: Form, cluster: SimulatedCluster) -> None:
     assert step >= best, f"no committed step is lost beyond what the evidence allows ({step} < {best})"
     if isinstance(origin, Fresh):
         assert not cluster.storage.ever, "a run that committed never starts afresh"
-    if isinstance(origin, Live):
-        held = [h for name in form.holders for h in cluster.workers[name].holdings.values()]
+    if isinstance(origin, Live | Mixed):
+        held = [h for name in form.holders for h in cluster.workers[name].all_held()]
         like = next(h for h in held if h.generation == origin.generation)
-        assert _assembled(like, held, facts, step), "what a group starts from is held, every part of it"
+        known = replace(facts, stored=after.stored)  # the event may be the commit of a nearer base
+        there = _assembled(like, held, known, step, _known(facts, cluster))
+        assert there, "what a group starts from is held, or logged, every part of it"
     _follow_line(form, step, cluster)
     group = cluster.group
     if group is not None and group.training and not group.broken and not group.paused:
@@ -73,29 +80,39 @@ def _check_commit(commit: Commit, cluster: SimulatedCluster) -> None:
 
 def _best_step(facts: Facts, cluster: SimulatedCluster) -> int:
     """The newest step that the living could assemble, the slow way, from what they really hold."""
-    alive = {w.name for w in facts.workers}
-    held = [
-        h
-        for w in cluster.workers.values()
-        if w.name in alive and w.responds(cluster.clock.now)
-        for h in w.holdings.values()
-    ]
+    living = [w for w in _known(facts, cluster) if w.responds(cluster.clock.now)]
+    held = [h for w in living for h in w.all_held()]
     stored = facts.stored.step if facts.stored is not None else 0
-    return max((stored, *(h.step for h in held if _assembled(h, held, facts, h.step))))
+    logs = living if cluster.policy.logs else []
+    return max((stored, *(h.step for h in held if _assembled(h, held, facts, h.step, logs))))
 
 
-def _assembled(like: Holding, held: list[Holding], facts: Facts, step: int) -> bool:
+def _known(facts: Facts, cluster: SimulatedCluster) -> list[SimulatedWorker]:
+    names = {w.name for w in facts.workers}
+    return [w for w in cluster.workers.values() if w.name in names]
+
+
+def _assembled(
+    like: Holding, held: list[Holding], facts: Facts, step: int, logs: list[SimulatedWorker]
+) -> bool:
+    """Whether every part is held at a step, or can be replayed up to it from the logs of workers."""
     plan = dict(facts.plans).get(like.generation)
     starts = dict(facts.lineage)
     later = [first for generation, first in facts.lineage if generation > like.generation]
     if plan is None or like.generation not in starts or any(first < step for first in later):
         return False
     there = {
-        h.rank % plan.mesh.dp_shard
+        part(plan.mesh, h.rank)
         for h in held
         if h.generation == like.generation and (h.step == step or (h.step == step - 1 and h.reached == step))
     }
-    return there == set(range(plan.mesh.dp_shard))
+    lacking = set(parts(plan.mesh)) - there
+    if facts.stored is not None and facts.stored.step == step:
+        return True  # what nobody holds is in the checkpoint of that step
+    if plan.mesh.pp == 1 or like.generation <= facts.unreplayed:
+        return not lacking
+    bases = [0] if facts.stored is None else [facts.stored.step]
+    return all(replayable(stage, like, step, plan, bases, logs) for stage, _ in lacking)
 
 
 def _check_stop(name: str, facts: Facts, cluster: SimulatedCluster) -> None:

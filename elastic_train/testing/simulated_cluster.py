@@ -39,7 +39,8 @@ from elastic_train.control.events import (
 )
 from elastic_train.control.faults import At
 from elastic_train.control.policy import Policy
-from elastic_train.recovery.evidence import Live, checkpoint_of
+from elastic_train.recovery.evidence import Live, Mixed, checkpoint_of
+from elastic_train.testing import simulated_log
 from elastic_train.testing.simulated_group import (
     FOREVER,
     SimulatedGroup,
@@ -153,8 +154,12 @@ class SimulatedCluster:
                 self.storage.order(term, command, self.tell)
             case Prune(keep=keep):
                 self.storage.prune(term, keep)
-            case End() | Forget():
+            case End():
                 pass
+            case Forget(generation=generation, step=step):
+                for worker in self.workers.values():
+                    if generation in worker.logs:
+                        worker.logs[generation] = max(worker.logs[generation], step + 1)
             case _ if term < self.term:
                 pass
             case StartWorker(worker=name, node=node):
@@ -215,9 +220,16 @@ class SimulatedCluster:
         held = worker.holdings.get(generation)
         if held is not None and held.applied is not None and held.applied.step == held.step:
             self.say(worker, self._report(generation, held.step))
-        holdings = tuple(worker.holdings.values())
         self.say(
-            worker, Settled(at=0.0, generation=generation, worker=worker.name, holdings=holdings, error=error)
+            worker,
+            Settled(
+                at=0.0,
+                generation=generation,
+                worker=worker.name,
+                holdings=worker.all_held(),
+                error=error,
+                logs=simulated_log.sent(worker),
+            ),
         )
 
     # -- the group -------------------------------------------------------------------------------------------
@@ -228,13 +240,27 @@ class SimulatedCluster:
         self.forms[command.generation] = command
         workers = [self.workers[name] for name in command.plan.workers]
         group = self.group = SimulatedGroup(form=command, workers=workers, step=command.lineage[-1][1])
-        if isinstance(command.origin, Live):
+        if isinstance(command.origin, Live | Mixed):
             for name in command.holders:
                 roll_forward(self.workers[name], command.origin)
         for worker in workers:
             worker.generation = command.generation
-        self.clock.after(self.clock.draw.uniform(0.3, 2.0), lambda: self._formed(group))
+        takes = self.clock.draw.uniform(0.3, 2.0)
+        if simulated_log.replays(command):
+            self.clock.after(takes, lambda: self._replayed(group))
+            takes += self.clock.draw.uniform(0.3, 2.0)
+        self.clock.after(takes, lambda: self._formed(group))
         self.moment(group.step + 1, "forming")
+
+    def _replayed(self, group: SimulatedGroup) -> None:
+        """Lost stages are back, if nobody of the group ended meanwhile."""
+        involved = [*group.workers, *(self.workers[name] for name in group.form.holders)]
+        if group.broken or self.group is not group or any(w.died is not None for w in involved):
+            return
+        for name, holding, first in simulated_log.replays(group.form):
+            worker = self.workers[name]
+            worker.replayed[holding.generation, holding.rank] = holding
+            worker.logs.setdefault(holding.generation, first)
 
     def _formed(self, group: SimulatedGroup) -> None:
         if group.broken or self.group is not group:
@@ -254,6 +280,7 @@ class SimulatedCluster:
                 return
             if late == FOREVER:
                 return
+            simulated_log.begin(group, self.forms)
             group.fill()
             self.say(
                 group.workers[0],

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from elastic_train.control.commands import Form
 from elastic_train.control.faults import At
-from elastic_train.recovery.evidence import Holding, Live, Vote
+from elastic_train.recovery.evidence import Holding, Live, Mixed, Vote
 
 
 @dataclass(slots=True)
@@ -21,7 +21,10 @@ class SimulatedNode:
 
 @dataclass(slots=True)
 class SimulatedWorker:
-    """A worker process. It keeps the state of the group before until its own commits a step."""
+    """A worker process. It keeps the state of the group before until its own commits a step.
+
+    `replayed` are lost stages that it brought back, `logs` the first step that its log of a generation has.
+    """
 
     name: str
     node: str
@@ -30,8 +33,13 @@ class SimulatedWorker:
     stopped_until: float = 0.0
     generation: int = 0  # of the group that it runs in
     holdings: dict[int, Holding] = field(default_factory=dict[int, Holding])
+    replayed: dict[tuple[int, int], Holding] = field(default_factory=dict[tuple[int, int], Holding])
+    logs: dict[int, int] = field(default_factory=dict[int, int])
     said_until: float = 0.0  # words leave in order
     settled: set[int] = field(default_factory=set[int])
+
+    def all_held(self) -> tuple[Holding, ...]:
+        return (*self.holdings.values(), *self.replayed.values())
 
     def responds(self, now: float) -> bool:
         return self.died is None and self.ready and self.stopped_until <= now
@@ -65,7 +73,8 @@ class SimulatedGroup:
         """Every rank has its verified state."""
         self.ready = True
         for rank, worker in enumerate(self.workers):
-            applied = vote_of(self.step) if isinstance(self.form.origin, Live) and self.step else None
+            held = isinstance(self.form.origin, Live | Mixed) and self.step
+            applied = vote_of(self.step) if held else None
             worker.holdings[self.generation] = Holding(
                 generation=self.generation, rank=rank, step=self.step, applied=applied
             )
@@ -103,9 +112,11 @@ class SimulatedGroup:
         worker.holdings = {
             self.generation: Holding(generation=self.generation, rank=rank, step=step, applied=vote_of(step))
         }
+        worker.replayed = {}
+        worker.logs = {g: first for g, first in worker.logs.items() if g == self.generation}
 
 
-def roll_forward(worker: SimulatedWorker, origin: Live) -> None:
+def roll_forward(worker: SimulatedWorker, origin: Live | Mixed) -> None:
     """Bring a holder to the origin's step."""
     held = worker.holdings.get(origin.generation)
     if held is not None and held.step == origin.step - 1 and held.reached == origin.step:

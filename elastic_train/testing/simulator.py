@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from elastic_train.config import Checkpoints, Timing
 from elastic_train.control.events import Adopted, Event, NodesChanged, StopRequested, TermBegan, Tick
@@ -53,12 +54,31 @@ class SimplePlanner:
         )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelinePlanner:
+    """One stage on each worker, of four blocks."""
+
+    blocks: int = 4
+
+    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible:
+        if not seats:
+            return Infeasible(reason="no workers")
+        edges = [self.blocks * n // len(seats) for n in range(len(seats) + 1)]
+        return Plan(
+            mesh=Mesh(pp=len(seats)),
+            workers=tuple(s.worker for s in seats),
+            nodes=tuple(s.node for s in seats),
+            shares=even_shares(MICRO_BATCHES, 1),
+            stages=tuple(pairwise(edges)),
+        )
+
+
 def simulated_policy(
-    *, replicas: int = 2, max_steps: int = 15, every: int = 4, max_failures: int = 50
+    *, replicas: int = 2, max_steps: int = 15, every: int = 4, max_failures: int = 50, stages: bool = False
 ) -> Policy:
     """A small run: 2 to 4 workers and one standby, deadlines in proportion to two-second steps."""
     return Policy(
-        plan=SimplePlanner(replicas=replicas),
+        plan=PipelinePlanner() if stages else SimplePlanner(replicas=replicas),
         min_workers=2,
         max_workers=4,
         standby=1,
@@ -74,6 +94,7 @@ def simulated_policy(
             start_worker_s=20.0,
         ),
         quarantine_s=20.0,
+        logs=stages,
     )
 
 

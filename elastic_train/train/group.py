@@ -78,11 +78,14 @@ class Group:
         device: str = "cpu",
         form_timeout_s: float = 120.0,
         collective_timeout_s: float = 1800.0,
+        meeting: str = "",
     ) -> None:
+        """`meeting` tells apart groups that meet in one generation."""
         self.generation = generation
         self.rank = rank
         self.world_size = world_size
         self._store_at = (store_host, store_port)
+        self._meeting = f"generation/{generation}{meeting}"
         self._address = address
         self._device = torch.device(device)
         self._form_timeout = timedelta(seconds=form_timeout_s)
@@ -232,7 +235,7 @@ class Group:
         self._store_remote = endpoints(*self._store_at)
         self._gloo_device, local = _listen(self._address)
         client = store_client(*self._store_at, self.check, self._form_timeout.total_seconds())
-        prefixed = PrefixStore(f"generation/{self.generation}", client)
+        prefixed = PrefixStore(self._meeting, client)
         store = InterruptibleStore(prefixed, self.check, self._form_timeout.total_seconds())
         remote = check_in(store, rank=self.rank, world_size=self.world_size, listener=local)
         with self._lock:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 from elastic_train.errors import GroupBroken
 from elastic_train.recovery.evidence import Holding
@@ -14,6 +15,15 @@ from elastic_train.train.serving import Index
 from elastic_train.train.shards import Shards
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Helped:
+    """What is left of a replay that was only helped in: the log of what its share sent."""
+
+    generation: int
+    stage: int
+    log: BoundaryLog
+
+
 class Held:
     """Safe from any thread; the training thread alone changes it.
 
@@ -21,26 +31,35 @@ class Held:
     """
 
     def __init__(self) -> None:
-        self._shards: dict[tuple[int, int], Shards] = {}  # by generation and rank
+        self._shards: tuple[Shards, ...] = ()
+        self._helped: tuple[_Helped, ...] = ()
         self._lock = threading.Lock()
         self._index: tuple[int, int, Index] | None = None  # of (generation, step), made when first read from
 
     @property
     def current(self) -> Shards:
         """The one that trains."""
-        (shards,) = self._shards.values()
+        (shards,) = self._shards
         return shards
 
     def replace(self, shards: Shards | None) -> None:
         """This one is the state, whatever was held before is dropped."""
         with self._lock:
-            self._shards = {} if shards is None else {(shards.generation, shards.rank): shards}
+            self._shards = () if shards is None else (shards,)
+            helped, self._helped = self._helped, ()
             self._index = None
+        for old in helped:
+            old.log.close()
 
     def add(self, shards: Shards) -> None:
-        """Hold these too."""
+        """Hold these too; where they only helped in a replay, for their log alone."""
         with self._lock:
-            self._shards[shards.generation, shards.rank] = shards
+            if shards.instead is None or shards.instead.ranks:
+                self._shards += (shards,)
+            elif shards.log is not None:
+                self._helped += (
+                    _Helped(generation=shards.generation, stage=shards.edges.first, log=shards.log),
+                )
             self._index = None
 
     def moved(self) -> None:
@@ -50,13 +69,12 @@ class Held:
 
     def holdings(self) -> tuple[Holding, ...]:
         """Everything complete that could be given."""
-        found = (shards.holding() for shards in self.every())
-        return tuple(holding for holding in found if holding is not None)
+        return tuple(holding for shards in self.every() for holding in shards.holdings())
 
     def every(self) -> tuple[Shards, ...]:
         """Whole or torn."""
         with self._lock:
-            return tuple(self._shards.values())
+            return self._shards
 
     def of(self, generation: int) -> tuple[Shards, ...]:
         """What is held of a generation, whole; GroupBroken where that is nothing."""
@@ -65,12 +83,14 @@ class Held:
             raise GroupBroken(generation=generation, reason="this worker does not hold its shards any more")
         return held
 
-    def log(self, generation: int) -> tuple[BoundaryLog, int]:
-        """The log of a generation's own shards, and their stage."""
-        for shards in self.every():
-            if shards.generation == generation and shards.log is not None:
-                return shards.log, shards.place.stage
-        raise GroupBroken(generation=generation, reason="this worker keeps no log of it")
+    def kept_logs(self, generation: int) -> tuple[tuple[BoundaryLog, int], ...]:
+        """The logs of a generation, and whose stage's they are; GroupBroken where there is none."""
+        with self._lock:
+            own = [(s.log, s.edges.first) for s in self._shards if s.generation == generation and s.log]
+            helped = [(h.log, h.stage) for h in self._helped if h.generation == generation]
+        if not own and not helped:
+            raise GroupBroken(generation=generation, reason="this worker keeps no log of it")
+        return (*own, *helped)
 
     def logs(self) -> tuple[Sent, ...]:
         """What is kept for the replay of other stages. Waits a moment for what is being copied."""

@@ -19,9 +19,10 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train.assemble import assemble
-from elastic_train.train.boundary.carry import close_logs, follow, opened, rolled
+from elastic_train.train.boundary.carry import close_logs, follow, rolled
 from elastic_train.train.boundary.crossing import Kept
-from elastic_train.train.boundary.replay import Alone, Crew
+from elastic_train.train.boundary.instead import instead_of, opened_instead, replaying_group
+from elastic_train.train.boundary.replay import Replaying
 from elastic_train.train.dataset import Data, build, described
 from elastic_train.train.entry import Entry, Faults
 from elastic_train.train.exchange import ReadBoxes
@@ -32,7 +33,7 @@ from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
 from elastic_train.train.merging import merged
 from elastic_train.train.roll import roll
 from elastic_train.train.saver import Described, Direct, Saver
-from elastic_train.train.seat import Progress, Seat
+from elastic_train.train.seat import Progress, ReplaySeat, Seat
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task, check_task
 
@@ -147,24 +148,31 @@ class Member:
         mesh = group.mesh(seat.plan.mesh) if seat.plan.world_size > 1 else None
         self._next = self._assembled(seat.generation, seat.rank, seat.plan, mesh)
 
-    def stand_in(self, generation: int, plan: Plan, rank: int, during: int) -> None:
-        """Take the place of a lost stage under its plan, alone: memory without values yet.
+    def stand_in(self, seat: ReplaySeat) -> None:
+        """Take the place of lost ranks, with others or alone: memory without values yet.
 
-        The stage is then filled and loaded as a seat's shards are. Breaking generation `during` ends it.
+        It is then filled and loaded as a seat's shards are. Breaking the generation that forms ends it.
         """
         self._leave()
-        self._entry.enter(Group.alone(during, str(self._device)), plan, rank)
-        self._next = self._assembled(generation, rank, plan, None)
+        plan = seat.stand_in.plan
+        group = replaying_group(seat, str(self._device), self._spec.timing.form_s)
+        self._entry.enter(group, plan, seat.rank)
+        mesh = None
+        if group.world_size > 1:
+            group.form()
+            mesh = group.mesh(seat.stand_in.mesh)
+        self._next = self._assembled(seat.generation, seat.rank, plan, mesh)
+        self._forming.shards.instead = instead_of(seat, self._task, self._spec)
 
-    def replay(self, through: int, kept: Kept, crew: Crew | None = None) -> None:
-        """Run the steps of the stage that was filled up to `through`; it is then held as its own rank's were.
+    def replay(self, through: int, kept: Kept) -> None:
+        """Run the steps of what was filled up to `through`; it is then held as the lost ranks' shards were.
 
         KeyError where `kept` lacks something.
         """
         shards, group = self._forming.shards, self._entry.group
         data = self._dataset()
-        shards.log = opened(self._spec, shards.plan)
-        alone = Alone(
+        shards.log = opened_instead(shards, self._spec)
+        replaying = Replaying(
             task=self._task,
             spec=self._spec,
             group=group,
@@ -175,8 +183,9 @@ class Member:
                 group.generation, shards.rank, "replay", step, micro
             ),
         )
-        alone.run(shards, kept, through, crew)
+        replaying.run(shards, kept, through)
         shards.settle()
+        shards.absent = shards.hidden
         self.held.add(shards)
         self._leave()
 

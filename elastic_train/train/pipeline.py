@@ -1,14 +1,16 @@
-"""Between the stages of a pipeline: what a stage hands to its neighbours, over plain sends and receives.
+"""Between the stages of a pipeline: what order a stage works in, and what it hands to its neighbours.
 
-The schedules of torch.distributed.pipelining are not used: they cut one batch into equal chunks themselves,
-and run them under one random state, while a step here is micro-batches with ids of their own, in shares of
-any length, that are counted, filled up and interrupted one by one.
+One forward, one backward (Narayanan et al., PipeDream, 2019, section 3.2), over plain sends and receives. The
+schedules of torch.distributed.pipelining are not used: they cut one batch into equal chunks themselves, and
+run them under one random state, while a step here is micro-batches with ids of their own, in shares of any
+length, that are counted, filled up and interrupted one by one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -25,6 +27,18 @@ _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.in
 _DIMS = 8
 
 
+def one_forward_one_backward(jobs: int, place: Place) -> Iterator[tuple[Literal["forward", "backward"], int]]:
+    """What a stage does, in order. Backwards come by ascending job on every stage."""
+    ahead = min(jobs, place.mesh.pp - 1 - place.stage)
+    for job in range(ahead):
+        yield "forward", job
+    for job in range(ahead, jobs):
+        yield "forward", job
+        yield "backward", job - ahead
+    for job in range(jobs - ahead, jobs):
+        yield "backward", job
+
+
 def gradient_of(received: torch.Tensor) -> torch.Tensor:
     """Zeros where the stage made no use of it."""
     gradient = received.grad if received.grad is not None else torch.zeros_like(received)
@@ -35,8 +49,7 @@ class Boundary:
     """The two ends of a stage. Nothing is sent or received where the model begins and ends."""
 
     def __init__(self, place: Place, device: torch.device, sender: Sender | None = None) -> None:
-        self._place, self._device = place, device
-        self._sender = sender or Sender(None, step=0, stage=place.stage, micro_batches=())
+        self._place, self._device, self._sender = place, device, sender
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
     def receive(self) -> torch.Tensor:
@@ -61,7 +74,8 @@ class Boundary:
         self._send(header, self._place.stage + 1, HEADER)
         handed = output.detach().contiguous()
         self._send(handed, self._place.stage + 1, FORWARD)
-        self._sender.activation(handed)
+        if self._sender is not None:
+            self._sender.activation(handed)
 
     def receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
         """The gradient of what was sent for the micro-batch that is next in backward."""
@@ -73,7 +87,8 @@ class Boundary:
         """The gradient of what was received; zeros where the stage made no use of it."""
         gradient = gradient_of(received)
         self._send(gradient, self._place.stage - 1, BACKWARD)
-        self._sender.gradient(gradient)
+        if self._sender is not None:
+            self._sender.gradient(gradient)
 
     def flush(self) -> None:
         """Until the neighbours have everything."""
@@ -98,25 +113,30 @@ class ReplayedBoundary(Boundary):
     """The ends of a stage that runs alone: it receives what the log kept, what it sends is only logged."""
 
     def __init__(self, place: Place, device: torch.device, kept: Kept, sender: Sender) -> None:
-        super().__init__(place, device, sender)
-        self._kept, self._step = kept, sender.step
-        self._forwards, self._backwards = iter(sender.micro_batches), iter(sender.micro_batches)
+        super().__init__(place, device)
+        self._kept, self._replayed, self._edges = kept, sender, sender.edges
+        self._forwards, self._backwards = iter(sender.work), iter(sender.work)
 
     def receive(self) -> torch.Tensor:
-        received = self._read("activation", self._place.stage - 1, next(self._forwards))
+        micro_batch, _ = next(self._forwards)
+        received = self._read("activation", self._edges.first - 1, self._edges.first, micro_batch)
         return received.requires_grad_(received.is_floating_point())
 
     def send(self, output: Any) -> None:
-        self._sender.activation(output.detach().contiguous())
+        self._replayed.activation(output.detach().contiguous())
 
     def receive_gradient(self, output: torch.Tensor) -> torch.Tensor:
-        return self._read("gradient", self._place.stage + 1, next(self._backwards))
+        """A filler's is zero, as it was where its backward began."""
+        micro_batch, filler = next(self._backwards)
+        if filler:
+            return torch.zeros_like(output, memory_format=torch.contiguous_format)
+        return self._read("gradient", self._edges.last + 1, self._edges.last, micro_batch)
 
     def send_gradient(self, received: torch.Tensor) -> None:
-        self._sender.gradient(gradient_of(received))
+        self._replayed.gradient(gradient_of(received))
 
-    def _read(self, kind: Kind, source: int, micro_batch: int) -> torch.Tensor:
+    def _read(self, kind: Kind, source: int, target: int, micro_batch: int) -> torch.Tensor:
         crossing = Crossing(
-            step=self._step, kind=kind, source=source, target=self._place.stage, micro_batch=micro_batch
+            step=self._replayed.step, kind=kind, source=source, target=target, micro_batch=micro_batch
         )
         return self._kept.read(crossing).to(self._device)

@@ -69,7 +69,7 @@ def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages
             data = mesh["dp_shard"].get_group()
         else:
             data = mesh["dp_replicate", "dp_shard"]._flatten("dp").get_group()
-    if mesh is not None and plan_mesh.pp > 1:
+    if mesh is not None and "pp" in (mesh.mesh_dim_names or ()):
         pipe = mesh["pp"].get_group()
     if mesh is not None and plan_mesh.tp > 1:
         tensor = mesh["tp"].get_group()

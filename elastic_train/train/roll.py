@@ -20,7 +20,7 @@ def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: b
     says of itself that it isn't undoable.
     """
     made = shards.progressive
-    shards.absent = frozenset()
+    shards.absent = shards.hidden
     if made is not None and made.finished and step == made.step - 1:
         reopen(shards)
     if shards.step == step:
@@ -62,7 +62,7 @@ def _complete(shards: Shards, vote: Vote, spec: RunSpec) -> None:
         finish(shards, vote)
     except UndoRefused as refused:
         raise _cannot(shards, str(refused)) from refused
-    shards.absent = frozenset(made.behind) if made.finished else frozenset()
+    shards.absent = frozenset(made.behind) if made.finished else shards.hidden
 
 
 def _cannot(shards: Shards, reason: str) -> GroupBroken:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_train.planner.plan import Plan
+from elastic_train.recovery.standin import StandIn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,27 @@ class Seat:
     store_host: str
     store_port: int
     address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySeat:
+    """A place among those that run lost stages of `generation` again while generation `during` forms.
+
+    `ranks` are those of the lost plan that this worker brings back, none where it only helps.
+    """
+
+    generation: int
+    during: int
+    stand_in: StandIn
+    number: int
+    ranks: tuple[int, ...]
+    store_host: str = ""
+    store_port: int = 0
+    address: str = ""
+
+    @property
+    def rank(self) -> int:
+        return self.stand_in.ranks[self.number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

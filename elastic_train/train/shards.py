@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from elastic_train.geometry.fused import Run
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.train.boundary.edges import Edges, Instead
 from elastic_train.train.boundary.log import BoundaryLog
 from elastic_train.train.build import Blueprint
 from elastic_train.train.optimizer import Groups
@@ -57,6 +58,7 @@ class Shards:
     applied: Vote | None = None
     evaluated: int = 0  # the last step after which an evaluation was completed
     log: BoundaryLog | None = None  # of what this rank sends to other stages
+    instead: Instead | None = None  # of lost ranks, whose steps these shards run again
     progressive: Progressive | None = None
     absent: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
@@ -73,8 +75,24 @@ class Shards:
         """Tensors of the model that are on other stages alone."""
         return frozenset(self.shapes) - self.parameters.keys() - self.buffers.keys()
 
+    @property
+    def edges(self) -> Edges:
+        return Edges.of(self.plan, self.rank, self.instead)
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Tensors that others hold, and hold to the bit."""
+        return self.instead.hidden if self.instead is not None else frozenset()
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """What could be given to others, one for each rank whose part it is; none where it is torn."""
+        own = self.holding()
+        if own is None or self.instead is None:
+            return () if own is None else (own,)
+        return tuple(replace(own, rank=rank) for rank in self.instead.ranks)
+
     def holding(self) -> Holding | None:
-        """What this rank could give to others; None where it is torn."""
+        """The part of this rank under the plan that cut it; None where it is torn."""
         if self.step is None:
             return None
         whole = Holding(

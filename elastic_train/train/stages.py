@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import nn
 
@@ -20,6 +21,13 @@ from elastic_train.train.place import Stages
 from elastic_train.train.task import Rules
 
 Container = nn.ModuleList | nn.Sequential
+
+
+class Elsewhere(nn.Identity):
+    """In the place of a part that is on another stage."""
+
+    def forward(self, input: Any, *_: Any, **__: Any) -> Any:
+        return input
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,16 +79,11 @@ def cut_stage(
     """
     blocks = blocks_of(blueprint.model, rules)
     _check(blueprint, blocks, ranges)
-    of_block = {block: at for at, (low, high) in enumerate(ranges) for block in range(low, high)}
-    of_block |= {-1: 0, len(blocks.modules): len(ranges) - 1}
+    of_block = _of_block(blocks, ranges)
     parts = list(_parts(blueprint.model, blocks))
     stage_of = _stage_of(parts, of_block)
     everywhere = range(len(ranges))
-    stages = {
-        fqn: tuple(sorted({at for slot in slots for at in _at(slot, stage_of, everywhere)}))
-        for named in (blueprint.parameters, blueprint.buffers)
-        for fqn, slots in named.slots.items()
-    }
+    stages = _placed(blueprint, stage_of, everywhere)
     paths = {id(module): path for path, module in blueprint.model.named_modules()}
     givers = {
         id(slots[0].module): slots[0].module
@@ -90,7 +93,7 @@ def cut_stage(
     }
     for part in parts:
         if of_block[part.block] != stage:
-            part.parent._modules[part.name] = nn.Identity()
+            part.parent._modules[part.name] = Elsewhere()
     return (
         replace(
             blueprint,
@@ -100,6 +103,27 @@ def cut_stage(
         ),
         stages,
     )
+
+
+def stages_of(blueprint: Blueprint, rules: Rules, ranges: Sequence[tuple[int, int]]) -> Stages:
+    """On which stages each tensor of a whole model would be."""
+    blocks = blocks_of(blueprint.model, rules)
+    stage_of = _stage_of(list(_parts(blueprint.model, blocks)), _of_block(blocks, ranges))
+    return _placed(blueprint, stage_of, range(len(ranges)))
+
+
+def _of_block(blocks: Blocks, ranges: Sequence[tuple[int, int]]) -> dict[int, int]:
+    """Stage by block, with -1 for what comes before the first."""
+    of_block = {block: at for at, (low, high) in enumerate(ranges) for block in range(low, high)}
+    return of_block | {-1: 0, len(blocks.modules): len(ranges) - 1}
+
+
+def _placed(blueprint: Blueprint, stage_of: dict[int, int], everywhere: range) -> Stages:
+    return {
+        fqn: tuple(sorted({at for slot in slots for at in _at(slot, stage_of, everywhere)}))
+        for named in (blueprint.parameters, blueprint.buffers)
+        for fqn, slots in named.slots.items()
+    }
 
 
 def _check(blueprint: Blueprint, blocks: Blocks, ranges: Sequence[tuple[int, int]]) -> None:

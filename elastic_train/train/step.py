@@ -27,8 +27,7 @@ from elastic_train.train.group import Group
 from elastic_train.train.in_backward import InBackward, opening
 from elastic_train.train.overlap import GradientSum
 from elastic_train.train.parallelize import compute_in, sync_gradients
-from elastic_train.train.passes import passes_of
-from elastic_train.train.pipeline import Boundary, ReplayedBoundary
+from elastic_train.train.pipeline import Boundary, ReplayedBoundary, one_forward_one_backward
 from elastic_train.train.presence import Presence
 from elastic_train.train.reduce import (
     agree_on_presence,
@@ -40,7 +39,6 @@ from elastic_train.train.reduce import (
 )
 from elastic_train.train.rng import Draws, Randomness
 from elastic_train.train.shards import Shards
-from elastic_train.train.split_backward import Postponed, backward_to_input
 from elastic_train.train.task import Task
 from elastic_train.train.tensor_parallel import check_alike
 from elastic_train.train.user_code import Border
@@ -66,7 +64,6 @@ class Flight:
     draws: Draws
     received: torch.Tensor | None
     output: torch.Tensor
-    postponed: Postponed | None = None  # gradients that its backward left to do
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -206,10 +203,10 @@ class Stepper:
 
     def _opened(self, step: int, work: Sequence[Work]) -> Boundary | None:
         """The ends of this rank's stage; what it sends goes into its log."""
-        indices = [job.micro_batch.index for job in work]
         if self._place.pipe is None and self._replayed is None:
             return None
-        sender = Sender(self._shards.log, step=step, stage=self._place.stage, micro_batches=indices)
+        sending = [(job.micro_batch.index, job.filler) for job in work]
+        sender = Sender(self._shards.log, self._shards.edges, step=step, work=sending)
         if self._replayed is not None:
             return ReplayedBoundary(self._place, self._shards.device, self._replayed, sender)
         return Boundary(self._place, self._shards.device, sender)
@@ -246,48 +243,30 @@ class Stepper:
         return [*fillers, *(Work(micro_batch=micro_batches[i], filler=False) for i in own)]
 
     def passes(self, step: int, work: Sequence[Work]) -> Iterator[Flight]:
-        """Forward and backward of all work; each micro-batch once its gradients are there, in order.
+        """Forward and backward of all work; each micro-batch after its backward, in the order of `work`.
 
-        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight. One that is
-        replayed is alone, and has nothing to gain from a split backward.
+        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight.
         """
-        boundary, place = self._opened(step, work), self._place
-        schedule = self._shards.plan.schedule if self._replayed is None else "1F1B"
-        splits = schedule == "ZeroBubble" and not place.first
-        ahead: deque[Flight] = deque()
-        behind: deque[Flight] = deque()
-        for kind, number in passes_of(schedule, len(work), stage=place.stage, stages=place.mesh.pp):
+        boundary = self._opened(step, work)
+        flights: deque[Flight] = deque()
+        for kind, number in one_forward_one_backward(len(work), self._place):
             self._group.check()
             if kind == "forward":
                 upcoming = [later.micro_batch for later in work[number + 1 :]]
-                ahead.append(self._forward(step, work[number], upcoming, boundary))
-                continue
-            if kind == ("weights" if splits else "backward"):
-                self._completing(step, last=number == len(work) - 1)
-            if kind == "backward":
-                behind.append(ahead.popleft())
-                self._backward(step, behind[-1], boundary, splits=splits)
-            if kind == "weights" or schedule != "ZeroBubble":
-                yield self._completed(step, behind.popleft())
+                flights.append(self._forward(step, work[number], upcoming, boundary))
+            else:
+                last = number == len(work) - 1
+                if last and self._updates is not None:
+                    self._open(step)
+                sync_gradients(self._shards.model, last)
+                if last and self._sum is not None:
+                    self._sum.arm()
+                flight = flights.popleft()
+                self._backward(step, flight, boundary)
+                yield flight
         if boundary is not None:
             with self._border.collective("the pipeline", step):
                 boundary.flush()
-
-    def _completing(self, step: int, *, last: bool) -> None:
-        """Before the pass that makes a micro-batch's last gradients."""
-        if last and self._updates is not None:
-            self._open(step)
-        sync_gradients(self._shards.model, last)
-        if last and self._sum is not None:
-            self._sum.arm()
-
-    def _completed(self, step: int, flight: Flight) -> Flight:
-        """With the gradients that its backward left to do."""
-        if flight.postponed is not None:
-            self._mark("backward", step, flight.job.micro_batch.index)
-            with self._border.at("backward", step):
-                flight.postponed.run()
-        return flight
 
     def _forward(
         self, step: int, job: Work, upcoming: Sequence[MicroBatch], boundary: Boundary | None
@@ -322,7 +301,7 @@ class Stepper:
                 boundary.send(output)
         return Flight(job=job, draws=draws, received=received, output=output)
 
-    def _backward(self, step: int, flight: Flight, boundary: Boundary | None, *, splits: bool) -> None:
+    def _backward(self, step: int, flight: Flight, boundary: Boundary | None) -> None:
         """A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where
         that of the counted run is."""
         micro, output, received = flight.job.micro_batch, flight.output, flight.received
@@ -340,10 +319,7 @@ class Stepper:
             self._buffers.watch(micro.index, filler=True),
             self._border.at("backward", step),
         ):
-            if splits and received is not None and received.requires_grad:
-                flight.postponed = backward_to_input(output, gradient, received, self._trainable.values())
-            else:
-                output.backward(gradient)
+            output.backward(gradient)
         if boundary is not None and received is not None and received.requires_grad:
             with self._border.collective("the pipeline", step):
                 boundary.send_gradient(received)
@@ -354,7 +330,7 @@ class Stepper:
         present = self._presence.local(self._trainable)
         if self._sum is not None:
             self._sum.start_rest()
-        if shards.plan.world_size > 1 and self._replayed is None:
+        if self._group.world_size > 1:
             agreed = agree_on_presence(present, shards.trainable, shards.device)
             present = dict(zip(shards.trainable, agreed, strict=True))
         if self._sum is not None:
@@ -364,7 +340,7 @@ class Stepper:
 
     def _sum_over_stages(self, step: int) -> None:
         """Gradients of tensors that are on several stages."""
-        sender = Sender(self._shards.log, step=step, stage=self._place.stage, micro_batches=())
+        sender = Sender(self._shards.log, self._shards.edges, step=step)
         if self._replayed is not None:
             add_kept_ties(self._trainable, self._place, self._replayed, sender)
         else:

@@ -29,10 +29,10 @@ pytestmark = pytest.mark.ring0
 NODES = ("a", "b", "c", "d")
 
 
-def weather(seed: int) -> Ended:
+def weather(seed: int, *, stages: bool = False) -> Ended:
     """One run through a random storm, ended as it has to."""
     simulation = Simulation(
-        policy=simulated_policy(replicas=1 + seed % 2),
+        policy=simulated_policy(replicas=1 + seed % 2, stages=stages),
         schedule=storm(seed, steps=15, nodes=NODES, ranks=4, faults=seed % 6),
         refold=seed % 10 == 0,
     )
@@ -48,6 +48,44 @@ def weather(seed: int) -> Ended:
 def test_a_thousand_storms_keep_every_invariant(hundred):
     for seed in range(100 * hundred, 100 * hundred + 100):
         weather(seed)
+
+
+@pytest.mark.parametrize("hundred", range(3))
+def test_storms_over_pipelines_that_log_keep_every_invariant(hundred):
+    for seed in range(100 * hundred, 100 * hundred + 100):
+        weather(seed, stages=True)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("thousand", range(10))
+def test_ten_thousand_storms_over_pipelines_that_log_keep_every_invariant(thousand):
+    first = int(os.environ.get("SEED", "0")) + 1000 * thousand
+    print(f"storms from seed {first}")
+    for number in range(1000):
+        weather(first + number, stages=True)
+
+
+@pytest.mark.parametrize("phase", ["forward", "backward", "reduce", "vote", "optimizer", "save"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_lost_stage_of_a_pipeline_that_logs_costs_no_step(phase, seed):
+    simulation = play(
+        KillRank(when=Moment(step=7, phase=phase), rank=1), policy=simulated_policy(stages=True), seed=seed
+    )
+    assert outcome(simulation) == "finished"
+    formed = [r for r in simulation.records if r.formed]
+    assert [r.formed.source for r in formed][:2] == ["fresh", "replay"]
+    assert all("no committed step is lost" in r.reason for r in formed)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_second_stage_lost_while_the_first_is_replayed_is_replayed_too(seed):
+    """Not its neighbour, whose log goes with it."""
+    faults = (KillRank(when=Moment(step=7), rank=0), KillRank(when=Moment(step=7, phase="forming"), rank=2))
+    simulation = play(*faults, policy=simulated_policy(stages=True), seed=seed)
+    assert outcome(simulation) == "finished"
+    formed = [r for r in simulation.records if r.formed]
+    assert all("no committed step is lost" in r.reason for r in formed)
+    assert {r.formed.source for r in formed[1:]} <= {"replay", "live"}
 
 
 @pytest.mark.matrix

@@ -15,7 +15,7 @@ STEPS = 14
 SCHEDULE = FaultSchedule(
     faults=(
         KillRank(when=Moment(step=4, phase="update"), rank=1),
-        KillRank(when=Moment(step=8, phase="update", micro_batch=1), rank=0),
+        KillRank(when=Moment(step=8, phase="update"), rank=0),
         KillRank(when=Moment(step=11, phase="optimizer"), rank=1),
     ),
     seed=0,

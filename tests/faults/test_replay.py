@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,7 @@ from elastic_train.cluster.result import Result
 from elastic_train.config import BoundaryLogs, Checkpoints, Parallelism
 from elastic_train.control.events import WorkerLost
 from elastic_train.control.faults import FaultSchedule, KillRank, Moment
-from tests.faults.conftest import TIMING, Runs
+from tests.faults.conftest import TIMING, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600), pytest.mark.matrix]
 NODES, CPUS = 3, 1
@@ -18,7 +19,9 @@ STEPS = 22
 WHOLE = replace(TIMING, join_window_s=60.0)  # the first group waits for the standby worker too
 
 
-def trained(runs: Runs, name: str, *faults: KillRank, **changes: object) -> Result:
+def trained(runs: Runs, name: str, *faults: KillRank, **changes: Any) -> Result:
+    """With one worker for each replay, unless said otherwise."""
+    given = {"boundary_logs": BoundaryLogs(replayers=1)} | changes
     return runs.disturbed(
         name,
         FaultSchedule(faults=faults, seed=0),
@@ -28,7 +31,7 @@ def trained(runs: Runs, name: str, *faults: KillRank, **changes: object) -> Resu
         checkpoints=Checkpoints(every=8, peers=None, pressure="wait", keep=2),
         parallelism=Parallelism(pp=2),
         timing=WHOLE,
-        **changes,
+        **given,
     )
 
 
@@ -78,6 +81,25 @@ def test_a_lost_stage_is_replayed_and_no_step_is_lost(runs: Runs, calm: Result) 
     assert "stage 1 is replayed from step 0" in reasons[1]
     assert "stage 1 is replayed from step 8" in reasons[2]
     assert "stage 0 is replayed from step 8" in reasons[3]
+
+
+def test_survivors_share_the_replay_and_each_stage_can_be_lost_in_turn(runs: Runs, calm: Result) -> None:
+    """The newcomer and the survivor, by halves; the log that they made between them serves the next one."""
+    rough = trained(
+        runs,
+        "shared",
+        KillRank(when=Moment(step=13, phase="optimizer"), rank=1),
+        KillRank(when=Moment(step=15, phase="forward"), rank=0),
+        boundary_logs=BoundaryLogs(),
+    )
+    assert_same_training(rough, {e.step: (e.ids_digest, e.loss) for e in calm.ledger.kept})
+    assert rough.ledger.superseded == ()
+    assert [(source, step) for source, step, _ in formed(rough)] == [
+        ("fresh", 0),
+        ("replay", 13),
+        ("replay", 14),
+    ]
+    assert rough.ledger.losses != calm.ledger.losses, "two halves are summed: the last bits are others"
 
 
 def test_a_gap_in_the_log_means_the_last_checkpoint(runs: Runs, calm: Result) -> None:

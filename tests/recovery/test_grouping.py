@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_train.recovery.evidence import Logged
 from elastic_train.recovery.grouping import Boundaries, Logging, curve, exact, greedy
-from elastic_train.recovery.logs import Sent, logged, replayable
 
 pytestmark = pytest.mark.ring0
 
@@ -87,33 +85,3 @@ def test_a_long_even_pipeline_is_chosen_exactly_in_no_time() -> None:
     choice = exact(boundaries, budget=31 * 100 << 30)
     assert len(choice.groups) == 32
     assert {stop - start for start, stop in choice.groups} == {2}
-
-
-def test_a_stage_can_be_replayed_where_all_its_neighbours_logs_meet() -> None:
-    assert replayable(3, 1, [(2, 9), (4, 12)]) == Logged(generation=3, stage=1, first=4, last=9)
-    assert replayable(3, 1, [(2, 3), (4, 12)]) is None
-    assert replayable(3, 1, [(2, 9), None]) is None
-    assert replayable(3, 1, []) is None
-
-
-def test_what_workers_tell_gives_what_can_be_replayed_of_each_stage() -> None:
-    """Three stages of which the middle one is lost; the last step's outcome is known elsewhere or nowhere."""
-    told = {
-        "a": (Sent(generation=2, stage=0, first=3, last=8, ahead=True),),
-        "c": (Sent(generation=2, stage=2, first=4, last=9),),
-    }
-    known = logged(told, {2: 3}, {(2, 9)})
-    assert known == (Logged(generation=2, stage=1, first=4, last=9, senders=("a", "c")),)
-    (unknown,) = logged(told, {2: 3}, ())
-    assert unknown.last == 8
-    assert logged({"a": told["a"]}, {2: 3}, ()) == (), "a neighbour's log is gone with it"
-    assert logged(told, {1: 3}, ()) == (), "of a plan that is forgotten nothing is known"
-
-
-def test_a_stage_that_shares_a_parameter_needs_that_log_too() -> None:
-    ties = ((0, 3),)
-    sent = {f"w{s}": (Sent(generation=1, stage=s, first=1, last=5, ties=ties),) for s in (1, 2)}
-    assert [log.stage for log in logged(sent, {1: 4}, ())] == []
-    whole = sent | {"w3": (Sent(generation=1, stage=3, first=2, last=5, ties=ties),)}
-    (log, *_) = logged(whole, {1: 4}, ())
-    assert (log.stage, log.first, log.senders) == (0, 2, ("w1", "w3"))

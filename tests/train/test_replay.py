@@ -1,8 +1,8 @@
-"""A lost stage of a pipeline comes back from its base and its neighbours' logs, equal to the bit."""
+"""Lost stages of a pipeline come back from their base and their neighbours' logs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,54 +11,46 @@ import torch
 import torch.distributed as dist
 
 from elastic_train.config import RunSpec
-from elastic_train.data.loader import Loader
-from elastic_train.data.numbered import numbered
-from elastic_train.data.order import SampleOrder
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery.evidence import Vote
+from elastic_train.recovery.standin import StandIn, stand_in
 from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.train import document as documents
-from elastic_train.train import expected, seeded
-from elastic_train.train.assemble import assemble
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.boundary.log import BoundaryLog, Room
-from elastic_train.train.boundary.replay import Crew, Replayer
 from elastic_train.train.fragments import parts
-from elastic_train.train.group import Group
+from elastic_train.train.merging import merged
+from elastic_train.train.seat import ReplaySeat
 from elastic_train.train.serving import Index
-from elastic_train.train.step import Stepper
-from elastic_train.train.user_code import Border
 from tests.train.test_axes import SPLITS, spec
 
 pytestmark = pytest.mark.ring2
 
 State = dict[str, Any]
+Part = tuple[Fragments, list[np.ndarray], dict[str, Any]]
+Found = dict[tuple[str, str, tuple[int, ...]], np.ndarray]
+Kept = tuple[dict[Crossing, torch.Tensor], dict[int, Vote]]
 STEPS = 5
 
 
-def log_boundaries(state: State) -> None:
-    shards = state["member"].held.current
-    shards.log = state["log"] = BoundaryLog(Room(memory=1 << 24, waiting=1 << 24))
-
-
-def kept_for(state: State, stage: int) -> tuple[dict[Crossing, torch.Tensor], dict[int, Vote], Any]:
-    """What this rank's log has for a stage, the outcomes of votes, and its span."""
-    log: BoundaryLog = state["log"]
-    log.flush()
-    shards = state["member"].held.current
-    sent = {c: log.read(c) for c in log.crossings(shards.place.stage, stage)}
-    return sent, {step: log.vote(step) for step in range(1, STEPS + 1)}, log.span()
-
-
-def part_of(state: State) -> tuple[Fragments, list[np.ndarray], dict[str, Any]]:
+def part_of(state: State) -> Part:
     """All that this rank holds: boxes, bytes, scalars."""
     member = state["member"]
     shards = member.held.current
     table = member.holds(shards.generation)
     return table, member.read(shards.generation, shards.step, table), member.document(shards.generation)
+
+
+def kept_for(state: State, stages: tuple[int, int]) -> Kept:
+    """What this rank's log has for stages, and the outcomes of votes."""
+    shards = state["member"].held.every()[0]
+    log = shards.log
+    log.flush()
+    assert log.span() == (1, STEPS)
+    source = shards.place.stage
+    sent = {c: log.read(c) for target in range(*stages) for c in log.crossings(source, target)}
+    return sent, {step: log.vote(step) for step in range(1, STEPS + 1)}
 
 
 class Neighbours:
@@ -74,118 +66,26 @@ class Neighbours:
         return self._votes[step]
 
 
-def replay(
-    state: State,
-    task: ChainTask,
-    run: RunSpec,
-    plan: Plan,
-    rank: int,
-    base: tuple[Fragments, list[np.ndarray], dict[str, Any]],
-    kept: tuple[dict[Crossing, torch.Tensor], dict[int, Vote]],
-    crew: tuple[int, int, str, int, int] | None,
-) -> tuple[Fragments, list[np.ndarray]]:
-    """Replay a stage in this process; all that it then holds."""
-    device = torch.device("cpu")
-    border = Border(worker="r", node="r", rank=rank, generation=1, broken=lambda: False)
-    shards = assemble(task, run, generation=1, rank=rank, plan=plan, mesh=None, device=device, border=border)
-    table, data, document = base
-    kinds = expected.kinds_of(shards, table)
-    filled = expected.memory_for(shards, kinds, kinds)
-    Index(parts(shards, extra=filled)).write(table, data)
-    documents.restore(shards, document, filled)
-    dataset = numbered(task.dataset())
-    group = Group(
-        generation=1,
-        rank=0,
-        world_size=1,
-        store_host="",
-        store_port=0,
-        address="127.0.0.1",
-        device="cpu",
-        form_timeout_s=10.0,
-    )
-    neighbours = Neighbours(*kept)
-    stepper = Stepper(
-        task=task,
-        spec=run,
-        shards=shards,
-        group=group,
-        order=SampleOrder(len(dataset), run.batch),
-        loader=Loader(dataset, seed=run.batch.seed, seeding=seeded.sample),
-        border=border,
-        mark=lambda phase, step, micro: None,
-        replayed=neighbours,
-    )
-    ours = None
-    if crew is not None:
-        number, size, host, port, unique = crew
-        store = dist.TCPStore(host, port, is_master=False, wait_for_workers=False)
-        dist.init_process_group(
-            "gloo", store=dist.PrefixStore(f"crew{unique}", store), rank=number, world_size=size
-        )
-        assert dist.group.WORLD is not None
-        ours = Crew(rank=number, size=size, group=dist.group.WORLD)
-    try:
-        Replayer(stepper, shards, run, neighbours, ours).run(STEPS)
-    finally:
-        if crew is not None:
-            dist.destroy_process_group()
+def replay(state: State, seat: ReplaySeat, bases: Sequence[Part], kept: Kept) -> tuple[Found, int]:
+    """Replay in this process; what it holds of it then, by tensor and place, and the bytes that it logged."""
+    member = state["member"]
+    member.stand_in(seat)
+    had: Found = {}
+    for table, data, _ in bases:
+        had |= by_box(table, data)
+    needs = member.needs(bases[0][0] if len(bases) == 1 else Fragments.concat([base[0] for base in bases]))
+    member.fill(needs, [had[key] for key in by_box(needs, [np.empty(0)] * len(needs))])
+    member.load(merged([document for _, _, document in bases]))
+    member.replay(STEPS, Neighbours(*kept))
+    shards = member.held.every()[-1]
     index = Index(parts(shards))
-    return index.table(), index.read(index.table())
+    return by_box(index.table(), index.read(index.table())), shards.log.nbytes if shards.log else 0
 
 
-class Lost:
-    """A pipeline of three stages that was logged from the start, what each rank began and ended with."""
-
-    def __init__(self, pool: GlooPool, generations: Iterator[int], run: RunSpec) -> None:
-        self.pool, self.run, self.task = pool, run, ChainTask()
-        self._generations = generations
-        gang = Gang(pool, generations, self.task, run)
-        self.plan = gang.plan_on(Mesh(pp=3), stages=SPLITS[3])
-        gang.form(self.plan)
-        ranks = list(gang.processes)
-        pool.run(log_boundaries, ranks=ranks)
-        self.base = pool.run(part_of, ranks=ranks)
-        gang.run()
-        self.final = pool.run(part_of, ranks=ranks)
-
-    def kept(self, stage: int) -> tuple[dict[Crossing, torch.Tensor], dict[int, Vote]]:
-        sent: dict[Crossing, torch.Tensor] = {}
-        votes: dict[int, Vote] = {}
-        for rank in {0, 1, 2} - {stage}:
-            found, votes, span = self.pool.run(kept_for, stage, ranks=[rank])[0]
-            assert span == (1, STEPS)
-            sent |= found
-        return sent, votes
-
-    def replayed(self, stage: int, workers: int) -> list[tuple[Fragments, list[np.ndarray]]]:
-        crews: list[Any] = [None]
-        if workers > 1:
-            store = (self.pool.store_host, self.pool.store_port)
-            unique = next(self._generations)
-            crews = [(number, workers, *store, unique) for number in range(workers)]
-        ranks = list(range(4 - workers, 4))
-        self.pool.run(leave, ranks=ranks)
-        return self.pool.run(
-            replay,
-            self.task,
-            self.run,
-            self.plan,
-            stage,
-            self.base[stage],
-            self.kept(stage),
-            PerRank(crews),
-            ranks=ranks,
-        )
-
-    def assert_same(self, stage: int, found: tuple[Fragments, list[np.ndarray]]) -> None:
-        table, data, _ = self.final[stage]
-        expected_bytes = {table.names[int(table.key[row])]: data[row] for row in range(len(table))}
-        names, raw = found
-        got = {names.names[int(names.key[row])]: raw[row] for row in range(len(names))}
-        assert got.keys() == expected_bytes.keys()
-        for name, values in expected_bytes.items():
-            assert np.array_equal(got[name], values), f"{name} differs"
+def by_box(table: Fragments, data: Sequence[np.ndarray]) -> Found:
+    return {
+        (*table.names[int(table.key[row])], table.box(row).offsets): data[row] for row in range(len(table))
+    }
 
 
 def leave(state: State) -> None:
@@ -193,19 +93,130 @@ def leave(state: State) -> None:
         dist.destroy_process_group()
 
 
+class Lost:
+    """A pipeline that was logged from the start, what each rank began and ended with."""
+
+    def __init__(
+        self,
+        pool: GlooPool,
+        generations: Iterator[int],
+        run: RunSpec,
+        mesh: Mesh,
+        groups: tuple[tuple[int, int], ...] = (),
+    ) -> None:
+        self.pool, self.generations = pool, generations
+        gang = Gang(pool, generations, ChainTask(), run)
+        self.plan: Plan = gang.plan_on(mesh, stages=SPLITS[mesh.pp], groups=groups)
+        gang.form(self.plan)
+        self.generation = gang.generation
+        self.ranks = range(mesh.size)
+        self.base: list[Part] = pool.run(part_of, ranks=self.ranks)
+        gang.run()
+        self.final: list[Part] = pool.run(part_of, ranks=self.ranks)
+
+    def kept(self, stages: tuple[int, int]) -> Kept:
+        sent: dict[Crossing, torch.Tensor] = {}
+        votes: dict[int, Vote] = {}
+        size = len(self.ranks) // self.plan.mesh.pp
+        for rank in self.ranks:
+            if rank // size not in range(*stages):
+                found, votes = self.pool.run(kept_for, stages, ranks=[rank])[0]
+                sent |= found
+        return sent, votes
+
+    def replayed(
+        self, stages: tuple[int, int], workers: int, *, exact: bool = False
+    ) -> tuple[StandIn, list[tuple[Found, int]]]:
+        """By the last processes of the pool, some of which hold other stages."""
+        processes = list(range(4 - workers, 4))
+        found = stand_in(self.plan, stages, [str(p) for p in processes], exact=exact)
+        assert found is not None
+        during = next(self.generations)
+        size = len(self.ranks) // self.plan.mesh.pp
+        everybody = [tuple(s * size + n % found.inner for s in range(*stages)) for n in range(workers)]
+        seats = [
+            ReplaySeat(
+                generation=self.generation,
+                during=during,
+                stand_in=found,
+                number=number,
+                ranks=found.instead_of(number) or everybody[number],  # to look at what they come to as well
+                store_host=self.pool.store_host,
+                store_port=self.pool.store_port,
+                address="127.0.0.1",
+            )
+            for number in range(workers)
+        ]
+        bases = [[self.base[rank] for rank in ranks] for ranks in everybody]
+        kept = self.kept(stages)
+        assert kept[0]
+        self.pool.run(leave, ranks=processes)
+        return found, self.pool.run(replay, PerRank(seats), PerRank(bases), kept, ranks=processes)
+
+    def expected(self, ranks: Sequence[int]) -> Found:
+        found: Found = {}
+        for rank in ranks:
+            found |= by_box(*self.final[rank][:2])
+        return found
+
+
+def assert_same(found: Found, expected: Found) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert np.array_equal(found[name], values), f"{name} differs"
+
+
+def assert_close(found: Found, expected: Found, *, dtype: str, rtol: float) -> None:
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name].view(dtype), values.view(dtype), rtol=rtol, atol=rtol)
+
+
 @pytest.mark.parametrize("precision", ["fp64", "fp32"])
-def test_any_lost_stage_replays_to_the_bit_alone_and_shared(
+def test_any_lost_stage_replays_to_the_bit_alone(
     pool: GlooPool, new_generation: Iterator[int], precision: str
 ) -> None:
     """Clipping, dropout, a tied embedding on the first and the last stage, a partial batch."""
-    lost = Lost(pool, new_generation, spec(precision=precision))
+    lost = Lost(pool, new_generation, spec(precision=precision), Mesh(pp=3))
     before = lost.base[1][1]
     assert not all(np.array_equal(a, b) for a, b in zip(before, lost.final[1][1], strict=False))
     for stage in (0, 1, 2):
-        (found,) = lost.replayed(stage, 1)
-        lost.assert_same(stage, found)
-    for workers in (2, 3):
-        kept = lost.kept(1)
-        assert kept[0]
-        for found in lost.replayed(1, workers):
-            lost.assert_same(1, found)
+        _, [(found, logged)] = lost.replayed((stage, stage + 1), 1)
+        assert_same(found, lost.expected([stage]))
+        assert logged, "what the lost stage had sent is kept again"
+
+
+def test_workers_that_share_a_lost_stage_agree_to_the_bit_and_are_within_rounding(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    lost = Lost(pool, new_generation, spec(), Mesh(pp=3))
+    for stage, workers in ((1, 2), (0, 3), (2, 2)):
+        _, found = lost.replayed((stage, stage + 1), workers)
+        for each, _ in found[1:]:
+            assert_same(each, found[0][0])
+        assert_close(found[0][0], lost.expected([stage]), dtype="f8", rtol=1e-9)
+
+
+@pytest.mark.parametrize("mesh", [Mesh(pp=2, dp_shard=2), Mesh(pp=2, tp=2), Mesh(pp=2, dp_replicate=2)])
+def test_the_ranks_of_a_lost_stage_replay_it_together_to_the_bit(
+    pool: GlooPool, new_generation: Iterator[int], mesh: Mesh
+) -> None:
+    """Also where some of its ranks are left, and where the stages share the embedding."""
+    lost = Lost(pool, new_generation, spec(precision="fp32"), mesh)
+    for stage in (0, 1):
+        _, found = lost.replayed((stage, stage + 1), 2, exact=True)
+        for number, (each, _) in enumerate(found):
+            assert_same(each, lost.expected([2 * stage + number]))
+
+
+def test_adjacent_stages_that_log_nothing_between_them_replay_as_one(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    lost = Lost(pool, new_generation, spec(), Mesh(pp=3), groups=((0, 2), (2, 3)))
+    sent, _ = lost.kept((2, 3))
+    assert {(c.source, c.target) for c in sent if c.kind != "tie"} == {(1, 2)}
+    _, [(found, logged)] = lost.replayed((0, 2), 1)
+    assert_close(found, lost.expected([0, 1]), dtype="f8", rtol=1e-9)
+    assert not logged
+    _, [(found, _)] = lost.replayed((2, 3), 1)
+    assert_same(found, lost.expected([2]))

@@ -9,16 +9,13 @@ from pathlib import Path
 from elastic_train.config import RunSpec
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.logs import Sent
-from elastic_train.train.boundary.log import BoundaryLog, Room
+from elastic_train.train.boundary.log import FLUSH_S, BoundaryLog, Room
 from elastic_train.train.shards import Shards
-
-FLUSH_S = 2.0
-"""How long a last word waits for copies; steps that aren't copied by then count as not kept."""
 
 
 def loggable(plan: Plan) -> bool:
-    """Whether a stage of the plan could be replayed: by one worker, without its neighbours."""
-    return plan.mesh.pp > 1 and plan.mesh.pp == plan.mesh.size and plan.virtual == 1
+    """Whether a stage of the plan could be replayed without its neighbours."""
+    return plan.mesh.pp > 1 and plan.virtual == 1
 
 
 def opened(spec: RunSpec, plan: Plan) -> BoundaryLog | None:
@@ -41,18 +38,23 @@ def carried(shards: Shards, held: Iterable[Shards], continued: int | None) -> Bo
 
     Only if the stages and the order of micro-batches are the same. What was sent after the step is dropped.
     """
+    wanted = _sends_as(shards.plan, shards.rank)
     for before in held:
-        same = (before.plan.mesh, before.plan.stages, before.plan.shares, before.rank) == (
-            shards.plan.mesh,
-            shards.plan.stages,
-            shards.plan.shares,
-            shards.rank,
-        )
+        if before.instead is None:
+            same = _sends_as(before.plan, before.rank) == wanted
+        else:
+            lost = before.instead.stand_in.lost
+            same = any(_sends_as(lost, rank) == wanted for rank in before.instead.ranks)
         if before.log is not None and same and (before.generation, before.step) == (continued, shards.step):
             assert shards.step is not None
             before.log.drop(shards.step + 1)
             return before.log
     return None
+
+
+def _sends_as(plan: Plan, rank: int) -> object:
+    """What has to be the same for a log to go on."""
+    return plan.mesh, plan.stages, plan.shares, plan.groups, rank
 
 
 def follow(
@@ -83,19 +85,22 @@ def rolled(shards: Shards) -> Iterator[None]:
 
 def told(shards: Shards) -> Sent | None:
     """What the log of a stage can give to the replay of others."""
-    log, place = shards.log, shards.place
-    if log is None:
+    log, place, edges = shards.log, shards.place, shards.edges
+    if log is None or (shards.instead is not None and not shards.instead.ranks):
         return None
     log.flush(FLUSH_S)
     reach = log.reach()
     if reach is None:
         return None
     first, last, ahead = reach
-    shared = {place.stages_of(fqn) for fqn in shards.trainable}
+    shared = {tuple(map(edges.stage_of, place.stages_of(fqn))) for fqn in shards.trainable}
+    rank = shards.rank if shards.instead is None else shards.instead.ranks[0]
+    index = rank % (edges.plan.mesh.size // edges.plan.mesh.pp)
     ties = {(a, b) for stages in shared for a in stages for b in stages if a < b}
     return Sent(
         generation=shards.generation,
-        stage=place.stage,
+        stage=edges.first,
+        index=index,
         first=first,
         last=last,
         ahead=ahead,

@@ -18,7 +18,7 @@ class Crossing:
 
     Activations go down the pipeline and their gradients up, one of each per micro-batch; `name` tells several
     of them apart. A tie is the summed gradient that stages which share a parameter exchange, once per step:
-    `name` is the parameter, `micro_batch` -1.
+    `name` is the parameter, `micro_batch` -1, `part` the place of the sender, who has a shard, in its stage.
     """
 
     step: int
@@ -27,6 +27,7 @@ class Crossing:
     target: int
     micro_batch: int = -1
     name: str = ""
+    part: int = 0
 
 
 class Kept(Protocol):

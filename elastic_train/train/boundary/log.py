@@ -30,6 +30,9 @@ class Room:
     directory: Path | None = None  # a local one
 
 
+FLUSH_S = 2.0
+"""How long a last word waits for copies; steps that aren't copied by then count as not kept."""
+
 Chosen = Callable[[int], bool]
 """Whether a step is meant."""
 
@@ -136,6 +139,11 @@ class BoundaryLog:
     def vote(self, step: int) -> Vote:
         with self._changed:
             return self._votes[step]
+
+    def outcome(self, step: int) -> Vote | None:
+        """That of a step's vote, if it is known."""
+        with self._changed:
+            return self._votes.get(step)
 
     def crossings(self, source: int, target: int, step: int | None = None) -> tuple[Crossing, ...]:
         """What is kept of the way from one stage to another, in one step or in all."""

@@ -18,14 +18,22 @@ def add_kept_ties(parameters: Mapping[str, nn.Parameter], place: Place, kept: Ke
         stages = place.stages_of(fqn)
         if len(stages) == 1 or parameter.grad is None:
             continue
-        mine = local_gradient(parameter)
+        mine, edges = local_gradient(parameter), sender.edges
+        logged = {stage: edges.stage_of(stage) for stage in stages}
         others = {
             stage: kept.read(
-                Crossing(step=sender.step, kind="tie", source=stage, target=place.stage, name=fqn)
+                Crossing(
+                    step=sender.step,
+                    kind="tie",
+                    source=logged[stage],
+                    target=edges.first,
+                    name=fqn,
+                    part=edges.part,
+                )
             )
             for stage in stages
             if stage != place.stage
         }
         for stage in others:
-            sender.tie(fqn, stage, mine)
+            sender.tie(fqn, logged[stage], mine)
         mine.copy_(summed(mine.contiguous(), others, stages))

@@ -1,0 +1,43 @@
+"""Which boundaries a run logs: chosen anew with every plan, under a budget of bytes, and part of the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from elastic_train.config import Checkpoints
+from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.shape import ModelShape
+from elastic_train.recovery.grouping import exact
+from elastic_train.recovery.outlook import boundaries
+
+STEPS_BETWEEN = 50
+"""Steps between checkpoints that are assumed where the run itself chooses them."""
+
+
+def steps_between(checkpoints: Checkpoints) -> int:
+    return checkpoints.every if checkpoints.every != "auto" else STEPS_BETWEEN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selective:
+    """A planner that adds to another one's plans the groups of stages that log nothing between them.
+
+    The groups of least mean recovery time are taken whose logs are within `budget` bytes in `interval` steps.
+    """
+
+    planner: Callable[[tuple[Seat, ...]], Plan | Infeasible]
+    shape: ModelShape
+    micro_batches: int
+    interval: int
+    bytes_s: float
+    budget: int
+
+    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible:
+        plan = self.planner(seats)
+        if not isinstance(plan, Plan) or plan.mesh.pp == 1 or plan.virtual > 1:
+            return plan
+        along = boundaries(plan.stages, self.shape, self.micro_batches, self.interval, self.bytes_s)
+        groups = exact(along, self.budget).groups
+        alone = all(stop - start == 1 for start, stop in groups)
+        return replace(plan, groups=() if alone else groups)

@@ -84,7 +84,7 @@ def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(
     assert all(step >= 12 for step in (e.step for e in rough.ledger.superseded))
 
 
-@pytest.mark.trial
+@pytest.mark.matrix
 def test_lost_nodes_without_a_replica_cost_at_most_one_step_each_and_no_read_of_storage(runs: Runs) -> None:
     """The second node that is lost held, or had its copies on, a node that had to find another one first."""
     task, spec = runs.spec(

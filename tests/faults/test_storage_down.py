@@ -8,7 +8,7 @@ from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FailStorage, FaultSchedule, KillNode, KillRank, Moment
 from tests.faults.conftest import Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 NODES, CPUS = 3, 1
 STEPS = 24
 DOWN_S = 20.0

@@ -79,6 +79,23 @@ def export_with_torch(source: Path, target: Path, size: Size) -> float:
     return timed(work)
 
 
+def export_with_converter(source: Path, target: Path) -> float:
+    """Seconds of what torch ships: its converter writes the whole state, of which the weights are cast and
+    saved.
+    """
+    target.mkdir()
+    whole = target / "whole.pt"
+
+    def work() -> None:
+        dcp_to_torch_save(source, whole)
+        model = torch.load(whole, mmap=True)["model"]
+        cast = {name: tensor.to(torch.bfloat16) for name, tensor in model.items()}
+        save_file(cast, target / "model.safetensors", metadata={"format": "pt"})
+        sync(target / "model.safetensors")
+
+    return timed(work)
+
+
 def export_with_us(source: Path, target: Path) -> float:
     """Seconds from the same files to the same file; what we publish is durable."""
     return timed(lambda: export_hf(open_checkpoint(str(source)), open_store(str(target)), dtype="bfloat16"))

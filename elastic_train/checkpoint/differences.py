@@ -115,7 +115,18 @@ def _documents(a: Mapping[str, Json], b: Mapping[str, Json]) -> Iterator[Differe
 
 
 def _of_state(document: Mapping[str, Json]) -> dict[str, Json]:
-    return {k: v for k, v in document.items() if k not in OF_A_CHECKPOINT and k != "aliases"}
+    """What the document says of the state: settings by parameter, whatever the groups and their order."""
+    made = {k: v for k, v in document.items() if k not in OF_A_CHECKPOINT and k != "aliases"}
+    if isinstance(made.get("trainable"), list):
+        made["trainable"] = sorted(made["trainable"])
+    if (optimizer := made.get("optimizer")) is not None:
+        settings = {fqn: g["hyperparameters"] for g in optimizer["groups"] for fqn in g["params"]}
+        made["optimizer"] = {
+            **optimizer,
+            "groups": settings,
+            "states": sorted(map(list, optimizer["states"])),
+        }
+    return made
 
 
 def _flat(place: str, value: Json) -> Iterator[tuple[str, Json]]:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from elastic_train.cli import checkpoints, convert, status, steer
-from elastic_train.cli.exits import CAPACITY, exits
+from elastic_train.cli.exits import CAPACITY, USAGE, exits
 from elastic_train.cli.job import load_job, run_job
 
 app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
@@ -105,12 +105,16 @@ def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopp
 def doctor(
     storage: Annotated[str, typer.Argument(help="A storage path, as in RunConfig: a path or a URL.")],
     state: Annotated[float, typer.Option(help="GiB of parameters and optimizer state, for the space.")] = 0.0,
+    address: Annotated[
+        str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, to try from each of its nodes.")
+    ] = None,
 ) -> None:
-    """Try out a storage path from this machine. Exits with 2, and says why, if it cannot hold runs."""
+    """Try out a storage path from here and from every node. Exits with 2, and the reason, if it is unfit."""
     from elastic_train.cli.doctor import examine
 
-    with exits():
-        examine(storage, state_bytes=int(state * 2**30))
+    with exits() as leave:
+        if not examine(storage, state_bytes=int(state * 2**30), address=address):
+            leave(USAGE)
 
 
 @ckpt.command("ls")

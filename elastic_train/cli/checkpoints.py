@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
-from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.document import encode
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
+from elastic_train.checkpoint.resharding import as_words
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
 from elastic_train.cli.exits import CHECKPOINT, FINISHED
@@ -27,9 +29,8 @@ def list_checkpoints(run: str, *, as_json: bool) -> None:
 
 
 def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
-    directory = RunDirectory(open_store(run))
-    stored = choose(directory, run, step)
-    checkpoint = Checkpoint.of(directory, stored)
+    checkpoint = opened(run, step)
+    kinds = checkpoint.kinds()
     fragments = checkpoint.fragments()
     counts: dict[tuple[str, str], int] = {}
     for key in fragments.key.tolist():
@@ -41,28 +42,54 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
             "dtype": info.dtype,
             "shape": list(info.shape),
             "fragments": counts.get((tensor, state), 0),
+            "cut": as_words(kinds[tensor, state]) if (tensor, state) in kinds else [],
         }
         for (tensor, state), info in checkpoint.tensors.items()
     ]
     if as_json:
-        print(json.dumps({**_plain(stored), "document": dict(checkpoint.document), "tensors": tensors}))
+        said = {"url": checkpoint.url, "document": json.loads(encode(checkpoint.document))}
+        print(json.dumps({**said, "aliases": dict(checkpoint.aliases), "tensors": tensors}))
         return
     total = int(fragments.nbytes.sum())
-    print(f"step {stored.step}, generation {stored.generation}: {len(tensors)} tensors, {bytes_text(total)}")
-    rows = [("tensor", "state", "dtype", "shape", "fragments")]
+    print(f"{checkpoint.url}: {_whose(checkpoint)}, {len(tensors)} tensors, {bytes_text(total)}")
+    rows = [("tensor", "state", "dtype", "shape", "fragments", "cut")]
     rows += [
-        (str(t["tensor"]), str(t["state"]), str(t["dtype"]), str(tuple(t["shape"])), str(t["fragments"]))
+        (
+            str(t["tensor"]),
+            str(t["state"]),
+            str(t["dtype"]),
+            str(tuple(t["shape"])),
+            str(t["fragments"]),
+            " ".join(str(word) for word in t["cut"]),
+        )
         for t in tensors
     ]
     print(columns(rows))
+    for alias, tensor in sorted(checkpoint.aliases.items()):
+        print(f"{alias} is {tensor}")
+    for view, part in sorted(checkpoint.views.items()):
+        print(f"{view} is a part of {part.of}")
 
 
 def verify_checkpoint(run: str, step: int | None) -> int:
-    directory = RunDirectory(open_store(run))
-    stored = choose(directory, run, step)
-    report = verify(Checkpoint.of(directory, stored))
+    report = verify(opened(run, step))
     print(report)
     return FINISHED if report.sound else CHECKPOINT
+
+
+def opened(run: str, step: int | None) -> Checkpoint:
+    """The checkpoint of a run at a step, or the newest there, or another system's."""
+    if step is None:
+        return open_checkpoint(run)
+    directory = RunDirectory(open_store(run))
+    return Checkpoint.of(directory, choose(directory, run, step))
+
+
+def _whose(checkpoint: Checkpoint) -> str:
+    foreign = checkpoint.document.get("foreign") or {}
+    step = checkpoint.document.get("step")
+    who = f"by {foreign['system']}" if "system" in foreign else "ours"
+    return who if step is None else f"step {step}, {who}"
 
 
 def choose(directory: RunDirectory, run: str, step: int | None) -> Stored:

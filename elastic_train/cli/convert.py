@@ -19,9 +19,9 @@ from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.specification import IDENTITY, Spec
 from elastic_train.checkpoint.language.through import as_ours, as_theirs
 from elastic_train.checkpoint.read_plan import read_plan
-from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
+from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli.checkpoints import choose
+from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.exits import FINISHED, USER_ERROR
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text import columns
@@ -50,7 +50,7 @@ def export_checkpoint(
         raise ConfigError(field="--dtype", problem="and --config are for `--to hf`; states keep their bits.")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(field="--dtype", problem=f"{dtype!r} is none of {', '.join(DTYPES)}.")
-    source: Readable = _open(run, step)
+    source: Readable = opened(run, step)
     if spec is not None:
         mapped = as_theirs(source, _spec(spec))
         source = mapped
@@ -94,7 +94,7 @@ def diff_checkpoints(a: str, b: str, *, spec: str | None) -> int:
 
 
 def show_read_plan(run: str, step: int | None, *, to: str, as_json: bool) -> None:
-    plan = read_plan(_open(run, step), dp_shard=_axes(to))
+    plan = read_plan(opened(run, step), dp_shard=_axes(to))
     if as_json:
         ranks = [{n: getattr(r, n) for n in r.__dataclass_fields__} for r in plan.ranks]
         print(json.dumps({"amplification": plan.amplification, "ranks": ranks}))
@@ -128,13 +128,6 @@ def collect_garbage(run: str, *, dry_run: bool) -> None:
     for path, size in sizes.items():
         print(f"{'would remove' if dry_run else 'removed'} {path}: {bytes_text(size)}")
     print(f"{len(sizes)} directories, {bytes_text(sum(sizes.values()))}")
-
-
-def _open(run: str, step: int | None) -> Checkpoint:
-    if step is None:
-        return open_checkpoint(run)
-    directory = RunDirectory(open_store(run))
-    return Checkpoint.of(directory, choose(directory, run, step))
 
 
 def _spec(path: str | None) -> Spec:

@@ -11,7 +11,6 @@ from typing import Any
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.checkpoint.begin import begin
@@ -20,17 +19,18 @@ from elastic_train.cluster.callbacks import Callbacks
 from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.controller import Controller
 from elastic_train.cluster.follow import follow
+from elastic_train.cluster.ground import hosts, problems_of
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, controller_name, run_key
 from elastic_train.cluster.planning import make_planner, shape_of
-from elastic_train.cluster.remote import answer, remote
+from elastic_train.cluster.remote import remote
 from elastic_train.cluster.result import Result
 from elastic_train.cluster.takeover import take_over
 from elastic_train.config import ResumeFrom, RunSpec
-from elastic_train.errors import ConfigError, StorageError
+from elastic_train.errors import ConfigError
 from elastic_train.planner.search import Search
 from elastic_train.storage.fsspec_store import child_url, open_store
-from elastic_train.storage.preflight import Token, probe, see
+from elastic_train.storage.preflight import Token, probe
 from elastic_train.train.task import Task
 
 PROCESS_ENVIRONMENT: Mapping[str, str] = {
@@ -152,30 +152,16 @@ def _absolute(path: str) -> str:
 
 
 def _check_nodes_see(spec: RunSpec, token: Token) -> None:
-    """Refuse storage that some node cannot see, before step 1."""
-    hosts = {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
-    if len(hosts) < 2:
+    """Refuse storage that some node cannot use, before step 1."""
+    there = hosts()
+    if len(there) < 2:
         return
     url = child_url(spec.storage_path, spec.name)
-    calls = {
-        host: remote(_see, num_cpus=0)
-        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
-        .remote(url, token)
-        for host, node in hosts.items()
-    }
-    blind: list[str] = []
-    for host, call in calls.items():
-        try:
-            answer(call, spec.timing.start_worker_s)  # a process has to start there first
-        except (StorageError, RayError, GetTimeoutError):
-            blind.append(host)
-    if blind:
+    problems = problems_of(url, token, there, within_s=spec.timing.start_worker_s)
+    if problems:
         raise ConfigError(
             field="run_config.storage_path",
-            problem=f"{spec.storage_path} is not the same place on {', '.join(sorted(blind))}.",
+            problem=f"{spec.storage_path} can't be used from {', '.join(sorted(problems))}: "
+            f"{next(iter(problems.values()))}",
             remedy="Use storage that every node sees, such as s3:// or a shared file system.",
         )
-
-
-def _see(url: str, token: Token) -> None:
-    see(open_store(url), token)

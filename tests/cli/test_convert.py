@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
@@ -92,3 +93,30 @@ def test_wrong_usage_and_missing_checkpoints_are_said(theirs: Path, tmp_path: Pa
     run("import", theirs, tmp_path / "run", "--spec", tmp_path / "no.toml", code=USAGE)
     (tmp_path / "empty").mkdir()
     run("import", tmp_path / "empty", tmp_path / "run", code=CHECKPOINT)
+
+
+def test_other_systems_checkpoints_are_shown_and_verified_where_they_lie(
+    theirs: Path, tmp_path: Path
+) -> None:
+    text = run("show", theirs)
+    assert "by Hugging Face" in text
+    assert "qkv" in text
+    assert "no problems" in run("verify", theirs)
+    run("import", theirs, tmp_path / "run", "--copy")
+    shown = json.loads(run("show", tmp_path / "run", "--json"))
+    assert [t["tensor"] for t in shown["tensors"]] == ["qkv"]
+    (data,) = (tmp_path / "run").rglob("w00000.safetensors")
+    data.write_bytes(data.read_bytes()[:-1])
+    assert "too early" in run("verify", tmp_path / "run", code=CHECKPOINT)
+
+
+def test_settings_are_compared_by_parameter_and_not_by_the_order_of_groups(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.pt", "b.pt", "c.pt")]
+    for path, order, rate in zip(paths, ("uv", "vu", "uv"), (0.1, 0.1, 0.2), strict=True):
+        model = {name: torch.ones(2) for name in "uv"}
+        groups = [{"params": [n], "lr": rate if n == "u" else 0.5} for n in order]
+        state = {n: {"exp_avg": torch.zeros(2)} for n in "uv"}
+        torch.save({"model": model, "optimizer": {"state": state, "param_groups": groups}}, path)
+    assert "no differences" in run("diff", paths[0], paths[1])
+    text = run("diff", paths[0], paths[2], code=USER_ERROR)
+    assert "optimizer.groups.u.lr: 0.1 in A, 0.2 in B" in text

@@ -49,9 +49,12 @@ def _optimizer(optimizer: Mapping[str, Any], resolved: Resolved, url: str) -> di
     made = dict(optimizer)
     origins = _origins(resolved)
     group_of = {fqn: i for i, group in enumerate(optimizer["groups"]) for fqn in group["params"]}
+    place = {fqn: i for group in optimizer["groups"] for i, fqn in enumerate(group["params"])}
     members: list[list[str]] = [[] for _ in optimizer["groups"]]
     scalars: dict[str, Any] = {}
-    for tensor, parts in origins.items():
+    for tensor, parts in sorted(
+        origins.items(), key=lambda item: min((place.get(p, 0) for p in item[1]), default=0)
+    ):
         group = _one(tensor, "optimizer group", [group_of.get(p) for p in parts], url)
         if group is not None:
             members[group].append(tensor)

@@ -1,0 +1,46 @@
+"""Storage is tried out from every node before a run relies on it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from elastic_train.cluster.ground import nodes, problems_of
+from elastic_train.cluster.launch import prepare_local_environment
+from elastic_train.cluster.local import LocalCluster
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.preflight import Token, probe
+
+pytestmark = [pytest.mark.ring3, pytest.mark.matrix, pytest.mark.filterwarnings("default")]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    prepare_local_environment()
+    with LocalCluster(2) as cluster:
+        yield cluster
+
+
+def test_what_a_node_cannot_see_is_told_by_node(cluster: LocalCluster, tmp_path: Path) -> None:
+    there = nodes()
+    assert len(there) == 3  # the head is one
+    token = probe(open_store(str(tmp_path)))
+    assert problems_of(str(tmp_path), token, there, within_s=60.0) == {}
+    never = Token(path="preflight/elsewhere", value=b"written on a disk of another machine")
+    problems = problems_of(str(tmp_path), never, there, within_s=60.0)
+    assert problems.keys() == there.keys()
+    assert all("can't be seen here" in problem for problem in problems.values())
+    assert open_store(str(tmp_path)).list() == [token.path]  # the nodes' own are gone
+
+
+def test_the_doctor_asks_every_node(cluster: LocalCluster, tmp_path: Path) -> None:
+    command = [str(Path(sys.executable).parent / "elastic-train"), "doctor", str(tmp_path / "runs")]
+    command += ["--address", cluster.cluster.address]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert found.stdout.count("the same works there") == 3
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []

@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 from elastic_train.models.attention import Attention
 from elastic_train.models.mlp import SwiGLU
+from elastic_train.models.moe import MixtureOfExperts
 from elastic_train.models.sizes import LlamaConfig
 from elastic_train.models.weights import Embedding, Linear
-from elastic_train.train.task import Rules
+from elastic_train.train.task import Rules, Style
 
 
 class Block(nn.Module):
@@ -19,7 +20,7 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
         self.attention = Attention(config)
         self.mlp_norm = nn.RMSNorm(config.dim, eps=config.norm_eps)
-        self.mlp = SwiGLU(config)
+        self.mlp = MixtureOfExperts(config) if config.experts else SwiGLU(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -45,18 +46,22 @@ class Llama(nn.Module):
             self.head.weight = self.embed.weight
 
     @staticmethod
-    def rules() -> Rules:
-        """Heads, feed-forward layers and vocabulary are cut over tp, stages between layers."""
+    def rules(*, experts: bool = False) -> Rules:
+        """Heads, feed-forward layers and vocabulary are cut over tp, experts over ep, stages."""
+        feed_forward: dict[str, Style] = {
+            "layers.*.mlp.gate": "column",
+            "layers.*.mlp.up": "column",
+            "layers.*.mlp.down": "row",
+        }
         return Rules(
             tensor_parallel={
                 "embed": "row",
                 "layers.*.attention.w[qkv]": "column",
                 "layers.*.attention.wo": "row",
-                "layers.*.mlp.gate": "column",
-                "layers.*.mlp.up": "column",
-                "layers.*.mlp.down": "row",
+                **({} if experts else feed_forward),
                 "head": "column_gathered",
             },
+            experts=("layers.*.mlp.experts",) if experts else (),
             stages=("layers.*",),
         )
 

@@ -24,6 +24,10 @@ class LlamaConfig:
     norm_eps: float = 1e-5
     dropout: float = 0.0  # on what attention and feed-forward add to the residual stream
     tied: bool = False  # the head uses the embedding's weight
+    experts: int = (
+        0  # feed-forward layers of width `hidden` beside each other in a block; 0: one for all tokens
+    )
+    experts_per_token: int = 2
 
     def __post_init__(self) -> None:
         for name in ("dim", "layers", "heads", "kv_heads", "hidden", "vocabulary"):
@@ -39,6 +43,11 @@ class LlamaConfig:
         if self.heads % self.kv_heads:
             raise ConfigError(
                 field="model.kv_heads", problem=f"{self.heads} heads do not share {self.kv_heads} evenly."
+            )
+        if self.experts and not 1 <= self.experts_per_token <= self.experts:
+            raise ConfigError(
+                field="model.experts_per_token",
+                problem=f"must be in 1 to {self.experts} (experts), got {self.experts_per_token}.",
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(field="model.dropout", problem=f"must be in [0, 1), got {self.dropout}.")
@@ -57,9 +66,9 @@ SIZES: dict[SizeName, LlamaConfig] = {
 }
 
 
-def size(name: str, *, dropout: float = 0.0, tied: bool = False) -> LlamaConfig:
+def size(name: str, *, dropout: float = 0.0, tied: bool = False, experts: int = 0) -> LlamaConfig:
     """The configuration of a named size."""
     for known, config in SIZES.items():
         if known == name:
-            return replace(config, dropout=dropout, tied=tied)
+            return replace(config, dropout=dropout, tied=tied, experts=experts)
     raise ConfigError(field="size", problem=f"{name!r} is none of {', '.join(SIZES)}.")

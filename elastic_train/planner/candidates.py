@@ -95,7 +95,7 @@ def candidates(
         for pp in (constraints.pp,) if constraints.pp else known.pp:
             grid = _data_axes(min(room // pp, micro_batches // pp), constraints, micro_batches)
             if ep > 1:
-                grid = grid[(grid[:, 0] * grid[:, 1] * cp) % ep == 0]
+                grid = grid[grid[:, 1] % ep == 0]
             for virtual in virtuals:
                 rows = grid[_interleaves(grid, pp, virtual, micro_batches, layers)]
                 fixed = np.broadcast_to(np.array([pp, cp, tp, ep, virtual]), (len(rows), 5))

@@ -48,6 +48,8 @@ def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> Limits
             )
             divided = ", ".join(f"{size} {name}" for name, (size, _) in named.items())
             why[axis] = f"it divides {divided} and stays within a node of {node}" if named else ""
+        if all(tensor.tp_dim is None for tensor in shape.tensors):
+            found["tp"], why["tp"] = (1,), "the model has no rules for it"
         if not shape.widths.experts:
             found["ep"], why["ep"] = (1,), "the model has no experts"
         if not shape.widths.sequence:
@@ -91,9 +93,12 @@ def _too_many(constraints: Parallelism, fleet: Fleet, micro_batches: int) -> Inf
             f"indices, and a step has {micro_batches}; legal is {' or '.join(legal)}"
         )
     ep = constraints.ep or 1
-    data = ("dp_replicate", "dp_shard")
-    if ep > 1 and all(getattr(constraints, axis) for axis in data) and dp * cp % ep:
-        return Infeasible(reason=f"parallelism.ep={ep} does not divide the {dp * cp} ranks of the data axes")
+    if constraints.dp_shard and shard % ep:
+        legal = [n for n in range(1, shard + 1) if shard % n == 0]
+        return Infeasible(
+            reason=f"parallelism.ep={ep} does not divide the {shard} ranks of dp_shard, which it is a part "
+            f"of; legal are {', '.join(map(str, legal))}"
+        )
     return None
 
 

@@ -18,7 +18,7 @@ AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Sizes of the named axes over ranks. `ep` shares ranks with the data axes: no factor of `size`."""
+    """Sizes of the named axes over ranks. `ep` is the inner part of dp_shard: no factor of `size`."""
 
     pp: int = 1
     dp_replicate: int = 1
@@ -93,6 +93,7 @@ class Plan:
     def __post_init__(self) -> None:
         assert len(self.workers) == len(self.nodes) == self.mesh.size
         assert len(self.shares) == self.mesh.dp
+        assert self.mesh.dp_shard % self.mesh.ep == 0
         assert len(self.stages) in (0, self.mesh.pp * self.virtual)
         assert all(a[1] == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False))
         assert not self.groups or (self.groups[0][0], self.groups[-1][1]) == (0, self.mesh.pp)

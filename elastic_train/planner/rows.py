@@ -83,9 +83,10 @@ def rows(table: Tensors, mesh: Mesh) -> Rows:
     tp, ep = table.tp_dim >= 0, table.expert
     sizes[tp, table.tp_dim[tp]] = -(-sizes[tp, table.tp_dim[tp]] // mesh.tp)
     sizes[ep, 0] = -(-sizes[ep, 0] // mesh.ep)
-    sizes[table.cut, 0] = -(-sizes[table.cut, 0] // shard)
+    shards = np.where(ep, -(-shard // mesh.ep), shard)  # ep is a part of dp_shard
+    sizes[table.cut, 0] = -(-sizes[table.cut, 0] // shards[table.cut])
     numel: Floats = sizes.prod(axis=1).astype(np.float64)
-    whole: Floats = np.where(table.cut, numel * shard, numel)
+    whole: Floats = np.where(table.cut, numel * shards, numel)
     item, gradient, compute = table.item, table.gradient, table.compute
     copied = table.cut if shard > 1 else table.sharded & (compute != item)
 

@@ -28,12 +28,16 @@ class TensorShape:
         return math.prod(self.shape)
 
     def shard_numel(self, ranks: int, *, tp: int = 1, ep: int = 1) -> int:
-        """Elements of the largest shard: dim 0 in chunks of ceil(n / ranks), after the cuts of tp and ep."""
+        """Elements of the largest shard: dim 0 in chunks of ceil(n / ranks), after the cuts of tp and ep.
+
+        ep is a part of the ranks.
+        """
         sizes = list(self.shape)
         if tp > 1 and self.tp_dim is not None:
             sizes[self.tp_dim] = -(-sizes[self.tp_dim] // tp)
         if ep > 1 and self.expert:
             sizes[0] = -(-sizes[0] // ep)
+            ranks = -(-ranks // ep)
         if self.sharded and sizes:
             sizes[0] = -(-sizes[0] // ranks)
         return math.prod(sizes)

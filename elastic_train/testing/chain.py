@@ -40,6 +40,7 @@ class ChainTask(Task):
     tied: bool = True
     kv_heads: int = 4
     hidden: int = 42
+    experts: int = 0
     evaluate_every: int = 0
 
     def model(self) -> nn.Module:
@@ -52,9 +53,11 @@ class ChainTask(Task):
             vocabulary=VOCABULARY,
             dropout=self.dropout,
             tied=self.tied,
+            experts=self.experts,
         )
         model = Llama(config)
-        model.layers[1].mlp.up.requires_grad_(False)  # type: ignore[union-attr]
+        feed_forward = model.layers[1].mlp
+        (feed_forward.experts if self.experts else feed_forward).up.requires_grad_(False)  # type: ignore[union-attr]
         return model
 
     def optimizer(self, named_params: Any) -> torch.optim.Optimizer:
@@ -77,4 +80,4 @@ class ChainTask(Task):
         return Evaluation(dataset=Numbered(7), every=self.evaluate_every) if self.evaluate_every else None
 
     def parallelize(self) -> Rules:
-        return Llama.rules()
+        return Llama.rules(experts=self.experts > 0)

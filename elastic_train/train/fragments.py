@@ -108,6 +108,8 @@ def replica_of(fqn: str, value: torch.Tensor, place: Place) -> Replica:
         names = value.device_mesh.mesh_dim_names
         assert names is not None
         cut = {n for n, p in zip(names, value.placements, strict=True) if not isinstance(p, Replicate)}
+        if "ep" in cut:
+            cut.add("dp_shard")  # ep and expert_shard together are this axis
     stages = place.stages_of(fqn)
     sizes = [(str(stages), len(stages), stages.index(place.stage))] if len(stages) > 1 else []
     at = place.mesh.coordinate(place.rank)

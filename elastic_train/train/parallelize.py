@@ -7,7 +7,7 @@ gathered for its forward and backward and freed after; gradients are summed, nev
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +19,7 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
 from elastic_train.train.build import Blueprint, draw, tensors
+from elastic_train.train.experts import EXPERT_SHARD, check_experts, cut_experts, expert_mesh
 from elastic_train.train.names import canonical
 from elastic_train.train.place import Stages
 from elastic_train.train.stages import cut_stage
@@ -43,13 +44,8 @@ def divide(
     Without a mesh the stage of the rank is cut out alone, as where it is replayed.
     """
     size = plan.mesh
-    for axis in ("cp", "ep"):
-        if getattr(size, axis) > 1:
-            raise ConfigError(
-                field=f"parallelism.{axis}",
-                problem="no model is divided over this axis yet.",
-                remedy=f"Use Parallelism({axis}=1).",
-            )
+    _check_context(plan)
+    stacks = check_experts(blueprint.model, rules, size.ep) if size.ep > 1 else {}
     chosen = styles(blueprint.model, rules, size.tp) if size.tp > 1 else {}
     stages: Stages = {}
     if size.pp > 1:
@@ -58,28 +54,44 @@ def divide(
     if chosen and mesh is not None:
         blueprint, regions = cut_tensors(blueprint, rules, chosen, mesh["tp"], device)
     if size.dp_shard > 1 and mesh is not None:
-        _shard(
-            blueprint, rules, mesh["dp_replicate", "dp_shard"] if size.dp_replicate > 1 else mesh["dp_shard"]
-        )
+        copies = ("dp_replicate",) if size.dp_replicate > 1 else ()
+        if stacks:
+            divided = expert_mesh(mesh, size.dp_shard, size.ep)
+            here = cut_experts(blueprint, stacks, divided["ep"])
+            _shard(here, divided[*copies, EXPERT_SHARD], blueprint)
+        _shard((*_units(blueprint, rules), blueprint.model), mesh[*copies, "dp_shard"], blueprint)
     return Divided(blueprint=blueprint, stages=stages, regions=regions)
 
 
 def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
     """ConfigError where the task's rules do not allow the plan; nothing is started."""
     blueprint, rules = draw(task, spec.precision), task.parallelize()
+    _check_context(plan)
+    if plan.mesh.ep > 1:
+        check_experts(blueprint.model, rules, plan.mesh.ep)
     if plan.mesh.tp > 1:
         styles(blueprint.model, rules, plan.mesh.tp)
     if plan.mesh.pp > 1:
         cut_stage(blueprint, rules, plan.stages, 0)
 
 
-def _shard(blueprint: Blueprint, rules: Rules, data: DeviceMesh) -> None:
+def _check_context(plan: Plan) -> None:
+    if plan.mesh.cp > 1:
+        raise ConfigError(
+            field="parallelism.cp",
+            problem="torch divides attention over a sequence for kernels of GPUs alone, so no model is.",
+            remedy="Use Parallelism(cp=1).",
+        )
+
+
+def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -> None:
     parameters = tensors(blueprint.parameters)
     # FSDP2 cuts along dim 0 and refuses tensors without one: they stay whole and are reduced like replicas.
     whole = {p for p in parameters.values() if p.ndim == 0 and isinstance(p, nn.Parameter)}
-    for unit in (*_units(blueprint, rules), blueprint.model):
-        fully_shard(unit, mesh=data, ignored_params=whole)
-    for module in blueprint.model.modules():
+    for module in units:
+        if isinstance(module, FSDPModule):
+            continue  # experts that are a unit of the rules too
+        fully_shard(module, mesh=data, ignored_params=whole)
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastic_train.config import RunSpec
-from elastic_train.planner.shape import Layer, ModelShape, TensorShape
+from elastic_train.planner.shape import Layer, ModelShape, TensorShape, Widths
 from elastic_train.train.build import DTYPE_OF, Blueprint, draw
 from elastic_train.train.collate import caller, collate
+from elastic_train.train.experts import find_experts, number_of_experts
 from elastic_train.train.names import canonical
 from elastic_train.train.shape import model_shape
 from elastic_train.train.stages import blocks_of
@@ -32,6 +34,7 @@ class _Seen:
 
     flops: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     saved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
+    routed: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))  # bytes into experts
     boundary: int = 0
     at: int = -1
 
@@ -48,7 +51,8 @@ def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelSha
     path, blocks = found.path, list(found.modules)
     if len(blocks) < 2:
         return shape
-    seen = _forward(task, spec, blueprint, blocks)
+    stacks = find_experts(blueprint.model, rules)
+    seen = _forward(task, spec, blueprint, blocks, stacks)
     if seen is None:
         return shape
     rows = tuple(
@@ -58,22 +62,41 @@ def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelSha
             activation_bytes=int(seen.saved[at]),
             block=0 <= at < len(blocks),
             reductions=4 if 0 <= at < len(blocks) else 1,
+            # To the experts and back, in forward and backward.
+            exchanges=-(-4 * seen.routed[at] // max(1, seen.boundary)),
         )
         for at in range(-1, len(blocks) + 1)
     )
     return replace(
         shape,
-        tensors=_placed(shape.tensors, path, len(blocks), rules, _embeddings(blueprint)),
+        tensors=_placed(_expert(shape.tensors, stacks), path, len(blocks), rules, _embeddings(blueprint)),
         layers=rows,
         boundary_bytes=seen.boundary,
-        widths=widths_of(blueprint.model) if rules.tensor_parallel else None,
+        widths=_widths(blueprint, rules),
         chain=found.chained,
         compute_bytes=2 if spec.precision == "bf16" else None,
         tied=bool(blueprint.parameters.aliases),
     )
 
 
-def _forward(task: Task, spec: RunSpec, blueprint: Blueprint, blocks: list[nn.Module]) -> _Seen | None:
+def _widths(blueprint: Blueprint, rules: Rules) -> Widths | None:
+    """What the rules let axes divide; None where that is nothing."""
+    if not rules.tensor_parallel and not rules.experts:
+        return None
+    return replace(widths_of(blueprint.model), experts=number_of_experts(blueprint.model, rules))
+
+
+def _expert(tensors: tuple[TensorShape, ...], stacks: Collection[str]) -> tuple[TensorShape, ...]:
+    return tuple(replace(t, expert=t.fqn.rpartition(".")[0] in stacks) for t in tensors)
+
+
+def _forward(
+    task: Task,
+    spec: RunSpec,
+    blueprint: Blueprint,
+    blocks: list[nn.Module],
+    stacks: Mapping[str, nn.Module],
+) -> _Seen | None:
     """Operations and saved bytes by block, for one micro-batch; None where forward needs values."""
     seen, counter = _Seen(), FlopCounterMode(display=False)
     parameters = {id(p) for p in blueprint.model.parameters()}
@@ -95,6 +118,8 @@ def _forward(task: Task, spec: RunSpec, blueprint: Blueprint, blocks: list[nn.Mo
             enter, leave = _hooks(number, settle, seen)
             stack.callback(block.register_forward_pre_hook(enter).remove)
             stack.callback(block.register_forward_hook(leave).remove)
+        for stack_of in stacks.values():
+            stack.callback(stack_of.register_forward_pre_hook(partial(_route, seen)).remove)
         samples = [task.dataset()[0]] * spec.batch.micro_size
         batch = collate(samples, torch.device("meta"), DTYPE_OF[spec.precision])
         try:
@@ -104,6 +129,10 @@ def _forward(task: Task, spec: RunSpec, blueprint: Blueprint, blocks: list[nn.Mo
         except (RuntimeError, NotImplementedError):
             return None
     return seen
+
+
+def _route(seen: _Seen, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    seen.routed[seen.at] += inputs[0].numel() * inputs[0].element_size()
 
 
 def _hooks(

@@ -11,6 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from elastic_train.train.place import Place
 
+SHARDS = frozenset({"dp_shard", "expert_shard"})
+"""Axes along which FSDP2 cuts tensors."""
+
 
 def agree_on_presence(present: Mapping[str, bool], names: Sequence[str], device: torch.device) -> list[bool]:
     """For each of `names`, the trainable parameters of the whole model, whether any rank has a gradient."""
@@ -79,7 +82,9 @@ def summed(mine: torch.Tensor, others: Mapping[int, torch.Tensor], stages: Seque
 
 def is_sharded(parameter: torch.Tensor) -> bool:
     """Whether FSDP2 cuts a parameter, and so sums its gradient."""
-    return isinstance(parameter, DTensor) and "dp_shard" in (parameter.device_mesh.mesh_dim_names or ())
+    return isinstance(parameter, DTensor) and not SHARDS.isdisjoint(
+        parameter.device_mesh.mesh_dim_names or ()
+    )
 
 
 def squares(parameters: Mapping[str, nn.Parameter], counted: Mapping[str, bool]) -> tuple[float, bool]:

@@ -44,6 +44,10 @@ class Rules:
     module works on a part of the features and must read its sizes off its input. `fused` are projections of
     several outputs in one, with the shares of each, as in {"*.qkv": (4, 2, 2)}: every part is cut alone.
 
+    `experts` are modules that stack experts: they own parameters alone, each with a row per expert. They are
+    called with rows sorted by expert and the number of rows of each, int64 [experts], give a row for each,
+    and read how many experts there are off their parameters: ep leaves them some of all.
+
     `stages` are the blocks that a pipeline may be cut in front of: all members of one ModuleList or
     Sequential. Naming them says that the model is a chain: the blocks and each part before and after them are
     modules that take one tensor and return one, and may be replaced by the identity.
@@ -52,6 +56,7 @@ class Rules:
     units: tuple[str, ...] = ()
     tensor_parallel: Mapping[str, Style] = field(default_factory=lambda: MappingProxyType({}))
     fused: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    experts: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
 
 

@@ -1,0 +1,147 @@
+"""Mixtures of experts compute under ep what one process computes, and move between plans by expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from elastic_train.config import Batch, RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.models.llama import Llama
+from elastic_train.models.moe import MixtureOfExperts
+from elastic_train.models.sizes import LlamaConfig
+from elastic_train.planner.plan import Mesh, Plan, even_shares
+from elastic_train.testing.chain import ChainTask
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.reference import assert_state_near, reference
+from elastic_train.train.parallelize import check_rules
+from elastic_train.train.task import Rules
+
+pytestmark = pytest.mark.ring2
+
+SPLITS = {1: (), 2: ((0, 1), (1, 4))}
+EXPERTS = 6
+
+
+def spec(max_steps: int = 5) -> RunSpec:
+    return RunSpec(
+        name="experts",
+        storage_path="/nowhere",
+        batch=Batch(global_size=13, micro_size=3, seed=11),
+        max_steps=max_steps,
+        min_workers=1,
+        max_workers=4,
+        precision="fp64",
+        clip_norm=2.0,
+    )
+
+
+def task(**changes: object) -> ChainTask:
+    return ChainTask(**{"experts": EXPERTS, "hidden": 10, **changes})
+
+
+def plan_on(gang: Gang, mesh: Mesh, **changes: Any) -> Plan:
+    return gang.plan_on(mesh, stages=SPLITS[mesh.pp], **changes)
+
+
+TOGETHER = [
+    (Mesh(dp_shard=4, ep=2), {}),  # three experts over two ranks
+    (Mesh(pp=2, dp_shard=2, ep=2), {}),
+]
+THE_OTHERS = [
+    (Mesh(dp_shard=2, ep=2), {}),
+    (Mesh(dp_replicate=2, dp_shard=2, ep=2), {"recompute": "full"}),
+    (Mesh(dp_shard=3, ep=3), {"shares": ((0,), (), (1, 2, 3, 4))}),
+    (Mesh(dp_shard=2, ep=2, tp=2), {}),
+]
+
+
+@pytest.mark.parametrize("plans", [TOGETHER, pytest.param(THE_OTHERS, marks=pytest.mark.matrix)])
+def test_every_kind_of_plan_with_ep_equals_the_reference(
+    pool: GlooPool, new_generation: Iterator[int], plans: list[tuple[Mesh, dict[str, Any]]]
+) -> None:
+    run = spec()
+    gang = Gang(pool, new_generation, task(), run)
+    gang.form(gang.plan(1, 1))
+    initial = gang.whole()
+    expected = reference(task(), run, initial)
+    for mesh, changes in plans:
+        gang.form(plan_on(gang, mesh, **changes))
+        started = gang.whole()
+        assert started.keys() == initial.keys(), mesh
+        assert all(np.array_equal(started[name], initial[name]) for name in initial), mesh
+        reports = gang.run()
+        np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9, err_msg=str(mesh))
+        np.testing.assert_allclose(
+            [r.grad_norm for r in reports], expected.norms, rtol=1e-9, err_msg=str(mesh)
+        )
+        assert_state_near(gang.whole(), expected.state)
+
+
+def test_experts_move_between_plans_with_and_without_ep(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    gang = Gang(pool, new_generation, task(), spec(max_steps=8))
+    gang.form(gang.plan(1, 1))
+    expected, state = [r.loss for r in gang.run()], gang.whole()
+    moves = [
+        (Mesh(dp_shard=2, ep=2), [0, 1]),
+        (Mesh(dp_shard=4, ep=2), [3, 0, 1, 2]),
+        (Mesh(pp=2, tp=2), [2, 3, 1, 0]),
+        (Mesh(dp_shard=3, ep=3), [0, 3, 2]),
+    ]
+    losses: list[float] = []
+    for number, (mesh, processes) in enumerate(moves, start=1):
+        before = gang.whole() if number > 1 else {}
+        gang.form(plan_on(gang, mesh), processes, gang.held() if number > 1 else None)
+        after = gang.whole()
+        assert all(np.array_equal(before[name], after[name]) for name in before), mesh
+        losses += [r.loss for r in (gang.run() if number == len(moves) else gang.pause_at(2 * number))]
+    np.testing.assert_allclose(losses, expected, rtol=1e-9)
+    assert_state_near(gang.whole(), state)
+
+
+def test_a_token_gets_the_same_whatever_else_is_in_its_micro_batch() -> None:
+    config = LlamaConfig(dim=8, layers=1, heads=1, kv_heads=1, hidden=6, experts=5, experts_per_token=2)
+    torch.manual_seed(0)
+    layer = MixtureOfExperts(config).double()
+    x = torch.randn(2, 7, 8, dtype=torch.float64)
+    whole = layer(x)
+    one_by_one = torch.stack([layer(token.view(1, 1, 8)).view(8) for token in x.flatten(0, 1)])
+    torch.testing.assert_close(whole.flatten(0, 1), one_by_one, rtol=1e-12, atol=1e-15)
+    # By hand: the two best experts of the first token, weighted by softmax over their scores.
+    scores, chosen = layer.router(x[0, 0]).topk(2)
+    by_hand = sum(
+        weight
+        * (
+            layer.experts.down[e]
+            @ (torch.nn.functional.silu(layer.experts.gate[e] @ x[0, 0]) * (layer.experts.up[e] @ x[0, 0]))
+        )
+        for weight, e in zip(scores.softmax(-1), chosen.tolist(), strict=True)
+    )
+    torch.testing.assert_close(whole[0, 0], by_hand, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("rules", "ep", "message"),
+    [
+        (Llama.rules(experts=True), 4, "4 ranks do not divide the model's 6 experts. Legal are 1, 2, 3, 6"),
+        (Rules(), 2, "nothing says which modules of Llama stack experts"),
+        (Rules(experts=("layers.*.mlp",)), 2, "'layers.0.mlp' does not stack experts"),
+        (Rules(experts=("layers.*.experts.*.up",)), 2, "no module matches the experts"),
+    ],
+)
+def test_what_ep_cannot_divide_is_refused_by_name(rules: Rules, ep: int, message: str) -> None:
+    class Ruled(ChainTask):
+        def parallelize(self) -> Rules:
+            return rules
+
+    names = tuple("abcd"[:ep])
+    plan = Plan(mesh=Mesh(dp_shard=ep, ep=ep), workers=names, nodes=names, shares=even_shares(5, ep))
+    with pytest.raises(ConfigError, match=message):
+        check_rules(Ruled(experts=EXPERTS, hidden=10), spec(), plan)

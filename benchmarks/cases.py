@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Literal
 
 GLOBAL_BATCH, MICRO_BATCH = 16, 4
 CHECKPOINT_EVERY = 10
@@ -18,7 +19,11 @@ GIVE_UP_S = 300.0  # to be started and killed, and again to be back
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """`workers` on 2 nodes of 2 CPUs, perhaps a third node with room; `planned` workers after the kill."""
+    """`workers` on 2 nodes of 2 CPUs, perhaps a third node with room; `planned` workers after the kill.
+
+    Data parallel, unless an axis is given: those rows are ours alone, each for a rung of
+    the ladder back. `peers` is how often a snapshot goes to peer memory.
+    """
 
     name: str
     says: str
@@ -30,6 +35,15 @@ class Case:
     workers: int = 4
     nodes: int = 2
     cpus: int = 2
+    dp_shard: int | None = None
+    dp_replicate: int | None = None
+    pp: int | None = None
+    peers: int | Literal["auto"] | None = "auto"
+
+    @property
+    def everybody(self) -> bool:
+        """Whether peers can do the same."""
+        return self.dp_shard is None and self.pp is None
 
 
 CASES = {
@@ -70,6 +84,41 @@ CASES = {
             planned=4,
             spare=True,
             standby=0,
+        ),
+        Case(
+            name="peer",
+            says="a worker with a quarter of the state is killed; peer memory has it of every step",
+            kills="worker",
+            least=4,
+            planned=4,
+            spare=True,
+            standby=2,
+            dp_shard=4,
+            dp_replicate=1,
+            peers=1,
+        ),
+        Case(
+            name="log",
+            says="one of four pipeline stages is killed; its neighbours logged what they sent",
+            kills="worker",
+            least=4,
+            planned=4,
+            spare=True,
+            standby=2,
+            pp=4,
+            peers=None,
+        ),
+        Case(
+            name="storage",
+            says="a worker with a quarter of the state is killed; storage alone has it",
+            kills="worker",
+            least=4,
+            planned=4,
+            spare=True,
+            standby=2,
+            dp_shard=4,
+            dp_replicate=1,
+            peers=None,
         ),
     )
 }

@@ -1,12 +1,18 @@
-"""How long from a SIGKILL to the next committed step, beside Ray Train?
+"""How long from a SIGKILL to the next committed step, beside Ray Train, torchrun and torchft?
 
 python -m benchmarks.recovery [--quick] [--json FILE]
 
 Each system runs each case in a process and a cluster of its own, one after the other, in turns: the same
 model (a 0.2 M parameter Llama, AdamW, data parallel, a checkpoint every 10 steps), the same nodes, the same
 kill five steps after a checkpoint. Measured is the wall time from just before the signal to the first step
-that all planned workers of a new group committed. For Ray Train that is a step which it runs again: the time
-until a step that it never ran before stands in a column of its own.
+that all planned workers of a new group committed. For Ray Train and torchrun that is a step which they run
+again: the time until a step that was never run before stands in a column of its own. torchft's survivors
+commit steps of smaller batches at once; its time is the first of those.
+
+Ours is taken apart: until the loss was noticed, until a new group was ordered, until its ranks had met, until
+they had their state, until the first step. Rows for each rung of the ladder back are ours alone: live replica
+(node, crash, shrink, cold), peer memory, the log of a boundary, storage; and a host that vanishes without a
+word (hole), in network namespaces, which need root.
 """
 
 from __future__ import annotations
@@ -22,18 +28,29 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.cases import CASES, CHECKPOINT_EVERY, GIVE_UP_S, Case
+from benchmarks.cases import CASES, CHECKPOINT_EVERY, GIVE_UP_S
+from benchmarks.peers import torchft
 
-OURS, PEER = "elastic_train", "ray_train"
-PROGRAMS = {OURS: "benchmarks.recovery_run", PEER: "benchmarks.peers.ray_train"}
-QUICK = ("node", "crash")
+OURS = "elastic_train"
+PROGRAMS = {
+    OURS: "benchmarks.recovery_run",
+    "ray_train": "benchmarks.peers.ray_train",
+    "torchrun": "benchmarks.peers.torchrun",
+    "torchft": "benchmarks.peers.torchft",
+}
+HOLE = "hole"
+QUICK = ("node", "crash", "peer", "log", "storage", HOLE)
 REPETITIONS = 3
 LIMIT_S = 2 * GIVE_UP_S + 180.0  # of one program: its cluster, its waits, its end
 COLUMNS = {
     "case": "case",
     "system": "system",
     "kill to step s": "kill_to_step_s",
-    "to all ranks ready s": "kill_to_ready_s",
+    "detect": "detect_s",
+    "decide": "decide_s",
+    "rebuild": "rebuild_s",
+    "transfer": "transfer_s",
+    "first step": "first_step_s",
     "to a new step s": "kill_to_regained_s",
     "steps redone": "steps_redone",
     "from": "from",
@@ -42,73 +59,89 @@ COLUMNS = {
 }
 
 
-def measured(system: str, case: Case, repetition: int) -> dict[str, Any]:
+def measured(system: str, case: str, repetition: int) -> dict[str, Any]:
     """One case of one system; a problem is a result too."""
+    program = "benchmarks.recovery_hole" if case == HOLE else PROGRAMS[system]
     load = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="et-bench-") as directory:
         file, log = Path(directory) / "result.json", Path(directory) / "log"
-        command = [sys.executable, "-m", PROGRAMS[system], case.name, "--json", str(file)]
+        command = [sys.executable, "-m", program, case, "--json", str(file)]
         with log.open("wb") as out:
-            program = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
             try:
-                program.wait(LIMIT_S)
+                process.wait(LIMIT_S)
             except subprocess.TimeoutExpired:
-                _end(program)
+                _end(process)
         found = (
             json.loads(file.read_text())
             if file.exists()
-            else {"problem": f"exit code {program.returncode}: {log.read_text()[-800:]}"}
+            else {"problem": f"exit code {process.returncode}: {log.read_text()[-800:]}"}
         )
     if system == OURS:  # nothing is run again unless steps were lost: the first step is a new one
         found["kill_to_regained_s"] = found.get("kill_to_step_s") if not found.get("steps_redone") else None
-    return {"case": case.name, "system": system, "repetition": repetition, "load": load, **found}
+    return {"case": case, "system": system, "repetition": repetition, "load": load, **found}
 
 
 def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
     """Medians; the first case under plain names, the others with theirs in front."""
     numbers: dict[str, float | None] = {}
-    for case in CASES:
+    for case in dict.fromkeys(r["case"] for r in results):
         of = {
             system: record.median(
                 r.get("kill_to_step_s") for r in results if r["case"] == case and r["system"] == system
             )
             for system in PROGRAMS
         }
-        if any(r["case"] == case for r in results):
-            prefix = "" if case == "node" else f"{case}_"
-            numbers[f"{prefix}kill_to_step_s"] = of[OURS]
-            numbers[f"{prefix}x_vs_ray_train"] = record.ratio(of[PEER], of[OURS])
+        if case == HOLE:
+            numbers["black_hole_to_step_s"] = of[OURS]
+            continue
+        prefix = "" if case == "node" else f"{case}_"
+        numbers[f"{prefix}kill_to_step_s"] = of[OURS]
+        if CASES[case].everybody:
+            peers = [system for system in PROGRAMS if system != OURS]
+            numbers |= {f"{prefix}x_vs_{peer}": record.ratio(of[peer], of[OURS]) for peer in peers}
     return numbers
 
 
 def main() -> int:
     parser = record.options(__doc__ or "")
-    parser.add_argument("--case", action="append", choices=CASES, help="only this row; may be repeated")
+    every = (*CASES, HOLE)
+    parser.add_argument("--case", action="append", choices=every, help="only this row; may be repeated")
     given = parser.parse_args()
-    chosen = given.case or (QUICK if given.quick else CASES)
-    cases = [CASES[name] for name in chosen]
-    systems = [OURS, *([PEER] if importlib.util.find_spec("ray.train") else [])]
+    missing = absent()
+    systems = [system for system in PROGRAMS if system not in missing]
     results: list[dict[str, Any]] = []
     for repetition in range(1 if given.quick else REPETITIONS):
-        for case in cases:
-            for system in systems:
-                print(f"{case.name}: {case.says}; {system}, run {repetition + 1}", flush=True)
+        for case in given.case or (QUICK if given.quick else every):
+            alone = case == HOLE or not CASES[case].everybody
+            says = "a host is cut off without a word" if case == HOLE else CASES[case].says
+            for system in [OURS] if alone else systems:
+                print(f"{case}: {says}; {system}, run {repetition + 1}", flush=True)
                 results.append(measured(system, case, repetition))
                 print(f"  {_words(results[-1])}", flush=True)
     print("\n" + record.table(COLUMNS, [[r.get(key) for key in COLUMNS.values()] for r in results]))
-    if len(systems) == 1:
-        print(f"{PEER} is absent: this Ray has no ray.train")
+    for system, why in missing.items():
+        print(f"{system} is absent: {why}")
     whole = record.record(
         "recovery",
         results=results,
         headline=headline(results),
         checkpoint_every=CHECKPOINT_EVERY,
-        cases={case.name: case.says for case in cases},
-        absent=[] if len(systems) == 2 else [PEER],
+        cases={case.name: case.says for case in CASES.values()},
+        absent=missing,
     )
     record.finish(whole, given.json)
-    failed = [r for r in results if r["system"] == OURS and "kill_to_step_s" not in r]
-    return 1 if failed else 0
+    ours = [r for r in results if r["system"] == OURS and "absent" not in r]
+    return 1 if any("kill_to_step_s" not in r for r in ours) else 0
+
+
+def absent() -> dict[str, str]:
+    """The peers that cannot run here, and why."""
+    found = {
+        "ray_train": "" if importlib.util.find_spec("ray.train") else "this Ray has no ray.train",
+        "torchft": torchft.absent(),
+    }
+    return {system: why for system, why in found.items() if why}
 
 
 def _words(result: dict[str, Any]) -> str:

@@ -95,8 +95,9 @@ class Killer(Chaos):
 def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[str, Any] | None:
     """From the kill to the first step that a new group of `planned` workers committed; None if it never did.
 
-    The seconds up to there: until the loss was noticed, until the new group was ordered, until all its ranks
-    had their state, until its first step.
+    The seconds in between: until the loss was noticed (detect), until the new group was ordered, with the
+    last words of all that are left (decide), until its ranks had met and said what they need (rebuild), until
+    they had fetched and proved it (transfer), until its first step.
     """
     before = [r for r in records if r.seconds <= killed_at]
     after = [r for r in records if r.seconds > killed_at]
@@ -114,14 +115,18 @@ def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[s
     ready = next(
         r for r in after if isinstance(r.event, GroupReady) and r.event.generation == order.formed.generation
     )
+    transfer_s = ready.event.transfer_s if isinstance(ready.event, GroupReady) else 0.0
     committed = [
         r.event.step for r in records if isinstance(r.event, StepCommitted) and r.event.generation <= old
     ]
     return {
         "kill_to_step_s": first.seconds - killed_at,
-        "kill_to_noticed_s": None if noticed is None else noticed.seconds - killed_at,
-        "kill_to_ordered_s": order.seconds - killed_at,
         "kill_to_ready_s": ready.seconds - killed_at,
+        "detect_s": None if noticed is None else noticed.seconds - killed_at,
+        "decide_s": None if noticed is None else order.seconds - noticed.seconds,
+        "rebuild_s": ready.seconds - order.seconds - transfer_s,
+        "transfer_s": transfer_s,
+        "first_step_s": first.seconds - ready.seconds,
         "first_step": first.event.step,
         "steps_redone": max(committed) - order.formed.step,
         "from": order.formed.source,
@@ -143,7 +148,8 @@ def run(case: Case) -> dict[str, Any]:
             max_steps=100_000,
             min_workers=case.least,
             max_workers=case.workers,
-            checkpoints=et.Checkpoints(every=CHECKPOINT_EVERY, keep=2),
+            checkpoints=et.Checkpoints(every=CHECKPOINT_EVERY, keep=2, peers=case.peers),
+            parallelism=et.Parallelism(dp_shard=case.dp_shard, dp_replicate=case.dp_replicate, pp=case.pp),
             standby=case.standby,
         )
         killer = Killer(cluster, case)

@@ -8,35 +8,20 @@ rank notes each step that it ended in one file; the times come from there.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import math
 import os
-import statistics
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import (
-    CASES,
-    CHECKPOINT_EVERY,
-    GIVE_UP_S,
-    GLOBAL_BATCH,
-    KEEP_ON,
-    KILL_AFTER,
-    MICRO_BATCH,
-    Case,
-    sigkill,
-)
+from benchmarks.cases import CASES, CHECKPOINT_EVERY, KEEP_ON, Case, sigkill
+from benchmarks.peers.notes import Note, Notebook, due, is_back, measure, newest, read, step_seconds, wait
+from benchmarks.peers.step import train_step
 from benchmarks.problem import LEARNING_RATE, Problem
 
-POLL_S = 0.01
 END_S = 60.0  # how long the run may take to its own end once everything is measured
-
-Note = dict[str, Any]
 
 
 def train(config: dict[str, Any]) -> None:
@@ -49,18 +34,8 @@ def train(config: dict[str, Any]) -> None:
 
     context = ray_train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
-    me = {
-        "rank": rank,
-        "world": world,
-        "pid": os.getpid(),
-        "node": ray.get_runtime_context().get_node_id(),
-    }
-    notes = os.open(config["notes"], os.O_APPEND | os.O_CREAT | os.O_WRONLY)
-
-    def note(kind: str, step: int) -> None:
-        os.write(notes, (json.dumps({"at": time.time(), "kind": kind, "step": step, **me}) + "\n").encode())
-
-    note("entered", 0)
+    notes = Notebook(config["notes"], rank=rank, world=world, node=ray.get_runtime_context().get_node_id())
+    notes.note("entered", 0)
     torch.set_num_threads(1)
     problem = Problem()
     data = problem.dataset()
@@ -74,17 +49,11 @@ def train(config: dict[str, Any]) -> None:
         bare.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
         step = saved["step"]
-    note("ready", step)
+    notes.note("ready", step)
     while step < _last_step(config["stop"]):
-        for micro in range(rank, GLOBAL_BATCH // MICRO_BATCH, world):
-            first = step * GLOBAL_BATCH + micro * MICRO_BATCH
-            batch = torch.stack([data[(first + i) % len(data)] for i in range(MICRO_BATCH)])
-            loss, count = problem.loss(model(batch), batch)
-            (loss / count).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+        train_step(problem, data, model, optimizer, step, rank=rank, world=world)
         step += 1
-        note("step", step)
+        notes.note("step", step)
         if step % CHECKPOINT_EVERY:
             continue
         if rank == 0:
@@ -117,19 +86,19 @@ def run(case: Case) -> dict[str, Any]:
         thread.start()
         killed_at: float | None = None
         found: Note | None = None
-        if _wait(lambda: _due(notes, case.workers), failed):
-            victim = max(_read(notes), key=lambda n: (n["rank"], n["step"]))
+        if wait(lambda: due(notes, case.workers), failed):
+            victim = max(read(notes), key=lambda n: (n["rank"], n["step"]))
             pids = [victim["pid"]] if case.kills == "worker" else cluster.processes(victim["node"])
             killed_at = sigkill(pids)
-            _wait(lambda: _regained(notes, killed_at, case.planned), failed)
-            found = measure(_read(notes), killed_at, case.planned)
+            wait(lambda: is_back(notes, killed_at, case.planned), failed)
+            found = measure(read(notes), killed_at, case.planned)
         whole = stop.with_suffix(".new")
-        whole.write_text(str(_newest(notes)["step"] + KEEP_ON))
+        whole.write_text(str(newest(notes)["step"] + KEEP_ON))
         whole.rename(stop)
         thread.join(END_S)
-        steps = _read(notes)
+        steps = read(notes)
     problem = failed[0] if failed else "never killed" if killed_at is None else "did not come back in time"
-    return {**(found or {"problem": problem}), "step_s": _step_seconds(steps), "events": []}
+    return {**(found or {"problem": problem}), "step_s": step_seconds(steps), "events": []}
 
 
 def _fit(case: Case, storage: str, notes: Path, stop: Path, failed: list[str]) -> None:
@@ -155,82 +124,6 @@ def _fit(case: Case, storage: str, notes: Path, stop: Path, failed: list[str]) -
         trainer.fit()
     except Exception as error:  # noqa: BLE001 - whatever ends the peer's run is its result
         failed.append(f"{type(error).__name__}: {error}".splitlines()[0])
-
-
-def measure(notes: Sequence[Note], killed_at: float, planned: int) -> dict[str, Any] | None:
-    """From the kill until all `planned` ranks of a new group ended a step, although that step is run again.
-
-    `kill_to_regained_s`: until they ended one that was never run before.
-    """
-    old = {n["pid"] for n in notes if n["at"] <= killed_at}
-    reached = max((n["step"] for n in notes if n["pid"] in old and n["kind"] == "step"), default=0)
-    new = [n for n in notes if n["pid"] not in old and n["world"] == planned]
-    first, regained = _all_ended(new, planned, 0), _all_ended(new, planned, reached)
-    if first is None:
-        return None
-    entered = [n["at"] for n in new if n["kind"] == "entered"]
-    ready = [n["at"] for n in new if n["kind"] == "ready"]
-    return {
-        "kill_to_step_s": first[1] - killed_at,
-        "kill_to_entered_s": max(entered) - killed_at,
-        "kill_to_ready_s": max(ready) - killed_at,
-        "kill_to_regained_s": None if regained is None else regained[1] - killed_at,
-        "first_step": first[0],
-        "steps_redone": reached - first[0] + 1,
-        "from": "storage" if first[0] > 1 else "fresh",
-        "workers": planned,
-    }
-
-
-def _all_ended(notes: Sequence[Note], planned: int, beyond: int) -> tuple[int, float] | None:
-    """The first step greater than `beyond` that all ranks ended, and when the last one did."""
-    ended: dict[int, dict[int, float]] = {}
-    for n in notes:
-        if n["kind"] == "step" and n["step"] > beyond:
-            ended.setdefault(n["step"], {})[n["rank"]] = n["at"]
-    whole = [(step, max(at.values())) for step, at in ended.items() if len(at) == planned]
-    return min(whole, default=None)
-
-
-def _regained(notes: Path, killed_at: float, planned: int) -> bool:
-    found = measure(_read(notes), killed_at, planned)
-    if found is None or found["kill_to_regained_s"] is None:
-        return False
-    return _newest(notes)["step"] >= found["first_step"] + found["steps_redone"] + KEEP_ON
-
-
-def _due(notes: Path, workers: int) -> bool:
-    newest = _newest(notes)
-    return (
-        newest["world"] == workers and newest["step"] > KILL_AFTER and newest["step"] % CHECKPOINT_EVERY == 5
-    )
-
-
-def _newest(notes: Path) -> Note:
-    """The last step that rank 0 ended."""
-    own = [n for n in _read(notes) if n["kind"] == "step" and n["rank"] == 0]
-    return own[-1] if own else {"step": 0, "world": 0}
-
-
-def _read(notes: Path) -> list[Note]:
-    lines = notes.read_text().splitlines() if notes.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def _wait(until: Callable[[], bool], failed: list[str]) -> bool:
-    deadline = time.monotonic() + GIVE_UP_S
-    while not failed and time.monotonic() < deadline:
-        if until():
-            return True
-        time.sleep(POLL_S)
-    return False
-
-
-def _step_seconds(notes: Sequence[Note]) -> float | None:
-    """Median from step to step on rank 0, within one process."""
-    own = [n for n in notes if n["kind"] == "step" and n["rank"] == 0]
-    gaps = [b["at"] - a["at"] for a, b in itertools.pairwise(own) if a["pid"] == b["pid"]]
-    return statistics.median(gaps) if gaps else None
 
 
 def absent() -> str:

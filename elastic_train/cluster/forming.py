@@ -50,6 +50,7 @@ class Formed:
     step: int
     digest: int
     notes: tuple[str, ...]
+    transfer_s: float = 0.0  # until the last rank had fetched and proved its state
 
 
 def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float) -> Formed:
@@ -266,7 +267,8 @@ def _agree(filled: Sequence[Filled], expected: int | None) -> Formed:
             step=step, detail=f"digest {filled[0].digest:016x}, the holders had {expected:016x}"
         )
     notes = dict.fromkeys(note for f in filled for note in f.notes)
-    return Formed(step=step, digest=filled[0].digest, notes=tuple(notes))
+    transfer_s = max(f.seconds for f in filled)
+    return Formed(step=step, digest=filled[0].digest, notes=tuple(notes), transfer_s=transfer_s)
 
 
 def wait_all(refs: Sequence[ray.ObjectRef], generation: int, deadline_s: float) -> list[Any]:

@@ -52,6 +52,7 @@ class Filled:
     digest: int
     step: int
     notes: tuple[str, ...] = ()  # differences a person should see, such as changed hyperparameters
+    seconds: float = 0.0  # of fetching and proving it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

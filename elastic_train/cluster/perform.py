@@ -241,7 +241,15 @@ class Performer:
             for note in formed.notes:
                 log.warning("%s", note)
             seconds = self._now() - began
-            self._post(GroupReady(at=0.0, generation=command.generation, step=formed.step, seconds=seconds))
+            self._post(
+                GroupReady(
+                    at=0.0,
+                    generation=command.generation,
+                    step=formed.step,
+                    seconds=seconds,
+                    transfer_s=formed.transfer_s,
+                )
+            )
 
     def _ask_peers(self, generation: int) -> None:
         held = self.keepers.told(self._spec.timing.verdict_s)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 import psutil
 
-from elastic_train.control.faults import Fault, FaultSchedule, KillNode, KillRank, StopRank
+from elastic_train.control.faults import BreakRank, Fault, FaultSchedule, KillNode, KillRank, StopRank
 from elastic_train.errors import AlreadyExists
 from elastic_train.storage.store import Store
 
@@ -32,9 +32,10 @@ class Saboteur:
         node: str,
         labels: Mapping[str, str],
         rank: Callable[[], int],
+        break_group: Callable[[], None],
     ) -> None:
         self._faults = dict(enumerate(schedule.faults))
-        self._store, self._rank = store, rank
+        self._store, self._rank, self._break_group = store, rank, break_group
         self._label = labels.get(node, node)
         self._step = 0  # of the last call
         self._calls: Counter[str] = Counter()  # in it, by phase: the rank's own
@@ -56,7 +57,7 @@ class Saboteur:
 
     def _mine(self, fault: Fault) -> bool:
         match fault:
-            case KillRank(rank=rank) | StopRank(rank=rank):
+            case KillRank(rank=rank) | StopRank(rank=rank) | BreakRank(rank=rank):
                 return rank == self._rank()
             case KillNode(node=node):
                 return node == self._label
@@ -67,6 +68,8 @@ class Saboteur:
         match fault:
             case KillRank():
                 os.kill(os.getpid(), signal.SIGKILL)
+            case BreakRank():
+                self._break_group()
             case StopRank(seconds=seconds):
                 if seconds is not None:
                     wake = f"sleep {seconds}; kill -CONT {os.getpid()}"

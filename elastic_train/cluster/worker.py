@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -90,6 +91,7 @@ class Worker:
                 node=node,
                 labels=faults[1],
                 rank=lambda: self._owner.progress().rank,
+                break_group=lambda: self._owner.abort(self._owner.progress().generation),
             )
         self._started = self._training.submit(lambda: self._start(job, device))
 
@@ -185,7 +187,7 @@ class Worker:
                     self._owner.fill(boxes, arrays)
             return self._filled(document)
 
-        return self._on_training(generation, fill)
+        return self._timed(generation, fill)
 
     @ray.method(concurrency_group=CONTROL)
     def kept(self, stored: Stored) -> Offer:
@@ -201,7 +203,7 @@ class Worker:
             checkpoint = self._writer.open(stored)
             return restore(self._owner, checkpoint)
 
-        return self._on_training(generation, fill)
+        return self._timed(generation, fill)
 
     @ray.method(concurrency_group=CONTROL)
     def initialise(self, generation: int) -> Filled:
@@ -211,7 +213,7 @@ class Worker:
             self._owner.initialise()
             return Filled(digest=self._owner.digest(), step=0)
 
-        return self._on_training(generation, fill)
+        return self._timed(generation, fill)
 
     @ray.method(concurrency_group=CONTROL)
     def go(self, generation: int, keeper: Any = None) -> None:
@@ -317,6 +319,11 @@ class Worker:
     def _save_again(self, generation: int) -> None:
         if generation == self._generation and not self._voice.settled(generation):
             self._owner.save()
+
+    def _timed(self, generation: int, fill: Callable[[], Filled]) -> Filled:
+        began = time.monotonic()
+        filled = self._on_training(generation, fill)
+        return replace(filled, seconds=time.monotonic() - began)
 
     def _on_training(self, generation: int, call: Callable[[], T]) -> T:
         """Run a call on the training thread; a failure there is this generation's failure too."""

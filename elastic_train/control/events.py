@@ -107,6 +107,7 @@ class GroupReady:
     generation: int
     step: int
     seconds: float  # from Form to here
+    transfer_s: float = 0.0  # of that, until the last rank had fetched and proved its state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

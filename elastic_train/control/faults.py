@@ -58,6 +58,14 @@ class StopRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BreakRank:
+    """The collectives of one worker raise, and so do its peers': nobody ends."""
+
+    when: Moment
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddNode:
     when: Moment
     node: str
@@ -93,7 +101,17 @@ class DamageCheckpoint:
     when: Moment
 
 
-Fault = KillNode | KillRank | StopRank | AddNode | DrainNode | KillController | FailStorage | DamageCheckpoint
+Fault = (
+    KillNode
+    | KillRank
+    | StopRank
+    | BreakRank
+    | AddNode
+    | DrainNode
+    | KillController
+    | FailStorage
+    | DamageCheckpoint
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -351,6 +351,10 @@ class SimulatedCluster:
             if group.paused:
                 self._stand(group)
 
+    def break_group(self, detail: str) -> None:
+        if self.group is not None:
+            self._break(self.group, detail)
+
     def _break(self, group: SimulatedGroup, detail: str, *, aloud: bool = True) -> None:
         if group.broken:
             return

@@ -10,6 +10,7 @@ from elastic_train.control.events import Adopted, Event, NodesChanged, StopReque
 from elastic_train.control.faults import (
     AddNode,
     At,
+    BreakRank,
     DamageCheckpoint,
     DrainNode,
     FailStorage,
@@ -268,11 +269,13 @@ class Simulation:
                 cluster.add_node(node, slots)
             case DrainNode(node=node, notice_s=notice_s):
                 cluster.drain_node(node, notice_s)
-            case KillRank(rank=rank) | StopRank(rank=rank):
+            case KillRank(rank=rank) | StopRank(rank=rank) | BreakRank(rank=rank):
                 assert cluster.group is not None
                 worker = cluster.group.workers[rank % len(cluster.group.workers)]
                 if isinstance(fault, KillRank):
                     cluster.kill(worker)
+                elif isinstance(fault, BreakRank):
+                    cluster.break_group("a collective raised")
                 else:
                     cluster.stop(worker, fault.seconds)
             case KillController():

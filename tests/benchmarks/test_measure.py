@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import recovery_run
-from benchmarks.peers import ray_train
+from benchmarks.peers import notes
 from elastic_train.control.events import Cause, GroupBroken, GroupReady, StepCommitted, Tick
 from elastic_train.observe.records import Formed, Record, wall_text
 
@@ -100,10 +100,10 @@ def test_a_peer_is_back_when_the_last_rank_ended_a_step_and_regained_when_it_is_
         for rank in (0, 1)
     ]
     late = [note(9.0, "step", 14, 0, 20)]
-    found = ray_train.measure(old + new + late, KILLED_AT, planned=2)
+    found = notes.measure(old + new + late, KILLED_AT, planned=2)
     assert found is not None
     assert (found["kill_to_step_s"], found["first_step"], found["steps_redone"]) == (7.0, 12, 2)
     assert found["kill_to_regained_s"] is None
-    found = ray_train.measure([*old, *new, *late, note(9.5, "step", 14, 1, 21)], KILLED_AT, planned=2)
+    found = notes.measure([*old, *new, *late, note(9.5, "step", 14, 1, 21)], KILLED_AT, planned=2)
     assert found is not None
     assert found["kill_to_regained_s"] == 9.5

@@ -10,6 +10,7 @@ from elastic_train.config import Batch, Checkpoints, RunSpec
 from elastic_train.control.events import Tick
 from elastic_train.control.faults import (
     AddNode,
+    BreakRank,
     DrainNode,
     FaultSchedule,
     KillController,
@@ -147,6 +148,16 @@ def test_a_rank_that_stands_still_costs_one_reconfiguration():
     simulation = play(StopRank(when=Moment(step=6), rank=2))
     assert outcome(simulation) == "finished"
     assert simulation.controller.state.facts.failures_ever == 1
+
+
+@pytest.mark.parametrize("phase", ["forward", "reduce", "vote", "optimizer"])
+def test_a_collective_that_raises_costs_a_reconfiguration_and_no_worker(phase):
+    simulation = play(BreakRank(when=Moment(step=6, phase=phase), rank=1))
+    facts = simulation.controller.state.facts
+    assert outcome(simulation) == "finished"
+    assert facts.reconfigurations == 1
+    assert all(worker.died is None for worker in simulation.cluster.workers.values())
+    assert all("no committed step is lost" in r.reason for r in simulation.records if r.formed)
 
 
 def test_a_slow_rank_is_not_a_dead_rank():

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.hole import cut_and_listen
 from elastic_train.testing.hosts import Hosts, why_not
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
@@ -35,30 +33,15 @@ def test_a_host_that_is_cut_off_is_noticed_and_the_run_is_back_within_five_secon
     reason = why_not()
     if reason:
         pytest.skip(reason)
-    cut_at, cut_generation, back_at, last_at, ended_at, end = 0.0, 0, 0.0, 0.0, 0.0, {}
     with Hosts(3, ENVIRONMENT) as hosts:
         program = str(ROOT / "tests/faults/black_hole_driver.py")
-        command = hosts.inside(0, sys.executable, program, hosts.address, str(tmp_path), str(STEPS))
-        with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as driver:
-            assert driver.stdout is not None
-            for line in driver.stdout:
-                word, _, rest = line.partition(" ")
-                if word == "STEP":
-                    step, generation, seconds = rest.split()
-                    last_at = float(seconds)
-                    if not cut_at and int(step) >= CUT_AFTER:
-                        hosts.cut(2)
-                        cut_at, cut_generation = time.time(), int(generation)
-                    elif cut_at and not back_at and int(generation) > cut_generation:
-                        back_at = float(seconds)
-                elif word == "END":
-                    ended_at, end = time.time(), json.loads(rest)
-                else:
-                    print(line, end="")
-        assert driver.returncode == 0
-    print(f"from the cut to the first step after it: {back_at - cut_at:.2f} s")
-    print(f"from the last step to the end: {ended_at - last_at:.2f} s")
-    assert end["outcome"] == "finished"
-    assert end["superseded"] == 0, "the survivors hold every committed step"
-    assert 0 < back_at - cut_at < BACK_S
-    assert ended_at - last_at < SAVED_S
+        command = (sys.executable, program, hosts.address, str(tmp_path), str(STEPS))
+        heard = cut_and_listen(hosts, command, ENVIRONMENT, host=2, after=CUT_AFTER)
+    print("\n".join(heard.others))
+    assert heard.returncode == 0
+    print(f"from the cut to the first step after it: {heard.back_at - heard.cut_at:.2f} s")
+    print(f"from the last step to the end: {heard.ended_at - heard.last_at:.2f} s")
+    assert heard.end["outcome"] == "finished"
+    assert heard.end["superseded"] == 0, "the survivors hold every committed step"
+    assert 0 < heard.back_at - heard.cut_at < BACK_S
+    assert heard.ended_at - heard.last_at < SAVED_S

@@ -1,27 +1,53 @@
-"""The whole matrix: every kind of kill at every phase, under every data-parallel plan.
+"""The whole matrix: every kind of fault at every phase, under plans over every axis.
 
 Each storm is one run that suffers one fault at each phase in turn.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 
 from elastic_train.config import Parallelism
-from elastic_train.control.faults import PHASES, Fault, FaultSchedule, KillNode, KillRank, Moment, StopRank
+from elastic_train.control.events import WorkerLost
+from elastic_train.control.faults import (
+    PHASES,
+    BreakRank,
+    Fault,
+    FaultSchedule,
+    KillNode,
+    KillRank,
+    Moment,
+    StopRank,
+)
 from tests.faults.conftest import Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 2
 STEPS = 40
 
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is asked for, with how many workers."""
+
+    parallelism: Parallelism
+    least: int
+    ranks: int
+
+
 PLANS = {
-    "dp2": Parallelism(dp_replicate=2, dp_shard=1),
-    "dp3": Parallelism(dp_shard=1),
-    "hsdp": Parallelism(dp_replicate=2, dp_shard=2),
-    "fsdp": Parallelism(dp_replicate=1, dp_shard=2),
+    "dp2": Plan(parallelism=Parallelism(dp_shard=1), least=1, ranks=2),
+    "dp3": Plan(parallelism=Parallelism(dp_shard=1), least=1, ranks=3),
+    "hsdp": Plan(parallelism=Parallelism(dp_shard=2), least=2, ranks=4),
+    "fsdp": Plan(parallelism=Parallelism(dp_replicate=1, dp_shard=2), least=2, ranks=2),
+    "fsdp4": Plan(parallelism=Parallelism(dp_replicate=1, dp_shard=4), least=4, ranks=4),
+    "pp2": Plan(parallelism=Parallelism(pp=2, dp_shard=1, dp_replicate=1), least=2, ranks=2),
+    "pp2dp2": Plan(parallelism=Parallelism(pp=2, dp_shard=1), least=2, ranks=4),
+    "tp2pp2": Plan(parallelism=Parallelism(tp=2, pp=2), least=4, ranks=4),
 }
-KINDS = ("rank 0", "rank 1", "stopped", "node")
+KINDS = ("rank 0", "rank 1", "stopped", "node", "broken")
 
 
 def storm(kind: str) -> FaultSchedule:
@@ -34,6 +60,8 @@ def storm(kind: str) -> FaultSchedule:
                 faults.append(KillNode(when=when, node=f"n{number % 3}"))
             case "stopped":
                 faults.append(StopRank(when=when, rank=1, seconds=None))
+            case "broken":
+                faults.append(BreakRank(when=when, rank=1))
             case _:
                 faults.append(KillRank(when=when, rank=1 if kind == "rank 1" else 0))
     return FaultSchedule(faults=tuple(faults), seed=0)
@@ -42,21 +70,20 @@ def storm(kind: str) -> FaultSchedule:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.replace(" ", ""))
 def test_a_storm_leaves_the_losses_as_they_were(runs: Runs, plan: str, kind: str) -> None:
-    parallelism = PLANS[plan]
-    ranks = (parallelism.dp_replicate or 3) * (parallelism.dp_shard or 1)
+    chosen = PLANS[plan]
     while len(runs.cluster.nodes) < NODES:  # the storm before took some
         runs.cluster.add_node()
     rough = runs.disturbed(
         f"{plan}-{kind}".replace(" ", ""),
         storm(kind),
-        workers=f"1:{ranks}" if plan == "dp3" else f"{parallelism.dp_shard or 1}:{ranks}",
+        workers=f"{chosen.least}:{chosen.ranks}",
         max_steps=STEPS,
-        standby=6 - ranks,
-        parallelism=Parallelism(dp_shard=parallelism.dp_shard)
-        if (parallelism.dp_replicate or 3) > 1
-        else parallelism,
+        standby=NODES * CPUS - chosen.ranks,
+        parallelism=chosen.parallelism,
     )
     assert_same_training(rough, runs.calm(steps=STEPS))
     source = {r.formed.generation: r.formed.source for r in rough.records if r.formed is not None}
     again = {source[entry.superseded_by] for entry in rough.ledger.superseded if entry.superseded_by}
-    assert "live" not in again, "while a copy is left no committed step is run again"
+    assert not again & {"live", "replay"}, "while a copy or a log is left no committed step is run again"
+    if kind == "broken":
+        assert not any(isinstance(r.event, WorkerLost) for r in rough.records), "nobody ended"

@@ -14,7 +14,7 @@ from elastic_train.observe.history import table as history_table
 from elastic_train.observe.ledger import ledger
 from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record, from_json, to_json
-from elastic_train.observe.saving import saving
+from elastic_train.observe.saving import peers_held, saving
 from elastic_train.observe.text import columns
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
@@ -43,6 +43,7 @@ def show_status(run: str, *, as_json: bool) -> None:
                     "loss": progress.loss,
                     "saved": progress.saved,
                     "cadence": cadence,
+                    "peer_memory": [asdict(held) for held in peers_held(records)],
                     "restarts": progress.restarts,
                     "ended": progress.ended,
                     "last_event": records[-1].wall,

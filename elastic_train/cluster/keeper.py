@@ -22,11 +22,12 @@ from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster import segments
 from elastic_train.cluster.messages import Kept, Offer
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
+from elastic_train.cluster.peer_figures import PeerFigures, Sizes
 from elastic_train.cluster.remote import answer
 from elastic_train.cluster.saving import PartWriter
 from elastic_train.cluster.segments import Segment
 from elastic_train.cluster.shelf import Book, Shelf
-from elastic_train.cluster.watch import node_info
+from elastic_train.cluster.watch import node_info, spilled_bytes
 from elastic_train.config import RunSpec
 from elastic_train.errors import ElasticTrainError
 from elastic_train.geometry.fragments import Fragments
@@ -61,6 +62,7 @@ class Keeper:
             expired=self._exit,
         )
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
+        self._figures = PeerFigures(node, self._sizes, self._outbox.post, clock=time.monotonic)
 
     @ray.method(concurrency_group=CONTROL)
     def ready(self) -> int:
@@ -103,6 +105,7 @@ class Keeper:
         data = np.frombuffer(segment.arena.slot(kept.slot), np.uint8)[: kept.used]
         self._shelf.put(Book(kept=kept, data=data, arena=segment.arena))
         self._drop_segments(lambda key: key[1] not in self._shelf.generations() and key[1] < kept.generation)
+        self._figures.sealed(kept)
 
     @ray.method(concurrency_group=SEAL)
     def copy(self, kept: Kept, me: Any) -> str:
@@ -172,6 +175,12 @@ class Keeper:
         return self._shelf.digest_of(generation, step, boxes)
 
     # -- private
+
+    def _sizes(self) -> Sizes:
+        with self._lock:
+            own = sum(segment.arena.size * segment.arena.slots for segment in self._segments.values())
+        copies = self._shelf.copied_bytes()
+        return Sizes(own=own, copies=copies, room=self._store_bytes, spilled=spilled_bytes(self._node))
 
     def _drop_segments(self, due: Callable[[tuple[str, int]], bool]) -> None:
         with self._lock:

@@ -228,4 +228,5 @@ def _kept(worker: str, share: Share, *, first: bool) -> Kept:
         document=share.document,
         storage=share.storage,
         first=first,
+        seconds=share.seconds,
     )

@@ -75,3 +75,4 @@ class Kept:
     document: Mapping[str, Any]
     storage: bool
     first: bool
+    seconds: float = 0.0  # that copying it took

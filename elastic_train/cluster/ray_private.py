@@ -9,9 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import state
+from ray._private.internal_api import node_stats
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated import autoscaler_pb2
 
@@ -40,6 +42,14 @@ def node_processes(cluster_node: Any) -> list[int]:
 def default_directory() -> Path:
     """Where `Cluster` writes the address of the newest cluster; it expects the directory to exist."""
     return Path(get_default_ray_temp_dir())
+
+
+def spilled(address: str, port: int) -> int:
+    """Bytes that the raylet there has moved from its object store to disk; 0 where it doesn't answer."""
+    try:
+        return int(node_stats(address, port, include_memory_info=False).store_stats.spilled_bytes_total)
+    except grpc.RpcError:
+        return 0
 
 
 def drain_node(node: str, notice_s: float) -> None:

@@ -117,6 +117,10 @@ class Shelf:
             if book.sound
         )
 
+    def copied_bytes(self) -> int:
+        """What is held for other nodes, in this node's object store."""
+        return sum(book.data.nbytes for book in self._copy().values() if book.arena is None)
+
     def generations(self) -> frozenset[int]:
         return frozenset(generation for generation, _, _ in self._copy())
 

@@ -195,6 +195,14 @@ def node_info(name: str) -> Mapping[str, Any] | None:
     return next((n for n in ray.nodes() if n["Alive"] and short(n["NodeID"]) == name), None)
 
 
+def spilled_bytes(name: str) -> int:
+    """What Ray moved from a node's object store to its disk so far."""
+    info = node_info(name)
+    if info is None:
+        return 0
+    return ray_private.spilled(info["NodeManagerAddress"], info["NodeManagerPort"])
+
+
 def at(event: Event, now: float) -> Event:
     """The event stamped with the controller's clock."""
     return replace(event, at=now)

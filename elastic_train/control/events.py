@@ -214,6 +214,24 @@ class SaveFailed:
 
 
 # -- facts of storage, durable, never fenced -----------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeersHeld:
+    """What the keeper of a node says of its snapshots from time to time. Sizes are bytes.
+
+    `every` is how many steps lay between two of them of late, `copy_s` what copying the last one took.
+    """
+
+    at: float
+    node: str
+    step: int
+    every: float
+    copy_s: float
+    own: int  # of segments for this node's workers
+    copies: int  # held for another node, in an object store of `room`
+    room: int
+    spilled: int  # that Ray moved from memory to disk on this node since the keeper began
+
+
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -284,6 +302,7 @@ Event = (
     | PartWritten
     | SaveFailed
     | CheckpointCommitted
+    | PeersHeld
     | CheckpointRejected
     | FencedOff
     | StopRequested

@@ -16,6 +16,7 @@ from elastic_train.control.events import (
     CheckpointCommitted,
     CheckpointRejected,
     PartWritten,
+    PeersHeld,
     SaveFailed,
     SaveRequested,
 )
@@ -105,6 +106,19 @@ def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
         case _:
             over = facts.step >= policy.max_steps
             return Outcome(state=state, reason=said if over else f"{said}; training goes on")
+
+
+def peers_held(state: State, event: PeersHeld) -> Outcome:
+    """Kept for people: what peer memory takes, and how often it is filled."""
+    others = tuple(held for held in state.facts.held if held.node != event.node)
+    facts = replace(state.facts, held=(*others, event))
+    return Outcome(
+        state=replace(state, facts=facts),
+        reason=(
+            f"{event.node} holds {event.own + event.copies:,} bytes of peer memory, the newest snapshot of "
+            f"step {event.step}; {event.spilled:,} bytes were spilled"
+        ),
+    )
 
 
 def retry_final(state: State, policy: Policy, at: float) -> Outcome:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from elastic_train.control.commands import Command
 from elastic_train.control.commands import Outcome as Ending
-from elastic_train.control.events import Cause, Node, PartWritten
+from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Origin, Snapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage
@@ -87,6 +87,7 @@ class Facts:
 
     snapshots: tuple[Snapshot, ...] | None = None  # in peer memory; None: not asked since the last group
     asking: bool = False
+    held: tuple[PeersHeld, ...] = ()  # what keepers last said of their snapshots, one entry a node
 
     # checkpoints
     stored: Stored | None = None

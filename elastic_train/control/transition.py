@@ -26,6 +26,7 @@ from elastic_train.control.events import (
     Hung,
     NodesChanged,
     PartWritten,
+    PeersHeld,
     PeersTold,
     SaveFailed,
     SaveRequested,
@@ -49,6 +50,7 @@ from elastic_train.control.saving import (
     checkpoint_committed,
     checkpoint_rejected,
     part_written,
+    peers_held,
     save_failed,
     save_requested,
 )
@@ -91,6 +93,8 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return part_written(state, event, policy)
         case SaveFailed():
             return save_failed(state, event, policy)
+        case PeersHeld():
+            return peers_held(state, event)
         case CheckpointCommitted():
             return checkpoint_committed(state, event, policy)
         case CheckpointRejected():

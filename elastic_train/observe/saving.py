@@ -4,14 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from elastic_train.control.cadence import PEER_SHARE, peer_interval_s
+from elastic_train.control.events import PeersHeld
 from elastic_train.observe.records import Record
 
 DUE = "a checkpoint is due, "
+MB = 1e6
 
 
 def saving(config: Mapping[str, object], records: Sequence[Record]) -> str:
-    """Both tiers; of storage's the reason that was given last."""
-    return f"checkpoints {_storage(config, records)}; peer memory {_peers(config)}"
+    """Both tiers; of storage's the reason that was given last, of peer memory's what keepers said last."""
+    return f"checkpoints {_storage(config, records)}; peer memory {_peers(config, peers_held(records))}"
+
+
+def peers_held(records: Sequence[Record]) -> tuple[PeersHeld, ...]:
+    """What the keepers of the newest group's nodes said last."""
+    nodes: frozenset[str] = frozenset()
+    said: dict[str, PeersHeld] = {}
+    for record in records:
+        if record.formed is not None:
+            nodes = frozenset(record.formed.nodes)
+        if isinstance(record.event, PeersHeld):
+            said[record.event.node] = record.event
+    return tuple(held for node, held in sorted(said.items()) if node in nodes)
 
 
 def _storage(config: Mapping[str, object], records: Sequence[Record]) -> str:
@@ -22,14 +37,32 @@ def _storage(config: Mapping[str, object], records: Sequence[Record]) -> str:
     return "at an interval that is not measured yet" if said is None else said.partition(DUE)[2]
 
 
-def _peers(config: Mapping[str, object]) -> str:
+def _peers(config: Mapping[str, object], held: Sequence[PeersHeld]) -> str:
     every = config.get("checkpoints.peers")
     match every:
         case None:
             return "is not used"
+        case "auto" if held:
+            newest = max(held, key=lambda one: one.step)
+            told = (
+                f"every {newest.every:.3g} steps: copying a snapshot takes {newest.copy_s:.2g} s beside the "
+                f"step, at most {PEER_SHARE:.0%} of the time may go into that, so one is due every "
+                f"{peer_interval_s(newest.copy_s):.2g} s"
+            )
         case "auto":
-            return "as often as it costs 2 % of the time at most, every step where it can"
-        case 1:
-            return "at every step, as configured"
+            told = f"as often as it costs {PEER_SHARE:.0%} of the time at most, every step where it can"
         case _:
-            return f"every {every} steps, as configured"
+            told = ("at every step" if every == 1 else f"every {every} steps") + ", as configured"
+            if held:
+                told += f", every {max(held, key=lambda one: one.step).every:.3g} as measured"
+    return told + (f" ({_figures(held)})" if held else "")
+
+
+def _figures(held: Sequence[PeersHeld]) -> str:
+    own, copies, room, spilled = (
+        sum(getattr(one, name) for one in held) / MB for name in ("own", "copies", "room", "spilled")
+    )
+    return (
+        f"{own:.3g} MB of segments and {copies:.3g} MB of copies in object stores of {room:.3g} MB on "
+        f"{len(held)} nodes, {spilled:.3g} MB spilled to disk"
+    )

@@ -6,7 +6,14 @@ import pytest
 
 from elastic_train.config import Checkpoints
 from elastic_train.control.commands import Commit, End, Form, Go, Prune, Save
-from elastic_train.control.events import CheckpointRejected, SaveFailed, SaveRequested, Settled, TermBegan
+from elastic_train.control.events import (
+    CheckpointRejected,
+    PeersHeld,
+    SaveFailed,
+    SaveRequested,
+    Settled,
+    TermBegan,
+)
 from elastic_train.control.states import Running, Settling, Waiting
 from elastic_train.recovery.evidence import Fresh, FromStorage
 
@@ -90,6 +97,19 @@ def test_a_failed_save_costs_nothing_but_itself(play):
     play.step(6)
     play.parts(6)
     assert play.ordered(Commit)[0].step == 6
+
+
+def test_what_keepers_say_is_kept_one_entry_a_node_and_orders_nothing(play):
+    play.running(2, step=5)
+
+    def say(node: str, step: int):
+        sizes = {"own": 9_000, "copies": 1_000, "room": 50_000, "spilled": 0}
+        return play(PeersHeld, node=node, step=step, every=1.0, copy_s=0.1, **sizes)
+
+    assert "10,000 bytes" in say("n0", 3).reason
+    assert not say("n1", 4).commands
+    say("n0", 5)
+    assert [(held.node, held.step) for held in play.facts.held] == [("n1", 4), ("n0", 5)]
 
 
 def test_retention_moves_after_the_commit_and_keeps_what_is_in_flight(play):

@@ -8,13 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from ray.train import RunConfig, ScalingConfig
 from torch import Tensor, nn
 
 import elastic_train as et
+from elastic_train.data.documents import documents_of
 from elastic_train.data.numbered import Numbered
+from elastic_train.data.packing import Packed
 from elastic_train.data.parquet import ParquetText
 from elastic_train.data.part import Part
 from elastic_train.data.stdlib import StandardLibrary
@@ -28,7 +31,7 @@ HELD_OUT = 64  # windows at the end of the data that are evaluated and never tra
 
 @dataclass(frozen=True, kw_only=True)
 class Pretrain(et.Task):
-    """Next-token prediction on bytes."""
+    """Next-token prediction on bytes. `packed`: attention and predictions stay within a document."""
 
     size: str
     data: str
@@ -36,6 +39,7 @@ class Pretrain(et.Task):
     lr: float
     dropout: float
     tied: bool
+    packed: bool
     max_steps: int
     evaluate_every: int
 
@@ -61,11 +65,13 @@ class Pretrain(et.Task):
     def dataset(self) -> Numbered:
         return Part(self._text(), stop=-HELD_OUT) if self.evaluate_every else self._text()
 
-    def loss(self, output: Tensor, micro_batch: Tensor) -> tuple[Tensor, Tensor]:
+    def loss(self, output: Tensor, micro_batch: Any) -> tuple[Tensor, Tensor]:
+        if self.packed:
+            return next_token_loss(output, micro_batch["tokens"], micro_batch["documents"])
         return next_token_loss(output, micro_batch)
 
     def parallelize(self) -> et.Rules:
-        return Llama.rules()
+        return Llama.rules(packed=self.packed)
 
     def evaluation(self) -> et.Evaluation | None:
         if not self.evaluate_every:
@@ -73,11 +79,10 @@ class Pretrain(et.Task):
         return et.Evaluation(dataset=Part(self._text(), start=-HELD_OUT), every=self.evaluate_every)
 
     def _text(self) -> Numbered:
-        if not self.data:
-            return TextFiles(StandardLibrary(), seq_len=self.seq_len)
-        if self.data.endswith(".parquet"):
-            return ParquetText(self.data, seq_len=self.seq_len)
-        return TextFiles(self.data, seq_len=self.seq_len)
+        places, table = self.data or StandardLibrary(), self.data.endswith(".parquet")
+        if self.packed:
+            return Packed(documents_of(places), seq_len=self.seq_len)
+        return (ParquetText if table else TextFiles)(places, seq_len=self.seq_len)
 
 
 def trainer(
@@ -91,6 +96,7 @@ def trainer(
     lr: float = 3e-3,
     dropout: float = 0.0,
     tied: bool = False,
+    packed: bool = False,
     seed: int = 0,
     evaluate_every: int = 0,
     workers: str = "1:3",
@@ -107,6 +113,7 @@ def trainer(
             lr=lr,
             dropout=dropout,
             tied=tied,
+            packed=packed,
             max_steps=max_steps,
             evaluate_every=evaluate_every,
         ),

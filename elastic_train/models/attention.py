@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from elastic_train.models.rope import Rope
 from elastic_train.models.sizes import LlamaConfig
 from elastic_train.models.weights import Linear, residual_std
+from elastic_train.models.within import Within
 
 
 class Attention(nn.Module):
@@ -27,9 +28,12 @@ class Attention(nn.Module):
         self.wo = Linear(config.heads * self.head_dim, dim, std=residual_std(dim, config.layers))
         self.rope = Rope(self.head_dim, theta=config.rope_theta)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, within: Within | None = None) -> Tensor:
         """[batch, sequence, dim] -> [batch, sequence, dim]."""
+        positions, mask = (None, None) if within is None else (within.positions, within.mask)
         q, k, v = (w(x).unflatten(-1, (-1, self.head_dim)) for w in (self.wq, self.wk, self.wv))
-        q, k, v = (t.transpose(1, 2) for t in (self.rope(q), self.rope(k), v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        q, k, v = (t.transpose(1, 2) for t in (self.rope(q, positions), self.rope(k, positions), v))
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+        )
         return self.wo(mixed.transpose(1, 2).flatten(-2))

@@ -9,6 +9,7 @@ from elastic_train.models.mlp import SwiGLU
 from elastic_train.models.moe import MixtureOfExperts
 from elastic_train.models.sizes import LlamaConfig
 from elastic_train.models.weights import Embedding, Linear
+from elastic_train.models.within import Within
 from elastic_train.train.task import Rules, Style
 
 
@@ -23,16 +24,17 @@ class Block(nn.Module):
         self.mlp = MixtureOfExperts(config) if config.experts else SwiGLU(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: Tensor, within: Within | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.attention_norm(x), within))
         return x + self.dropout(self.mlp(self.mlp_norm(x)))
 
 
 class Llama(nn.Module):
     """Token ids to logits: Touvron et al., LLaMA, 2023, section 2.2.
 
-    A chain of `embed`, `layers` by their global number, `norm` and `head`. Each part takes one tensor and
-    returns one, so a pipeline stage is this module with the other stages' parts replaced by `nn.Identity`.
+    A chain of `embed`, `layers` by their global number, `norm` and `head`. Each part takes one tensor, layers
+    where documents are too, and returns one, so a pipeline stage is this module with the other stages' parts
+    replaced by the identity.
     """
 
     def __init__(self, config: LlamaConfig):
@@ -46,8 +48,12 @@ class Llama(nn.Module):
             self.head.weight = self.embed.weight
 
     @staticmethod
-    def rules(*, experts: bool = False) -> Rules:
-        """Heads, feed-forward layers and vocabulary are cut over tp, experts over ep, stages."""
+    def rules(*, packed: bool = False, experts: bool = False) -> Rules:
+        """Heads, feed-forward layers and vocabulary are cut over tp, stages between layers.
+
+        `packed`: the data says of which document a token is, and every stage has to know it. `experts`: the
+        model has some, which are cut over ep.
+        """
         feed_forward: dict[str, Style] = {
             "layers.*.mlp.gate": "column",
             "layers.*.mlp.up": "column",
@@ -63,11 +69,16 @@ class Llama(nn.Module):
             },
             experts=("layers.*.mlp.experts",) if experts else (),
             stages=("layers.*",),
+            beside=("documents",) if packed else (),
         )
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """int64 [batch, sequence] -> logits [batch, sequence, vocabulary]."""
+    def forward(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
+        """int64 [batch, sequence] -> logits [batch, sequence, vocabulary].
+
+        With the number of each token's document, [batch, sequence], no token sees another document's.
+        """
         x = self.embed(tokens)
+        beside = () if documents is None else (Within.of(documents),)
         for layer in self.layers:
-            x = layer(x)
+            x = layer(x, *beside)
         return self.head(self.norm(x))

@@ -6,17 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from elastic_train.data.packing import targets as packed
 from elastic_train.data.tokenizer import PAD
 
 
-def next_token_loss(logits: Tensor, tokens: Tensor, *, ignore_index: int = PAD) -> tuple[Tensor, Tensor]:
+def next_token_loss(
+    logits: Tensor, tokens: Tensor, documents: Tensor | None = None, *, ignore_index: int = PAD
+) -> tuple[Tensor, Tensor]:
     """Cross entropy of each next token, summed, and the number of tokens that count.
 
     `logits` [batch, sequence, vocabulary] are the model's output for `tokens` [batch, sequence]: position t
-    predicts token t + 1, the last position predicts nothing. Targets equal to `ignore_index` do not count.
+    predicts token t + 1, the last position predicts nothing. Targets equal to `ignore_index` do not count;
+    nor, where `documents` numbers each token's, do those of another one.
     The sum is a scalar of at least float32, the count a scalar int64.
     """
-    targets = tokens[:, 1:].flatten()
+    following = tokens[:, 1:] if documents is None else packed(tokens, documents, ignore=ignore_index)
+    targets = following.flatten()
     predictions = logits[:, :-1].flatten(0, 1)
     predictions = predictions.to(torch.promote_types(predictions.dtype, torch.float32))
     total = F.cross_entropy(predictions, targets, ignore_index=ignore_index, reduction="sum")

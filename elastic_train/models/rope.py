@@ -26,11 +26,15 @@ class Rope(nn.Module):
         with torch.no_grad():
             self.frequencies.copy_(self.theta**-exponent)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Rotate [batch, sequence, heads, head_dim]; angles are never computed in less than float32."""
+    def forward(self, x: Tensor, positions: Tensor | None = None) -> Tensor:
+        """Rotate [batch, sequence, heads, head_dim]; angles are never computed in less than float32.
+
+        `positions` [batch, sequence] are those of the tokens, where they don't count from 0.
+        """
         precise = torch.promote_types(x.dtype, torch.float32)
-        positions = torch.arange(x.shape[1], device=x.device, dtype=precise)
-        angles = torch.outer(positions, self.frequencies.to(precise))[:, None, :]
+        if positions is None:
+            positions = torch.arange(x.shape[1], device=x.device)
+        angles = (positions.to(precise)[..., None] * self.frequencies.to(precise))[..., None, :]
         cos, sin = angles.cos(), angles.sin()
         first, second = x.to(precise).chunk(2, dim=-1)
         return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(x.dtype)

@@ -39,13 +39,20 @@ def rows(value: Any, *, size: int, real: int) -> Any:
     return tree_map(first, value)
 
 
-def caller(model: nn.Module) -> Callable[[Any], Any]:
-    """Calls the model with what `Task.inputs` returned."""
+def caller(model: nn.Module, beside: Sequence[str] = ()) -> Callable[..., Any]:
+    """Calls the model with what `Task.inputs` returned.
+
+    With what an earlier stage handed on as a second argument, the model is called with that and those of the
+    inputs that are named `beside` it, where there are any.
+    """
     parameters = inspect.signature(model.forward).parameters.values()
     names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
-    def call(inputs: Any) -> Any:
+    def call(inputs: Any, received: torch.Tensor | None = None) -> Any:
+        if received is not None:
+            there = inputs if isinstance(inputs, Mapping) else {}
+            return model(received, **{name: there[name] for name in beside if name in there})
         if isinstance(inputs, Mapping):
             named = {k: v for k, v in inputs.items() if takes_any or k in names}
             if not named:

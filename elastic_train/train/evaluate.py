@@ -62,7 +62,7 @@ class Evaluator:
         self._group, self._border = group, border
         self._place = place or Place(mesh=plan.mesh, rank=rank)
         self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
-        self._call = caller(model)
+        self._call = caller(model, task.parallelize().beside)
         self._seed = derive(spec.batch.seed, "evaluation")
         with border.at("building the evaluation", 0):
             dataset = numbered(evaluation.dataset)
@@ -120,7 +120,7 @@ class Evaluator:
             batch = collate(samples, self._device, DTYPE_OF[self._spec.precision])
             seed_all(derive(self._seed, "micro-batch", step, micro.index), self._device)
             with compute_in(self._device, self._spec.precision == "bf16"):
-                output = self._call(self._task.inputs(batch) if received is None else received)
+                output = self._call(self._task.inputs(batch), received)
                 if boundary is not None and not self._place.last:
                     boundary.send(output)
                     return None

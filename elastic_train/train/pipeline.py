@@ -1,16 +1,14 @@
-"""Between the stages of a pipeline: what order a stage works in, and what it hands to its neighbours.
+"""Between the stages of a pipeline: what a stage hands to its neighbours, over plain sends and receives.
 
-One forward, one backward (Narayanan et al., PipeDream, 2019, section 3.2), over plain sends and receives. The
-schedules of torch.distributed.pipelining are not used: they cut one batch into equal chunks themselves, and
-run them under one random state, while a step here is micro-batches with ids of their own, in shares of any
-length, that are counted, filled up and interrupted one by one.
+The schedules of torch.distributed.pipelining are not used: they cut one batch into equal chunks themselves,
+and run them under one random state, while a step here is micro-batches with ids of their own, in shares of
+any length, that are counted, filled up and interrupted one by one.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,18 +23,6 @@ FORWARD, BACKWARD, HEADER = 1, 2, 3
 
 _DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32, torch.bool)
 _DIMS = 8
-
-
-def one_forward_one_backward(jobs: int, place: Place) -> Iterator[tuple[Literal["forward", "backward"], int]]:
-    """What a stage does, in order. Backwards come by ascending job on every stage."""
-    ahead = min(jobs, place.mesh.pp - 1 - place.stage)
-    for job in range(ahead):
-        yield "forward", job
-    for job in range(ahead, jobs):
-        yield "forward", job
-        yield "backward", job - ahead
-    for job in range(jobs - ahead, jobs):
-        yield "backward", job
 
 
 def gradient_of(received: torch.Tensor) -> torch.Tensor:

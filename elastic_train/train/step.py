@@ -27,7 +27,8 @@ from elastic_train.train.group import Group
 from elastic_train.train.in_backward import InBackward, opening
 from elastic_train.train.overlap import GradientSum
 from elastic_train.train.parallelize import compute_in, sync_gradients
-from elastic_train.train.pipeline import Boundary, ReplayedBoundary, one_forward_one_backward
+from elastic_train.train.passes import passes_of
+from elastic_train.train.pipeline import Boundary, ReplayedBoundary
 from elastic_train.train.presence import Presence
 from elastic_train.train.reduce import (
     agree_on_presence,
@@ -39,6 +40,7 @@ from elastic_train.train.reduce import (
 )
 from elastic_train.train.rng import Draws, Randomness
 from elastic_train.train.shards import Shards
+from elastic_train.train.split_backward import Postponed, backward_to_input
 from elastic_train.train.task import Task
 from elastic_train.train.tensor_parallel import check_alike
 from elastic_train.train.user_code import Border
@@ -64,6 +66,7 @@ class Flight:
     draws: Draws
     received: torch.Tensor | None
     output: torch.Tensor
+    postponed: Postponed | None = None  # gradients that its backward left to do
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -102,7 +105,8 @@ class Stepper:
         self._replayed = replayed
         self._task, self._spec, self._shards, self._group = task, spec, shards, group
         self._order, self._loader, self._border, self._mark = order, loader, border, mark
-        self._call = caller(shards.model)
+        self._beside = task.parallelize().beside
+        self._call = caller(shards.model, self._beside)
         assert shards.blueprint is not None
         self._presence = Presence(shards.blueprint)
         self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
@@ -243,30 +247,48 @@ class Stepper:
         return [*fillers, *(Work(micro_batch=micro_batches[i], filler=False) for i in own)]
 
     def passes(self, step: int, work: Sequence[Work]) -> Iterator[Flight]:
-        """Forward and backward of all work; each micro-batch after its backward, in the order of `work`.
+        """Forward and backward of all work; each micro-batch once its gradients are there, in order.
 
-        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight.
+        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight. One that is
+        replayed is alone, and has nothing to gain from a split backward.
         """
-        boundary = self._opened(step, work)
-        flights: deque[Flight] = deque()
-        for kind, number in one_forward_one_backward(len(work), self._place):
+        boundary, place = self._opened(step, work), self._place
+        schedule = self._shards.plan.schedule if self._replayed is None else "1F1B"
+        splits = schedule == "ZeroBubble" and not place.first
+        ahead: deque[Flight] = deque()
+        behind: deque[Flight] = deque()
+        for kind, number in passes_of(schedule, len(work), stage=place.stage, stages=place.mesh.pp):
             self._group.check()
             if kind == "forward":
                 upcoming = [later.micro_batch for later in work[number + 1 :]]
-                flights.append(self._forward(step, work[number], upcoming, boundary))
-            else:
-                last = number == len(work) - 1
-                if last and self._updates is not None:
-                    self._open(step)
-                sync_gradients(self._shards.model, last)
-                if last and self._sum is not None:
-                    self._sum.arm()
-                flight = flights.popleft()
-                self._backward(step, flight, boundary)
-                yield flight
+                ahead.append(self._forward(step, work[number], upcoming, boundary))
+                continue
+            if kind == ("weights" if splits else "backward"):
+                self._completing(step, last=number == len(work) - 1)
+            if kind == "backward":
+                behind.append(ahead.popleft())
+                self._backward(step, behind[-1], boundary, splits=splits)
+            if kind == "weights" or schedule != "ZeroBubble":
+                yield self._completed(step, behind.popleft())
         if boundary is not None:
             with self._border.collective("the pipeline", step):
                 boundary.flush()
+
+    def _completing(self, step: int, *, last: bool) -> None:
+        """Before the pass that makes a micro-batch's last gradients."""
+        if last and self._updates is not None:
+            self._open(step)
+        sync_gradients(self._shards.model, last)
+        if last and self._sum is not None:
+            self._sum.arm()
+
+    def _completed(self, step: int, flight: Flight) -> Flight:
+        """With the gradients that its backward left to do."""
+        if flight.postponed is not None:
+            self._mark("backward", step, flight.job.micro_batch.index)
+            with self._border.at("backward", step):
+                flight.postponed.run()
+        return flight
 
     def _forward(
         self, step: int, job: Work, upcoming: Sequence[MicroBatch], boundary: Boundary | None
@@ -274,7 +296,7 @@ class Stepper:
         micro, shards, place = job.micro_batch, self._shards, self._place
         self._mark("forward", step, micro.index)
         batch = received = None
-        if place.first or place.last:
+        if place.first or place.last or self._beside:
             with self._border.at("the data set", step):
                 samples = self._loader.load(micro, upcoming)
                 batch = collate(samples, shards.device, DTYPE_OF[self._spec.precision])
@@ -287,7 +309,7 @@ class Stepper:
             self._border.at("forward", step),
             compute_in(shards.device, self._spec.precision == "bf16"),
         ):
-            output = self._call(self._task.inputs(batch) if received is None else received)
+            output = self._call(None if batch is None else self._task.inputs(batch), received)
             if place.last:
                 output, counted = self._task.loss(
                     rows(output, size=len(micro.ids), real=micro.real),
@@ -301,7 +323,7 @@ class Stepper:
                 boundary.send(output)
         return Flight(job=job, draws=draws, received=received, output=output)
 
-    def _backward(self, step: int, flight: Flight, boundary: Boundary | None) -> None:
+    def _backward(self, step: int, flight: Flight, boundary: Boundary | None, *, splits: bool) -> None:
         """A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where
         that of the counted run is."""
         micro, output, received = flight.job.micro_batch, flight.output, flight.received
@@ -319,7 +341,10 @@ class Stepper:
             self._buffers.watch(micro.index, filler=True),
             self._border.at("backward", step),
         ):
-            output.backward(gradient)
+            if splits and received is not None and received.requires_grad:
+                flight.postponed = backward_to_input(output, gradient, received, self._trainable.values())
+            else:
+                output.backward(gradient)
         if boundary is not None and received is not None and received.requires_grad:
             with self._border.collective("the pipeline", step):
                 boundary.send_gradient(received)

@@ -50,7 +50,9 @@ class Rules:
 
     `stages` are the blocks that a pipeline may be cut in front of: all members of one ModuleList or
     Sequential. Naming them says that the model is a chain: the blocks and each part before and after them are
-    modules that take one tensor and return one, and may be replaced by the identity.
+    modules that take one tensor and return one, and may be replaced by the identity. Blocks may take more
+    arguments that `forward` passes to each: those of its own that it needs for it on every stage are named in
+    `beside`, and come from the data, of which every stage loads its micro-batches then.
     """
 
     units: tuple[str, ...] = ()
@@ -58,6 +60,7 @@ class Rules:
     fused: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     experts: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
 
 
 class Task:

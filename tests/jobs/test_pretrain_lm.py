@@ -79,6 +79,34 @@ def test_held_out_windows_are_never_trained_and_parquet_is_text(job: ModuleType,
     assert job.trainer().task.evaluation() is None
 
 
+def test_packed_documents_are_whole_and_train(job: ModuleType, tmp_path: Path):
+    texts = [f"document number {i % 7}" for i in range(60)]
+    pq.write_table(pa.table({"text": texts}), tmp_path / "t.parquet")
+    for data in (tmp_path / "t.parquet", tmp_path / "files"):
+        if not data.suffix:
+            data.mkdir()
+            for i, text in enumerate(texts):
+                (data / f"{i:02}.txt").write_text(text)
+        made = job.trainer(data=str(data), size="nano", seq_len=63, packed=True, lr=1e-2)
+        window = made.task.dataset()[0]
+        assert window["documents"].max() == 3
+        assert bytes(window["tokens"][1:18].tolist()) == b"document number 0"
+    task = made.task
+    model, optimizer = task.model(), None
+    torch.manual_seed(0)
+    optimizer = task.optimizer(model.named_parameters())
+    batch = {k: torch.from_numpy(v)[None] for k, v in window.items()}
+    losses = []
+    for _ in range(20):
+        total, count = task.loss(model(batch["tokens"], batch["documents"]), batch)
+        assert int(count) == 3 * 18
+        (total / count).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total.item() / count.item())
+    assert losses[-1] < losses[0] / 2
+
+
 def single_process(task: Task, order: SampleOrder, *, steps: int) -> list[float]:
     """Mean loss of each step of a plain loop."""
     torch.manual_seed(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -156,12 +156,14 @@ class Checkpoint(Mapping[str, States]):
         """Dtype and shape, or TensorMismatch with the names that are near."""
         found = self._states.get(self.aliases.get(tensor, tensor), {}).get(state)
         if found is None:
-            near = difflib.get_close_matches(
-                tensor, [t for t, known in self._states.items() if state in known]
-            )
-            hint = f" Did you mean {' or '.join(near)}?" if near else ""
-            raise TensorMismatch(url=self.url, problem=f"it has no {tensor} ({state}).{hint}")
+            hint = self._hint(tensor, (t for t, known in self._states.items() if state in known))
+            raise TensorMismatch(url=self.url, problem=f"it has no {tensor} ({state}){hint}")
         return found
+
+    @staticmethod
+    def _hint(tensor: str, known: Iterable[str]) -> str:
+        near = difflib.get_close_matches(tensor, list(known))
+        return f". Did you mean {' or '.join(near)}?" if near else "."
 
     def read(self, tensor: str, state: str, box: Box | None = None) -> Array:
         """The elements of a box, or all of the tensor."""
@@ -205,7 +207,9 @@ class Checkpoint(Mapping[str, States]):
         return requests, places
 
     def __getitem__(self, tensor: str) -> States:
-        states = self._states[self.aliases.get(tensor, tensor)]
+        states = self._states.get(self.aliases.get(tensor, tensor))
+        if states is None:
+            raise KeyError(f"{self.url} has no tensor {tensor!r}{self._hint(tensor, self._states)}")
         return States(states, lambda state, box: self.read(tensor, state, box))
 
     def __iter__(self) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 
 from elastic_train.checkpoint.account import Name
 from elastic_train.checkpoint.language.pattern import Pattern, near
@@ -12,6 +13,8 @@ from elastic_train.checkpoint.language.virtual import Virtual
 from elastic_train.errors import TensorMismatch
 
 LISTED = 5
+COMPARED = 500
+"""Names that are compared with the patterns, to list the likeliest first."""
 Held = Mapping[Name, Sequence[Virtual]]
 
 
@@ -160,6 +163,9 @@ def _spared(rule: Rule, spared: Mapping[str, str]) -> bool:
 
 def _unmatched(names: Sequence[Name], rules: Sequence[Rule]) -> str:
     patterns = [p.text for rule in rules for p in rule.select]
+    compared = {tensor for tensor, _ in names[:COMPARED]}
+    alike = {t: max((SequenceMatcher(None, t, p).ratio() for p in patterns), default=0.0) for t in compared}
+    names = sorted(names, key=lambda name: -alike.get(name[0], 0.0))  # what a mistyped rule means comes first
     lines = [f"{tensor} ({state}){near(tensor, patterns)}" for tensor, state in names[:LISTED]]
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return f"no rule selects {', '.join(lines)}{more}."

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
         ResumeFrom,
         Timing,
     )
+    from elastic_train.train.custom.context import Context
     from elastic_train.train.task import Evaluation, Rules, Task
 
 __all__ = [
     "Batch",
     "BoundaryLogs",
     "Checkpoints",
+    "Context",
     "ElasticTrainer",
     "Evaluation",
     "Notices",
@@ -50,6 +52,7 @@ _HOMES = {
     "Parallelism": "config",
     "ResumeFrom": "config",
     "Timing": "config",
+    "Context": "train.custom.context",
     "Evaluation": "train.task",
     "Rules": "train.task",
     "Task": "train.task",

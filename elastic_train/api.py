@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from elastic_train.config import (
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from elastic_train.checkpoint.reader import Checkpoint
     from elastic_train.cluster.result import Result
+    from elastic_train.train.custom.context import Context
     from elastic_train.train.task import Task
 
 DEFAULT_STORAGE = "./runs"
@@ -33,7 +34,8 @@ _DEFAULT_LOGS = BoundaryLogs()
 
 
 class ElasticTrainer:
-    """Trains a `Task` on as many workers as there are, from `num_workers`' minimum to its maximum.
+    """Trains a `Task`, or a loop over a `Context`, on as many workers as there are, from `num_workers`'
+    minimum to its maximum.
 
     Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`. `resume_from` is a
     checkpoint of any known system that a new run begins with, as a URL or with a specification. `notices`
@@ -44,7 +46,7 @@ class ElasticTrainer:
 
     def __init__(
         self,
-        task: Task,
+        task: Task | Callable[[Context], object],
         *,
         batch: Batch,
         max_steps: int,
@@ -66,10 +68,9 @@ class ElasticTrainer:
         **unknown: Any,
     ) -> None:
         _refuse(unknown)
-        from elastic_train.train.task import check_task
+        from elastic_train.train.custom.task import LoopTask, check_loop_options, task_of
 
-        check_task(task)
-        self.task = task
+        self.task = task_of(task)
         self.resume_from = ResumeFrom(url=resume_from) if isinstance(resume_from, str) else resume_from
         self.spec = _spec(
             batch=batch,
@@ -89,6 +90,8 @@ class ElasticTrainer:
             evict_slower_than=evict_slower_than,
             boundary_logs=boundary_logs,
         )
+        if isinstance(self.task, LoopTask):
+            check_loop_options(self.spec)
         self.callbacks = tuple((run_config.callbacks if run_config else None) or ())
 
     def fit(self, *, address: str | None = None, local_nodes: int = 3, quiet: bool = False) -> Result:

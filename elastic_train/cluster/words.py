@@ -20,4 +20,5 @@ def committed(report: StepReport) -> StepCommitted:
         vote=report.vote.values,
         metrics=report.metrics,
         ids_digest=report.ids_digest,
+        last=report.last,
     )

@@ -216,6 +216,7 @@ def _afresh(facts: Facts) -> Facts:
         failed_step=0,
         deterministic=(),
         final_tries=0,
+        ended=None,
         save_asked=None,
         resized=None,
     )

@@ -134,6 +134,7 @@ class StepCommitted:
     vote: tuple[float, ...]
     metrics: tuple[tuple[str, float], ...] = ()
     ids_digest: int = 0  # of the sample ids that the ranks consumed, order-free
+    last: bool = False  # the job's own loop ended the run with this step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

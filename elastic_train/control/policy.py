@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from elastic_train.config import Checkpoints, RunSpec, Timing
@@ -40,6 +40,10 @@ class Policy:
     quarantine_limit_s: float = 3600.0
     final_saves: int = 3  # more tries for the last checkpoint
     late_ticks: float = 3.0  # periods that a tick may be late before running deadlines are moved
+
+    def within(self, ended: int | None) -> Policy:
+        """The policy of a run whose own loop ended it, at a step before the last."""
+        return self if ended is None else replace(self, max_steps=ended)
 
     @classmethod
     def of(cls, spec: RunSpec, plan: Planner) -> Policy:

@@ -22,7 +22,7 @@ METRICS_KEPT = 64
 def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcome:
     facts, phase = state.facts, state.phase
     if event.step <= facts.told:
-        return Outcome(state=state, reason=f"step {event.step} is known to be committed")
+        return _told_again(state, event)
     facts = _noted(facts, event)
     said = f"step {event.step} is committed"
     if not isinstance(phase, Running):
@@ -43,11 +43,32 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
     return Outcome(state=State(facts=facts, phase=phase), reason=said)
 
 
+def _told_again(state: State, event: StepCommitted) -> Outcome:
+    """A step that is known, by another worker, with metrics, or as the last one of the job's own loop."""
+    facts, phase = state.facts, state.phase
+    known, said = dict(facts.metrics), f"step {event.step} is known to be committed"
+    metrics = (("loss", event.loss), *event.metrics)
+    if event.metrics and event.step in known and known[event.step] != metrics:
+        known[event.step] = metrics
+        facts, said = replace(facts, metrics=tuple(known.items())), f"step {event.step} has metrics"
+    if event.last and event.step == facts.step and facts.ended != event.step:
+        facts, said = (
+            replace(facts, ended=event.step),
+            f"the job's own loop ended the run at step {event.step}",
+        )
+        if isinstance(phase, Running):
+            phase = replace(phase, final_since=event.at)
+    if facts is state.facts:
+        return Outcome(state=state, reason=said)
+    return Outcome(state=replace(state, facts=facts, phase=phase), reason=said)
+
+
 def _noted(facts: Facts, event: StepCommitted) -> Facts:
     metrics = (("loss", event.loss), *event.metrics)
     facts = replace(
         facts,
         step=max(facts.step, event.step),
+        ended=None if facts.ended is not None and event.step > facts.ended else facts.ended,
         told=event.step,
         seen=(event.generation, Vote(step=event.step, values=event.vote)),
         metrics=(*facts.metrics[1 - METRICS_KEPT :], (event.step, metrics)),

@@ -60,11 +60,11 @@ from elastic_train.control.stopping import stop, try_stop
 
 def transition(state: State, event: Event, policy: Policy) -> Outcome:
     """What the run does next. An outcome with the same state object and no commands changed nothing."""
-    outcome = _decide(state, event, policy)
+    outcome = _decide(state, event, policy.within(state.facts.ended))
     idle = outcome.state is state and not isinstance(event, Tick)
     while not (idle or isinstance(event, TermBegan)):
         before = outcome.state
-        outcome = outcome.then(lambda s: _follow(s, policy, event.at))
+        outcome = outcome.then(lambda s: _follow(s, policy.within(s.facts.ended), event.at))
         if type(outcome.state.phase) is type(before.phase):
             break
     after = outcome.state

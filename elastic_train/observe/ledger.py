@@ -65,6 +65,8 @@ def ledger(records: Iterable[Record]) -> Ledger:
                     superseded.append(replace(kept.pop(later), superseded_by=generation))
             case StepCommitted() as event if event.generation == current and event.step not in kept:
                 kept[event.step] = _entry(event, plans.get(current, ""), record.seconds)
+            case StepCommitted() as event if event.generation == current and event.metrics:
+                kept[event.step] = replace(kept[event.step], metrics=event.metrics)
             case _:
                 pass
     return Ledger(kept=tuple(kept[step] for step in sorted(kept)), superseded=tuple(superseded))

@@ -9,6 +9,8 @@ from elastic_train.config import RunSpec
 from elastic_train.planner.plan import Plan
 from elastic_train.train import optimizer as optimizers
 from elastic_train.train.build import Blueprint, allocate, draw, tensors
+from elastic_train.train.custom.declare import registered
+from elastic_train.train.custom.task import LoopTask
 from elastic_train.train.parallelize import divide
 from elastic_train.train.place import place_on
 from elastic_train.train.probe import check_sharded_update
@@ -62,6 +64,12 @@ def assemble(
     # After the trial: a scheduler hooks itself into optimizer.step.
     with border.at("building the schedule", 0):
         schedule = scheduler_of(task.schedule(optimizer), optimizer)
+    buffers, found = tensors(blueprint.buffers), None
+    if isinstance(task, LoopTask):
+        with border.at("declaring what is registered", 0):
+            found = registered(task.loop, blueprint.model)
+        buffers |= found.tensors
+        shapes |= {fqn: tuple(tensor.shape) for fqn, tensor in found.tensors.items()}
     return Shards(
         generation=generation,
         rank=rank,
@@ -76,7 +84,8 @@ def assemble(
         fused=blueprint.fused,
         shapes=shapes,
         parameters=parameters,  # type: ignore[arg-type]
-        buffers=tensors(blueprint.buffers),
+        buffers=buffers,
+        registered=found,
         optimizer=optimizer,
         schedule=schedule,
         device=device,

@@ -18,6 +18,9 @@ from elastic_train.train.merging import STAGE
 from elastic_train.train.optimizer import hyperparameters
 from elastic_train.train.shards import Shards
 
+SCHEDULED = frozenset({"lr", "initial_lr", "momentum", "betas"})
+"""Hyperparameters that torch's schedulers set, where a loop steps one itself."""
+
 
 def describe(shards: Shards) -> dict[str, Any]:
     """The document of a state at a step boundary.
@@ -51,6 +54,7 @@ def describe(shards: Shards) -> dict[str, Any]:
             "states": states,
         },
         "schedule": shards.schedule.document() if shards.schedule else None,
+        "registered": dict(shards.registered.scalars) if shards.registered else {},
     } | ({STAGE: shards.place.stage} if shards.place.leads_a_stage else {})
 
 
@@ -88,6 +92,9 @@ def restore(
     )
     scheduled = shards.schedule is not None and document["schedule"] is not None
     driven = shards.schedule.driven if shards.schedule is not None and scheduled else frozenset[str]()
+    if shards.registered is not None:
+        shards.registered.scalars = dict(document.get("registered", {}))
+        driven |= SCHEDULED if shards.registered.schedules else frozenset()
     notes = _hyperparameters(shards, kept["groups"], driven)
     if kept["class"] != type(shards.optimizer).__name__:
         notes.append(

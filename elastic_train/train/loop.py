@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from elastic_train.config import RunSpec
 from elastic_train.data.loader import Loader
@@ -42,6 +42,7 @@ class StepReport:
     ids_digest: int
     vote: Vote
     metrics: tuple[tuple[str, float], ...] = ()
+    last: bool = False  # the user's loop ended the run with it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,8 @@ class Requests:
 class Loop:
     """The training of one generation on one rank."""
 
+    STEPPER: ClassVar[type[Stepper]] = Stepper
+
     def __init__(
         self,
         *,
@@ -76,13 +79,14 @@ class Loop:
         on_step: Callable[[StepReport], None],
         saver: Saver | None,
     ) -> None:
-        self._spec, self._shards, self._border, self._mark = spec, shards, border, mark
+        self._task, self._spec, self._shards, self._border, self._mark = task, spec, shards, border, mark
+        self._group, self._order = group, order
         self._requests, self._on_step, self._saver = requests, on_step, saver
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._agreed = shards.step or 0  # the last step at which replicas held the same
         self._voted_at = time.monotonic()
         with border.collective("preparing", shards.step or 0):
-            self._stepper = Stepper(
+            self._stepper = self.STEPPER(
                 task=task,
                 spec=spec,
                 shards=shards,
@@ -125,7 +129,7 @@ class Loop:
                 self._on_step(report)
             self._evaluate(report)  # if the generation before did not get to the end of it
         while (step := self._at()) < self._spec.max_steps:
-            outcome = self._step(step + 1)
+            outcome, _ = self._committed(step + 1)
             self._compare(step + 1)
             if self._saver is not None:
                 self._save(self._saver, step + 1, outcome)
@@ -133,7 +137,7 @@ class Loop:
                 return RunEnd(kind="paused", step=step + 1)
         return RunEnd(kind="finished", step=step)
 
-    def _step(self, step: int) -> Ballot:
+    def _committed(self, step: int) -> tuple[Ballot, StepReport]:
         ballot = self._stepper.gradients(step)
         pause, save = self._requests.pause, self._requests.save
         ballot = replace(ballot, pause=float(pause), save=float(save))
@@ -153,7 +157,7 @@ class Loop:
         with self._border.at("the optimizer", step):
             commit(self._shards, vote, self._spec)
         self._evaluate(report)
-        return outcome
+        return outcome, report
 
     def _evaluate(self, report: StepReport) -> None:
         """Where it is due and was not done: measure, and report the step again with its metrics."""

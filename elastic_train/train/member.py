@@ -23,6 +23,8 @@ from elastic_train.train.boundary.carry import close_logs, follow, rolled
 from elastic_train.train.boundary.crossing import Kept
 from elastic_train.train.boundary.instead import instead_of, opened_instead, replaying_group
 from elastic_train.train.boundary.replay import Replaying
+from elastic_train.train.custom.loop import UsersLoop
+from elastic_train.train.custom.task import LoopTask
 from elastic_train.train.dataset import Data, build, described
 from elastic_train.train.entry import Entry, Faults
 from elastic_train.train.exchange import ReadBoxes
@@ -242,7 +244,7 @@ class Member:
         data = self._dataset()
         if self._saver is not None:
             self._saver.start(shards)
-        loop = Loop(
+        loop = (UsersLoop if isinstance(self._task, LoopTask) else Loop)(
             task=self._task,
             spec=self._spec,
             shards=shards,

@@ -19,6 +19,7 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
 from elastic_train.train.build import Blueprint, draw, tensors
+from elastic_train.train.custom.several import Models
 from elastic_train.train.experts import EXPERT_SHARD, check_experts, cut_experts, expert_mesh
 from elastic_train.train.names import canonical
 from elastic_train.train.place import Stages
@@ -59,7 +60,7 @@ def divide(
             divided = expert_mesh(mesh, size.dp_shard, size.ep)
             here = cut_experts(blueprint, stacks, divided["ep"])
             _shard(here, divided[*copies, EXPERT_SHARD], blueprint)
-        _shard((*_units(blueprint, rules), blueprint.model), mesh[*copies, "dp_shard"], blueprint)
+        _shard((*_units(blueprint, rules), *_roots(blueprint.model)), mesh[*copies, "dp_shard"], blueprint)
     return Divided(blueprint=blueprint, stages=stages, regions=regions)
 
 
@@ -101,8 +102,14 @@ def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -
 
 def sync_gradients(model: nn.Module, on: bool) -> None:
     """Whether the next backward reduces the gradient; it only accumulates otherwise."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(on)
+    for root in _roots(model):
+        if isinstance(root, FSDPModule):
+            root.set_requires_gradient_sync(on)
+
+
+def _roots(model: nn.Module) -> list[nn.Module]:
+    """What is called from outside: the model, or each of several."""
+    return list(model.children()) if isinstance(model, Models) else [model]
 
 
 def _units(blueprint: Blueprint, rules: Rules) -> Iterator[nn.Module]:

@@ -16,6 +16,7 @@ from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train.boundary.edges import Edges, Instead
 from elastic_train.train.boundary.log import BoundaryLog
 from elastic_train.train.build import Blueprint
+from elastic_train.train.custom.registered import Registered
 from elastic_train.train.optimizer import Groups
 from elastic_train.train.place import Place
 from elastic_train.train.progressive import Progressive
@@ -57,6 +58,7 @@ class Shards:
     reached: int | None = None
     applied: Vote | None = None
     evaluated: int = 0  # the last step after which an evaluation was completed
+    registered: Registered | None = None  # of a user's loop: its tensors are among the buffers
     log: BoundaryLog | None = None  # of what this rank sends to other stages
     instead: Instead | None = None  # of lost ranks, whose steps these shards run again
     progressive: Progressive | None = None

@@ -1,0 +1,132 @@
+"""What a user's loop is given: it declares its state through it, and trains with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+T = TypeVar("T")
+Metric = Callable[[Any], Mapping[str, tuple[Any, Any]]]
+"""Of a micro-batch: by name, a sum and its count."""
+
+
+class Update(Protocol):
+    """What the ranks agreed on: the mean loss over the global batch, and the norm of its gradient."""
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def grad_norm(self) -> float: ...
+    @property
+    def skipped(self) -> bool:
+        """The gradient was not finite: nothing was changed."""
+        ...
+
+
+class Step(Protocol):
+    """A step that is under way, and its outcome once its block was left."""
+
+    def backward(self, loss: torch.Tensor, count: Any = None, *, retain_graph: bool = False) -> None:
+        """Add the gradient of a micro-batch's loss.
+
+        Without a count the loss is a mean over the micro-batch. With one it is a sum, and the count what it
+        is a sum over. The gradient is that of the mean over the global batch, whatever the plan.
+        """
+        ...
+
+    def update(self, optimizer: torch.optim.Optimizer) -> Update:
+        """Sum this optimizer's gradients over the ranks and apply them now, inside the step.
+
+        Those of the optimizers that aren't named this way are applied when the block ends.
+        """
+        ...
+
+    def measure(self, **metrics: tuple[Any, Any]) -> None:
+        """Add to metrics that the step was begun with: by name, a sum and its count."""
+        ...
+
+    @property
+    def loss(self) -> float: ...
+    @property
+    def grad_norm(self) -> float: ...
+    @property
+    def skipped(self) -> bool: ...
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Means over the global batch."""
+        ...
+
+
+class Batch(Protocol):
+    """The samples of a step. Each time it is iterated, it gives this rank's micro-batches.
+
+    How many that are depends on the plan. Iterate it to its end.
+    """
+
+    step: int
+    epoch: int
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+
+class Context(Protocol):
+    """State is declared before the first batch, under the same names each time the loop is entered.
+
+    `rank` and `world_size` are for logs: what a loop computes must not depend on them.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    max_steps: int
+
+    @property
+    def at(self) -> int:
+        """Steps that are committed."""
+        ...
+
+    def model(
+        self,
+        name: str,
+        build: Callable[[], nn.Module],
+        *,
+        init: Callable[[nn.Module, str], None] | None = None,
+    ) -> Any:
+        """A model, divided under the current plan, with the values that it has at this step.
+
+        `build` runs on the meta device. `init(module, fqn)` gives values to the tensors that a module itself
+        owns; by default its `reset_parameters` does.
+        """
+        ...
+
+    def optimizer(self, name: str, make: Callable[..., Any], model: Any, **settings: Any) -> Any:
+        """`make(parameters, **settings)`, over a model's parameters or over parameter groups."""
+        ...
+
+    def register(self, name: str, thing: T) -> T:
+        """State of the loop's own: anything with `state_dict` and `load_state_dict`, equal on all ranks."""
+        ...
+
+    def batches(self, dataset: Any) -> Iterator[Batch]:
+        """The batches from this step on to the last. `dataset` may be a function that makes it."""
+        ...
+
+    def step(self, metrics: tuple[str, ...] = ()) -> AbstractContextManager[Step]:
+        """One committed step: it is there for all ranks, or for none, when the block was left."""
+        ...
+
+    def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:
+        """Means of metrics over a data set, each sample once, the same under every plan.
+
+        Models are in evaluation mode and without gradients meanwhile. It stands before a step or after the
+        last one, so that it is measured anew where it was broken off.
+        """
+        ...
+
+    def report(self, **metrics: float) -> None:
+        """Metrics of the last step, for callbacks, the history, and the choice of the best checkpoint."""
+        ...

@@ -1,0 +1,155 @@
+"""The first two passes through a loop: what it declares, and how what it registers lies on the shards.
+
+The first builds models and optimizers on the meta device, the second finds them divided, with memory and
+without values. Both end where the loop asks for its first batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NoReturn, TypeVar
+
+import torch
+from torch import nn
+
+from elastic_train.errors import ConfigError
+from elastic_train.train.custom.abort import Declared
+from elastic_train.train.custom.registered import Registered, check_registered
+from elastic_train.train.custom.several import Models, Optimizers, check_model, check_optimizer
+
+T = TypeVar("T")
+Loop = Callable[[Any], object]
+Init = Callable[[nn.Module, str], None]
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Declaration:
+    """What a loop declares. `settings` are the groups of each optimizer as they were built."""
+
+    models: Models
+    inits: dict[str, Init] = field(default_factory=dict[str, Init])
+    optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict[str, torch.optim.Optimizer])
+    settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
+    things: list[str] = field(default_factory=list[str])
+    dataset: Any = None
+    optimizer: Optimizers | None = None  # all of them
+
+    def reset(self, name: str) -> torch.optim.Optimizer:
+        """An optimizer with the hyperparameters that it was built with, whatever schedules did since."""
+        optimizer = self.optimizers[name]
+        for group, before in zip(optimizer.param_groups, self.settings[name], strict=True):
+            for key in [key for key in group if key != "params" and key not in before]:
+                del group[key]
+            group.update(before)
+        return optimizer
+
+
+def declare(loop: Loop) -> Declaration:
+    """The first pass. Called where new tensors are on the meta device; the loop's own are on the CPU."""
+    declaration = Declaration(models=Models())
+    with torch.device("cpu"):
+        _passed(loop, _First(declaration))
+    if not list(declaration.models.children()):
+        raise ConfigError(field="loop", problem="it declares no ctx.model(...) before its first batch.")
+    if not declaration.optimizers:
+        raise ConfigError(field="loop", problem="it declares no ctx.optimizer(...) before its first batch.")
+    declaration.optimizer = Optimizers(declaration.optimizers)
+    declaration.models.__dict__["declared"] = declaration  # no submodule
+    return declaration
+
+
+def declared(model: nn.Module) -> Declaration:
+    """What was declared of the models of a rank."""
+    return model.__dict__["declared"]
+
+
+def registered(loop: Loop, model: nn.Module) -> Registered:
+    """The second pass: memory for what is registered, on the shards that the model has now."""
+    second = _Second(declared(model))
+    _passed(loop, second)
+    return second.found
+
+
+def _passed(loop: Loop, context: _Declaring) -> None:
+    try:
+        loop(context)
+    except Declared:
+        return
+    raise ConfigError(field="loop", problem="it returned without asking for ctx.batches(...).")
+
+
+class _Declaring:
+    """A context before the first batch."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self._declaration = declaration
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise ConfigError(
+            field=f"ctx.{name}",
+            problem="there is nothing to answer before the first batch: state is only declared there.",
+            remedy="Use it inside the loop over ctx.batches(...).",
+        )
+
+    def optimizer(self, name: str, make: Callable[..., Any], model: Any, **settings: Any) -> Any:
+        return self._declaration.reset(name)
+
+    def model(self, name: str, build: Callable[[], nn.Module], *, init: Init | None = None) -> nn.Module:
+        return getattr(self._declaration.models, name)
+
+    def register(self, name: str, thing: T) -> T:
+        return thing
+
+    def batches(self, dataset: Any) -> Iterator[Any]:
+        raise Declared
+
+
+class _First(_Declaring):
+    def model(self, name: str, build: Callable[[], nn.Module], *, init: Init | None = None) -> nn.Module:
+        self._new(name, "model")
+        with torch.device("meta"):
+            model = check_model(name, build())
+        self._declaration.models.add_module(name, model)
+        if init is not None:
+            self._declaration.inits[name] = init
+        return model
+
+    def optimizer(self, name: str, make: Callable[..., Any], model: Any, **settings: Any) -> Any:
+        self._new(name, "optimizer")
+        parameters = list(model.parameters()) if isinstance(model, nn.Module) else model
+        optimizer = check_optimizer(name, make(parameters, **settings))
+        self._declaration.optimizers[name] = optimizer
+        self._declaration.settings[name] = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
+        return optimizer
+
+    def register(self, name: str, thing: T) -> T:
+        self._new(name, "register")
+        check_registered(name, thing)
+        self._declaration.things.append(name)
+        return thing
+
+    def batches(self, dataset: Any) -> Iterator[Any]:
+        self._declaration.dataset = dataset
+        raise Declared
+
+    def _new(self, name: str, what: str) -> None:
+        field = f"ctx.{what}({name!r})"
+        if not name.isidentifier():
+            raise ConfigError(field=field, problem="a name is letters, digits and underscores.")
+        taken = {*self._declaration.models._modules, *self._declaration.optimizers, *self._declaration.things}
+        if name in taken or hasattr(nn.Module, name):
+            raise ConfigError(field=field, problem="the name is taken.", remedy="Choose another one.")
+
+
+class _Second(_Declaring):
+    def __init__(self, declaration: Declaration) -> None:
+        super().__init__(declaration)
+        self.found = Registered()
+
+    def register(self, name: str, thing: T) -> T:
+        self.found.reserve(name, thing)
+        return thing

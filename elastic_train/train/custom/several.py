@@ -1,0 +1,90 @@
+"""Several models as one, and several optimizers as one: to the engine they are a model and its optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic_train.errors import ConfigError
+
+
+class Models(nn.Module):
+    """Models by name, which begins the names of their tensors. It is called with a batch and returns it."""
+
+    def forward(self, batch: Any) -> Any:
+        return batch
+
+
+class Optimizers(torch.optim.Optimizer):
+    """One after the other. They share their groups and their state with this one, in the order of `parts`."""
+
+    def __init__(self, parts: Mapping[str, torch.optim.Optimizer]) -> None:
+        groups = [group for part in parts.values() for group in part.param_groups]
+        super().__init__([{"params": group["params"]} for group in groups], {})
+        self.param_groups = groups
+        self.parts = dict(parts)
+        for part in parts.values():
+            part.state = self.state
+
+    def step(self, closure: None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Those parameters that have a gradient."""
+        for _, part in self._lent():
+            part.step()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for _, part in self._lent():
+            part.__setstate__({"state": self.state, "param_groups": part.param_groups})
+
+    @contextmanager
+    def only(self, name: str) -> Iterator[None]:
+        """Within it no other optimizer's parameters have a gradient. They are put back afterwards."""
+        others = [p for n, part in self._lent() if n != name for g in part.param_groups for p in g["params"]]
+        kept = [p.grad for p in others]
+        for parameter in others:
+            parameter.grad = None
+        try:
+            yield
+        finally:
+            for parameter, gradient in zip(others, kept, strict=True):
+                parameter.grad = gradient
+
+    def _lent(self) -> Iterator[tuple[str, torch.optim.Optimizer]]:
+        """Each with the groups and state that this one has: a copy of it, made for a trial, has its own."""
+        start = 0
+        for name, part in self.parts.items():
+            groups, state = part.param_groups, part.state
+            stop = start + len(groups)
+            part.param_groups, part.state = self.param_groups[start:stop], self.state
+            try:
+                yield name, part
+            finally:
+                part.param_groups, part.state = groups, state
+            start = stop
+
+
+def check_model(name: str, model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            field=f"ctx.model({name!r})", problem=f"returned {type(model).__name__}, not an nn.Module."
+        )
+    return model
+
+
+def check_optimizer(name: str, optimizer: object) -> torch.optim.Optimizer:
+    field = f"ctx.optimizer({name!r})"
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(
+            field=field, problem=f"made {type(optimizer).__name__}, not a torch.optim.Optimizer."
+        )
+    if optimizer.state:
+        raise ConfigError(
+            field=field,
+            problem=f"{type(optimizer).__name__} makes its state when it is built, before there are shards.",
+            remedy="Choose one that makes it at its first step().",
+        )
+    return optimizer

@@ -1,0 +1,77 @@
+"""A loop as the engine sees it: the task that it declares."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic_train.config import RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.train.custom.declare import Declaration, Loop, declare
+from elastic_train.train.task import Task, check_task
+
+
+class LoopTask(Task):
+    """Built anew each time the model is drawn; only the loop itself goes to other processes."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self._declared: Declaration | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"loop": self.loop, "_declared": None}
+
+    def model(self) -> nn.Module:
+        self._declared = declare(self.loop)
+        return self._declared.models
+
+    def init(self, module: nn.Module, fqn: str) -> None:
+        own = self._known.inits.get(fqn.split(".")[0])
+        if own is None:
+            super().init(module, fqn)
+        else:
+            own(module, fqn.partition(".")[2])
+
+    def optimizer(self, named_params: Any) -> torch.optim.Optimizer:
+        assert self._known.optimizer is not None
+        return self._known.optimizer
+
+    def dataset(self) -> Any:
+        made = self._known.dataset
+        makes = isinstance(made, type) or (callable(made) and not hasattr(made, "__getitem__"))
+        return made() if makes else made
+
+    def inputs(self, micro_batch: Any) -> Any:
+        return (micro_batch,)
+
+    def loss(self, output: Any, micro_batch: Any) -> tuple[torch.Tensor, Any]:
+        raise AssertionError("a loop computes its own loss")
+
+    @property
+    def _known(self) -> Declaration:
+        assert self._declared is not None, "the model is drawn first"
+        return self._declared
+
+
+def task_of(given: Task | Loop) -> Task:
+    """A task as it is, once it is checked; a loop as a task."""
+    if not isinstance(given, Task) and not isinstance(given, type) and callable(given):
+        return LoopTask(given)
+    check_task(given)  # type: ignore[arg-type]
+    return given  # type: ignore[return-value]
+
+
+def check_loop_options(spec: RunSpec) -> None:
+    """ConfigError for what needs to know a model's forward, or to update in its backward."""
+    if spec.optimizer_in_backward:
+        raise ConfigError(
+            field="optimizer_in_backward", problem="the backward of a loop is its own: write a Task for it."
+        )
+    if spec.parallelism.divides_the_model:
+        raise ConfigError(
+            field="parallelism",
+            problem="the models of a loop are replicated and sharded (dp_replicate, dp_shard), not cut.",
+            remedy="Write a Task to use tp or pp.",
+        )

@@ -1,6 +1,7 @@
 # Each target creates the environment it needs on a fresh machine and can be run again.
 PYTHON ?= python3
 VENV ?= .venv
+PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
@@ -47,5 +48,14 @@ bench-quick: env
 bench: env
 	for name in overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
+# Systems that benchmarks/stall.py is compared with, in an environment of their own beside ours.
+bench-peers: env
+	test -x $(PEERS)/bin/python || $(BIN)/python -m venv --without-pip $(PEERS)
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+		"$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth"
+	$(BIN)/python -m pip --python $(PEERS)/bin/python install --quiet --disable-pip-version-check \
+		torchsnapshot==0.1.0 torch_checkpointing==0.1.1 dlrover==0.6.1 nvidia-resiliency-ext==0.4.1 grpcio protobuf
+	$(BIN)/python -m benchmarks.stall --peers $(PEERS)/bin/python
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis

@@ -1,6 +1,7 @@
 """How long does training stand still for a checkpoint?
 
 python -m benchmarks.stall [--quick] [--json FILE] [--plot FILE] [--millions M] [--budget SECONDS]
+                           [--peers PYTHON]
 
 A plain loop (square layers, fused AdamW) saves parameters and both moments after each step, or each tenth.
 `blocked_ms` is what the training thread spends in the system per save: in the call that saves, and in what
@@ -14,23 +15,27 @@ without a core to spare a snapshot cannot cost less than the copies that it make
 and one for another.
 
 First all systems with one process and a save at every step, then at every tenth, then the same with four
-processes, then all of it again, as far as the time goes.
+processes, then all of it again, as far as the time goes. Systems of other packages are run by an interpreter
+that has them (`make bench-peers` makes one) and are absent without it.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks import record
+from benchmarks.stall_peers import PEERS
 from benchmarks.stall_plot import plot
 from benchmarks.stall_systems import TEARS
 
@@ -53,31 +58,32 @@ NAMES = (
     "DCP async_save (DefaultStager, background)",
     TEARS,
     "DCP async_save (process)",
+    *PEERS,
 )
+PEERS_PYTHON = Path(".venv-peers/bin/python")
 
 
-def run(system: str, *, every: int, workers: int, millions: float, steps: int) -> dict[str, Any]:
-    """One repetition: the slowest rank's figures, or why there are none."""
+def run(
+    system: str, *, every: int, workers: int, millions: float, steps: int, peers: Path = PEERS_PYTHON
+) -> dict[str, Any]:
+    """One repetition: the slowest rank's figures, or why there are none. `peers` runs what isn't ours."""
+    about = {"system": system, "every": every, "workers": workers}
+    if system in PEERS and not peers.exists():
+        return {**about, "absent": f"there is no {peers}: make bench-peers"}
     with tempfile.TemporaryDirectory(prefix="stall-") as directory, socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
         free.close()
-        command = [sys.executable, "-m", "benchmarks.stall_run", "--system", system, "--directory", directory]
+        python = str(peers.absolute()) if system in PEERS else sys.executable
+        command = [python, "-m", "benchmarks.stall_run", "--system", system, "--directory", directory]
         command += ["--every", str(every), "--workers", str(workers), "--port", str(port)]
         command += ["--millions", str(millions / workers), "--steps", str(steps)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         ranks = [
-            subprocess.Popen(
-                [*command, "--rank", str(rank)],
-                env=environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
+            Rank([*command, "--rank", str(rank)], environment, Path(directory) / f"rank{rank}")
             for rank in range(workers)
         ]
-        told = [_told(process) for process in ranks]
-    about = {"system": system, "every": every, "workers": workers}
+        told = [rank.told() for rank in ranks]
     wrong = [error for found, error in told if found is None]
     if wrong:
         return {**about, "absent": wrong[0]}
@@ -93,17 +99,31 @@ def run(system: str, *, every: int, workers: int, millions: float, steps: int) -
     }
 
 
-def _told(process: subprocess.Popen[str]) -> tuple[dict[str, Any] | None, str]:
-    try:
-        out, error = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return None, f"no answer within {LIMIT_S:.0f} s"
-    for line in out.splitlines():
-        if line.startswith("RESULT "):
-            return json.loads(line[7:]), ""
-    lines = error.strip().splitlines()
-    return None, lines[-1] if lines else f"exit code {process.returncode}"
+class Rank:
+    """One process and whatever it starts: some systems leave processes, which would hold on to a pipe."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], logs: Path) -> None:
+        self._out, self._error = logs.with_suffix(".out"), logs.with_suffix(".error")
+        with self._out.open("w") as out, self._error.open("w") as error:
+            self._process = subprocess.Popen(
+                command, env=environment, stdout=out, stderr=error, start_new_session=True
+            )
+
+    def told(self) -> tuple[dict[str, Any] | None, str]:
+        """Its figures, or the last thing that it said instead."""
+        try:
+            self._process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            return None, f"no answer within {LIMIT_S:.0f} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        for line in self._out.read_text().splitlines():
+            if line.startswith("RESULT "):
+                return json.loads(line[7:]), ""
+        lines = [line.strip() for line in self._error.read_text().splitlines() if line.strip()]
+        return None, lines[-1] if lines else f"exit code {self._process.returncode}"
 
 
 def headline(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -119,7 +139,7 @@ def headline(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     def median(name: str, key: str) -> float | None:
         return record.median(r[key] for r in sound.get(name, ()))
 
-    rivals = [name for name in sound if name.startswith(ASYNC)]
+    rivals = [name for name in sound if name.startswith(ASYNC) or name in PEERS]
     blocked = median(OURS, "blocked_ms")
     best = min((median(name, "blocked_ms") or 0.0 for name in rivals), default=None)
     found = [r for r in results if "absent" not in r]
@@ -144,6 +164,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--repetitions", type=int, default=0)
     parser.add_argument("--budget", type=float, default=0.0, metavar="SECONDS", help="begin nothing after it")
+    parser.add_argument(
+        "--peers", type=Path, default=PEERS_PYTHON, metavar="PYTHON", help="runs what isn't ours"
+    )
+    parser.add_argument("--systems", nargs="+", default=NAMES, choices=NAMES, metavar="SYSTEM")
     options = parser.parse_args()
     quick = options.quick
     millions = options.millions or (12 if quick else 100)
@@ -162,9 +186,11 @@ def main() -> None:
             print(f"no time for {len(turns) - number} of {len(turns)} turns within {budget:.0f} s")
             break
         turn = time.monotonic()
-        for name in NAMES:
+        for name in options.systems:
             steps = options.steps or STEPS.get(every, 2 * every + 1)
-            found = run(name, every=every, workers=workers, millions=millions, steps=steps)
+            found = run(
+                name, every=every, workers=workers, millions=millions, steps=steps, peers=options.peers
+            )
             results.append(found)
             print(_line(found), flush=True)
         longest = max(longest, time.monotonic() - turn)

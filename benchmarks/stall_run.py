@@ -18,6 +18,7 @@ from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
 from benchmarks.stall_memory import Peak, copy_bytes_s
+from benchmarks.stall_peers import PEERS
 from benchmarks.stall_systems import SYSTEMS, Nothing, System, Tensors
 
 WARM_UP = 2
@@ -103,7 +104,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     bare = [training.step(0, idle, False)[0] for _ in range(args.bare)]
     copied_s = size / copy_bytes_s()
     memory = Peak()
-    system = SYSTEMS[name](args.directory, args.rank)
+    system = (SYSTEMS | PEERS)[name](args.directory, args.rank)
     training.step(0, system, name != "none")  # what is made at the first save is not the stall of the others
     gc.disable()
     steps, stalls, saves = [], [], 0
@@ -143,7 +144,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--system", required=True, choices=SYSTEMS)
+    parser.add_argument("--system", required=True, choices=[*SYSTEMS, *PEERS])
     parser.add_argument("--directory", type=Path, required=True)
     parser.add_argument("--millions", type=float, required=True)
     parser.add_argument("--steps", type=int, required=True)

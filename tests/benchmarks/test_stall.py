@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.stall import NAMES, headline
+from benchmarks.stall import NAMES, Rank, headline, run
+from benchmarks.stall_peers import PEERS
 from benchmarks.stall_plot import plot
 
 pytestmark = pytest.mark.ring0
@@ -58,3 +62,38 @@ def test_the_plot_shows_every_system_that_saved_and_marks_what_tore() -> None:
     texts = [node.text or "" for node in drawn.iter() if node.tag.endswith("text")]
     assert sum(", 1 x, every 1" in text for text in texts) == 4
     assert any(text.endswith("torn") for text in texts)
+
+
+def test_a_correct_system_of_another_package_is_a_rival_and_one_that_tears_is_not() -> None:
+    more = [reading("DLRover flash (memory)", 5.0), reading("torch_checkpointing (no lock)", 0.2, torn=True)]
+    said = headline([*READINGS, *more])
+    assert (said["x_vs_best_correct_async"], said["torn_peers"]) == (10.0, 2.0)
+
+
+def test_a_system_that_is_not_installed_is_absent_and_how_to_get_it_is_said(tmp_path: Path) -> None:
+    for name in PEERS:
+        found = run(name, every=1, workers=1, millions=1, steps=1, peers=tmp_path / "python")
+        assert "make bench-peers" in found["absent"]
+
+
+def test_what_a_system_leaves_running_holds_nobody_up_and_is_ended(tmp_path: Path) -> None:
+    child = "import sys, time; print(1, flush=True); time.sleep(600)"
+    code = (
+        "import subprocess, sys; "
+        f"left = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE); "
+        "left.stdout.readline(); print('RESULT', '{\"left\": %d}' % left.pid)"
+    )
+    found, _ = Rank([sys.executable, "-c", code], {}, tmp_path / "rank0").told()
+    assert found is not None
+    gone, status = threading.Event(), Path(f"/proc/{found['left']}/stat")
+    for _ in range(200):
+        if not status.exists() or status.read_text().rpartition(")")[2].split()[0] == "Z":
+            gone.set()
+            break
+        threading.Event().wait(0.05)
+    assert gone.is_set()
+
+
+def test_a_system_that_fails_says_why(tmp_path: Path) -> None:
+    found, why = Rank([sys.executable, "-c", "raise SystemExit('no room')"], {}, tmp_path / "rank0").told()
+    assert (found, why) == (None, "no room")

@@ -18,6 +18,7 @@ from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
 from elastic_train.errors import FormatUnsupported
+from elastic_train.geometry.follow import Blockwise, Coupled, Projection, Scalar
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import open_store
 
@@ -123,3 +124,20 @@ def test_the_specification_is_enough_to_read_it() -> None:
     for name, array in expected(2).items():
         assert arrays[name].tobytes() == array.tobytes()
     assert arrays.keys() == expected(2).keys()
+
+
+def test_states_in_blocks_and_projections_of_the_golden_run_are_read_as_what_they_are() -> None:
+    checkpoint = open_checkpoint(str(GOLDEN.parent / "v1_states"))
+    assert verify(checkpoint).sound
+    assert checkpoint.kinds() == {
+        ("a", "state1"): Blockwise(256, 256),
+        ("a", "absmax1"): Blockwise(256, 1),
+        ("a", "qmap1"): Scalar(),
+        ("b", "row_var"): Projection((0, None)),
+        ("b", "col_var"): Projection((None, 1)),
+        ("c", "factor"): Coupled(),
+    }
+    written = json.loads((GOLDEN.parent / "v1_states/checkpoints/step-0000000003.g1/state.json").read_text())
+    assert written["requires"] == ["reshard"]
+    assert written["document"]["optimizer"]["reshard"]["b"]["col_var"] == ["projection", [None, 1]]
+    assert checkpoint["a"]["state1"][15, 30:].tolist() == [(7 + 510) % 251, (7 + 511) % 251]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elastic_train.planner.plan import Infeasible, Plan, Seat
-from elastic_train.planner.search import Search
+
+Searching = Callable[[tuple[Seat, ...], Plan | None], Plan | Infeasible]
+"""Seats, and the plan whose shards are held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alternatives:
     """A planner that knows some answers: the plan without each node, and with one node more.
 
-    `grown` is the answer for seats of `joining` workers, whose names were not known yet.
+    `grown` is the answer for seats of `joining` workers, whose names were not known yet. Seats in another
+    order may have another answer, so they are no known question.
     """
 
-    search: Search
-    seats: frozenset[Seat]
+    search: Searching
+    seats: tuple[Seat, ...]
     previous: Plan | None
     without: Mapping[str, Plan | Infeasible]  # by the node that is gone
     joining: tuple[Seat, ...] = ()
@@ -29,14 +32,15 @@ class Alternatives:
 
     def ready(self, seats: Sequence[Seat]) -> Plan | Infeasible | None:
         """The plan made for exactly these seats; None where none was."""
-        there = frozenset(seats)
-        gone, new = self.seats - there, there - self.seats
-        if gone and not new and len(nodes := {seat.node for seat in gone}) == 1:
+        seats, known = tuple(seats), set(self.seats)
+        gone = known.difference(seats)
+        if gone and len(nodes := {seat.node for seat in gone}) == 1:
             (node,) = nodes
-            return self.without.get(node) if all(seat.node != node for seat in there) else None
-        if not gone and self._like(new):
-            names = [seat for seat in seats if seat in new]
-            return self._renamed(dict(zip(self.joining, names, strict=True)))
+            left = tuple(seat for seat in self.seats if seat.node != node)
+            return self.without.get(node) if seats == left else None
+        new = seats[len(self.seats) :]
+        if seats[: len(self.seats)] == self.seats and self._like(frozenset(new)):
+            return self._renamed(dict(zip(self.joining, new, strict=True)))
         return None
 
     def _like(self, new: frozenset[Seat]) -> bool:
@@ -57,13 +61,13 @@ class Alternatives:
 
 
 def alternatives(
-    search: Search, seats: Sequence[Seat], plan: Plan | None = None, *, joining: Sequence[Seat] = ()
+    search: Searching, seats: Sequence[Seat], plan: Plan | None = None, *, joining: Sequence[Seat] = ()
 ) -> Alternatives:
     """Answers for the loss of each node of `seats`, and for `joining` seats of one more node."""
     nodes = dict.fromkeys(seat.node for seat in seats)
     return Alternatives(
         search=search,
-        seats=frozenset(seats),
+        seats=tuple(seats),
         previous=plan,
         without={node: search(tuple(s for s in seats if s.node != node), plan) for node in nodes},
         joining=tuple(joining),

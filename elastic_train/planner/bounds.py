@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +68,14 @@ def totals(found: Candidates, stages: StageTable) -> Totals:
 
 
 def step_seconds(
-    found: Candidates, known: Totals, shape: ModelShape, hardware: Hardware, fleet: Fleet, rounds: Floats
+    found: Candidates,
+    known: Totals,
+    shape: ModelShape,
+    hardware: Hardware,
+    fleet: Fleet,
+    *,
+    rounds: Floats,
+    micro_batches: int,
 ) -> Floats:
     """Seconds of a step, at least: stages of equal bytes, the best cut in time."""
     work = Work(
@@ -78,6 +86,7 @@ def step_seconds(
         virtual=found.virtual.astype(float),
         split=found.split.astype(float),
         rounds=rounds,
+        total=total_rounds(found.dp_replicate, found.dp_shard, rounds, micro_batches),
         slowest_s=known.slowest_s,
         all_s=known.all_s,
         gradient_bytes=known.gradients / found.pp,
@@ -86,6 +95,14 @@ def step_seconds(
         elements=known.elements / (found.pp * found.dp_shard),
     )
     return np.stack(list(columns_of(shape, hardware, fleet, work).values())).sum(axis=0)
+
+
+def total_rounds(
+    dp_replicate: NDArray[Any], dp_shard: NDArray[Any], rounds: Floats, micro_batches: int
+) -> Floats:
+    """Micro-batches that all pipelines run: under dp_shard the shorter shares are filled up."""
+    filled: Floats = np.maximum(dp_replicate * dp_shard * rounds, micro_batches)
+    return np.where(dp_shard > 1, filled, float(micro_batches))
 
 
 def may_fit(found: Candidates, known: Totals, memory_bytes: int) -> NDArray[np.bool_]:

@@ -31,6 +31,7 @@ class Work:
     virtual: Column
     split: Column  # 1 where backwards are split
     rounds: Column  # micro-batches that the slowest pipeline runs
+    total: Column  # micro-batches that all pipelines run, fillers included
     slowest_s: Column  # of one micro-batch on the slowest pp index
     all_s: Column  # of one micro-batch through all stages
     gradient_bytes: Column  # of the largest stage, after tp, before dp_shard
@@ -69,7 +70,10 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) 
     on_one = size <= (fleet.workers if len(fleet.sizes) == 1 else max(fleet.sizes))
     part = work.inner * work.dp_shard
     groups = np.clip(together / part, 1.0, None)  # shard groups that a node's link serves at a time
-    visible = 1.0 - hardware.overlap
+    visible = crowd * (1.0 - hardware.overlap)
+    alone = work.rounds * work.slowest_s
+    waited = (work.all_s - work.slowest_s) * _waited(shape, work.split) / work.virtual
+    compute = np.maximum(alone, _by_cores(hardware, fleet, work))
 
     shard, copies = work.dp_shard, work.dp_replicate
     within = on_one | (part <= together)
@@ -95,9 +99,9 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) 
     slots = work.rounds * work.virtual + work.pp - 1
     vote = 2 * np.ceil(np.log2(np.maximum(size, 1))) * hardware.between.latency_s
     return {
-        "compute": crowd * work.rounds * work.slowest_s,
-        "bubble": crowd * (work.all_s - work.slowest_s) * _waited(shape, work.split) / work.virtual,
-        "sends": np.where(work.pp > 1, slots * send, 0.0) + ends,
+        "compute": compute,
+        "bubble": np.maximum(alone + waited, compute) - compute,
+        "sends": crowd * (np.where(work.pp > 1, slots * send, 0.0) + ends),
         "gathers": visible * gathers,
         "reduction": visible * (scatter + sums),
         "update": crowd * work.elements * hardware.update_s + vote,
@@ -125,9 +129,25 @@ def _crowd(hardware: Hardware, fleet: Fleet, size: Column) -> Column:
     """How much slower a worker is because its node has fewer cores than its workers keep busy."""
     if hardware.cores is None:
         return np.ones_like(size)
+    return np.maximum(1.0, _beside(hardware, fleet, size) * hardware.cores_per_worker / hardware.cores)
+
+
+def _by_cores(hardware: Hardware, fleet: Fleet, work: Work) -> Column:
+    """Seconds that the cores of the fullest node need for what its workers compute.
+
+    A stage that waits leaves its cores to the others, so this is not their time one by one.
+    """
+    if hardware.cores is None:
+        return np.zeros_like(work.pp)
+    size = work.pp * work.dp_replicate * work.dp_shard * work.inner
+    share = _beside(hardware, fleet, size) / size
+    return share * work.total * work.all_s * work.inner * hardware.cores_per_worker / hardware.cores
+
+
+def _beside(hardware: Hardware, fleet: Fleet, size: Column) -> Column:
+    """Ranks on the fullest node, or on the machine that all nodes are parts of."""
     fullest = np.minimum(np.ceil(size / len(fleet.sizes)), max(fleet.sizes))
-    busy = (size if hardware.one_machine else fullest) * hardware.cores_per_worker
-    return np.maximum(1.0, busy / hardware.cores)
+    return size if hardware.one_machine else fullest
 
 
 def _seconds(hardware: Hardware, within: NDArray[np.bool_], nbytes: Column, sharing: Column) -> Column:

@@ -26,7 +26,8 @@ class Hardware:
     """The machines of a run; workers are alike up to `Seat.speed`.
 
     Layer times are those of a worker with its cores to itself. Where a node has fewer than its workers keep
-    busy, all of them slow down. `one_machine`: the nodes are parts of one machine and share `cores`.
+    busy, all of them slow down, and so do messages, which the cores copy. `one_machine`: the nodes are parts
+    of one machine and share `cores`.
     """
 
     inside: Link = Link()  # between workers of a node

@@ -9,8 +9,9 @@ from typing import Literal
 Recompute = Literal["none", "selective", "full"]
 """What backward computes again instead of keeping it: nothing, attention's inside, whole layers."""
 
-Schedule = Literal["1F1B", "Interleaved1F1B"]
-"""Order of forwards and backwards over the stages, by the names of torch.distributed.pipelining."""
+Schedule = Literal["1F1B", "ZeroBubble", "Interleaved1F1B"]
+"""Order of forwards and backwards over the stages: one forward, one backward; with the gradients of weights
+apart, where a stage would wait (ZB-H1); with several stages on each pp index."""
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
 """Mesh axes in rank order, the outermost first: rank = ((pp * R + dp_replicate) * S + dp_shard) ..."""
@@ -95,6 +96,7 @@ class Plan:
         assert len(self.shares) == self.mesh.dp
         assert self.mesh.dp_shard % self.mesh.ep == 0
         assert len(self.stages) in (0, self.mesh.pp * self.virtual)
+        assert self.schedule != "ZeroBubble" or (self.mesh.dp_shard == 1 and self.recompute == "none")
         assert all(a[1] == b[0] for a, b in zip(self.stages, self.stages[1:], strict=False))
         assert not self.groups or (self.groups[0][0], self.groups[-1][1]) == (0, self.mesh.pp)
 

@@ -45,7 +45,15 @@ class Ranking:
             zero_bubble=problem.zero_bubble,
         )
         self._bounds = totals(found, stages)
-        steps = step_seconds(found, self._bounds, shape, hardware, fleet, self._rounds(found))
+        steps = step_seconds(
+            found,
+            self._bounds,
+            shape,
+            hardware,
+            fleet,
+            rounds=self._rounds(found),
+            micro_batches=problem.micro_batches,
+        )
         self._goodput = np.exp(-self._least_cost(found) / problem.outlook.quiet_s) / steps
         self._may = np.ones(len(found), bool)
         if hardware.memory_bytes is not None:
@@ -111,7 +119,15 @@ class Ranking:
         known = {name: getattr(self._bounds, name)[one] for name in type(self._bounds).__slots__}
         tighter = replace(type(self._bounds)(**known), slowest_s=np.array([slowest]))
         problem = self._problem
-        (step,) = step_seconds(row, tighter, problem.shape, problem.hardware, self._fleet, self._rounds(row))
+        (step,) = step_seconds(
+            row,
+            tighter,
+            problem.shape,
+            problem.hardware,
+            self._fleet,
+            rounds=self._rounds(row),
+            micro_batches=problem.micro_batches,
+        )
         cost = float(self._least_cost(row)[0])
         return min(bound, problem.outlook.goodput(float(step), cost))
 

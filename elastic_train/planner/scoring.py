@@ -182,6 +182,7 @@ class Scorer:
             "virtual": candidate.virtual,
             "split": candidate.split,
             "rounds": ends,
+            "total": rounds * mesh.dp if mesh.dp_shard > 1 else problem.micro_batches,
             "slowest_s": times.max(),
             "all_s": times.sum(),
             "gradient_bytes": by_pp(memory.rows.whole_gradients, positions, mesh.pp).max(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -19,6 +20,7 @@ from elastic_train.planner.outlook import Outlook
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.ranking import Ranking
+from elastic_train.planner.ready import Ready
 from elastic_train.planner.scoring import Scored
 from elastic_train.planner.search import Search
 from elastic_train.planner.shape import Widths
@@ -228,8 +230,45 @@ def test_plans_for_every_lost_node_and_one_more_are_ready():
     assert isinstance(direct, Plan)
     assert (grown.mesh, grown.workers, grown.nodes) == (direct.mesh, direct.workers, direct.nodes)
     assert ready.ready(there[:2]) is None
+    assert ready.ready(there[3::-1]) is None, "another order is another question"
     assert ready.ready((*there, Seat(worker="a", node="n7"))) is None
     assert ready(there[:2], plan) == search(there[:2], plan)
+
+
+def test_a_planner_that_was_asked_ahead_gives_the_answers_of_one_that_was_not():
+    search = Search(micro_batches=12, shape=transformer(), hardware=SLOW)
+    ready, there = Ready(search), seats(2, 2, 1)
+    assert ready(there[:4]) == search(there[:4])
+    assert ready.found == 0
+    ready.prepare(there)
+    for node in ("n0", "n1", "n2"):
+        left = tuple(s for s in there if s.node != node)
+        assert ready(left) == search(left)
+    more = (*there, Seat(worker="a", node="n7"), Seat(worker="b", node="n7"))
+    assert ready(more) == search(more)
+    assert ready.found == 4
+    assert ready(there[:3]) == search(there[:3])
+    assert ready.found == 4
+
+
+def test_a_search_takes_as_long_as_a_loss_allows():
+    """Of this process's time: at most a tenth of a second for 64 ranks, and one for 1,024."""
+    hardware = Hardware(inside=Link(bytes_per_s=2e11), between=Link(bytes_per_s=5e10), memory_bytes=80 << 30)
+    shape = transformer(
+        blocks=32, hidden=4096, heads=32, kv_heads=8, vocabulary=128_256, sequence=4096, block_s=0.05
+    )
+    for ranks, limit in ((64, 0.1), (1024, 1.0)):
+        search = Search(micro_batches=2 * ranks, shape=shape, hardware=hardware, virtual=(1,))
+        there = tuple(Seat(worker=f"w{i}", node=f"n{i // 8}") for i in range(ranks))
+        times: list[float] = []
+        for _ in range(5):
+            began = time.process_time()
+            plan = search(there)
+            search(there[:-8], plan if isinstance(plan, Plan) else None)
+            times.append((time.process_time() - began) / 2)
+            if times[-1] < limit:
+                break
+        assert min(times) < limit, ranks
 
 
 def test_an_explanation_ranks_meshes_and_names_what_each_costs_more():

@@ -15,18 +15,18 @@ from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster import segments
 from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.launch import fit, prepare_local_environment
+from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, keeper_of, run_key
 from elastic_train.cluster.remote import named_actors
 from elastic_train.config import Checkpoints, Parallelism
-from elastic_train.control.events import CheckpointCommitted
+from elastic_train.control.events import CheckpointCommitted, PeersHeld
 from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.cluster.file_reads import FileReads
 from tests.faults.conftest import TIMING, Runs, assert_same_training
-from tests.faults.conftest import runs as runs
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 1
@@ -38,6 +38,13 @@ class Slow(Pretrain):
 
     def dataset(self) -> SlowSamples:
         return SlowSamples(super().dataset(), 0.2)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
+    prepare_local_environment()
+    with LocalCluster(NODES, cpus=CPUS) as cluster:
+        yield Runs(cluster, tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(autouse=True)
@@ -118,3 +125,7 @@ def test_lost_nodes_without_a_replica_cost_at_most_one_step_each_and_no_read_of_
     lost = [e.step for e in rough.ledger.superseded]
     assert len([step for step in lost if step < 7]) <= 1
     assert len([step for step in lost if step >= 7]) <= 1
+    held = [r.event for r in rough.records if isinstance(r.event, PeersHeld)]
+    assert any(one.copies > 0 for one in held)
+    assert all(one.own > 0 and one.copies < one.room for one in held)
+    assert all(one.spilled == 0 for one in held), "copies are refused before anything is spilled"

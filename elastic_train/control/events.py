@@ -214,7 +214,6 @@ class SaveFailed:
     problem: str
 
 
-# -- facts of storage, durable, never fenced -----------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersHeld:
     """What the keeper of a node says of its snapshots from time to time. Sizes are bytes.
@@ -233,6 +232,7 @@ class PeersHeld:
     spilled: int  # that Ray moved from memory to disk on this node since the keeper began
 
 
+# -- facts of storage, durable, never fenced -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -302,8 +302,8 @@ Event = (
     | Settled
     | PartWritten
     | SaveFailed
-    | CheckpointCommitted
     | PeersHeld
+    | CheckpointCommitted
     | CheckpointRejected
     | FencedOff
     | StopRequested

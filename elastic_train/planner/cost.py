@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastic_train.planner.hardware import Fleet, Hardware
-from elastic_train.planner.shape import ModelShape
+from elastic_train.planner.shape import ModelShape, TensorShape
 
 Column = NDArray[np.float64]
 
@@ -71,9 +71,10 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) 
     part = work.inner * work.dp_shard
     groups = np.clip(together / part, 1.0, None)  # shard groups that a node's link serves at a time
     visible = crowd * (1.0 - hardware.overlap)
-    alone = work.rounds * work.slowest_s
+    apart = work.split * hardware.split_s * sum(_is_trained(t) for t in shape.tensors) / work.pp
+    alone = work.rounds * (work.slowest_s + apart)
     waited = (work.all_s - work.slowest_s) * _waited(shape, work.split) / work.virtual
-    compute = np.maximum(alone, _by_cores(hardware, fleet, work))
+    compute = np.maximum(alone, _by_cores(hardware, fleet, work, apart))
 
     shard, copies = work.dp_shard, work.dp_replicate
     within = on_one | (part <= together)
@@ -120,9 +121,17 @@ def _waited(shape: ModelShape, split: Column) -> Column:
     Of each other stage a stage waits for forward + backward under one forward, one backward, and for
     forward + backward to the input - gradients of matrices with zero bubble: Qi et al., ICLR 2024, table 2.
     """
-    matrices = [t for t in shape.tensors if t.sharded and len(t.shape) > 1]
+    matrices = [t for t in shape.tensors if _is_matrix(t)]
     trained = sum(t.numel for t in matrices if t.trainable) / max(1, sum(t.numel for t in matrices))
     return 1.0 - 2.0 * MATRICES_S * trained * split
+
+
+def _is_matrix(tensor: TensorShape) -> bool:
+    return tensor.sharded and len(tensor.shape) > 1
+
+
+def _is_trained(tensor: TensorShape) -> bool:
+    return tensor.trainable and _is_matrix(tensor)
 
 
 def _crowd(hardware: Hardware, fleet: Fleet, size: Column) -> Column:
@@ -132,7 +141,7 @@ def _crowd(hardware: Hardware, fleet: Fleet, size: Column) -> Column:
     return np.maximum(1.0, _beside(hardware, fleet, size) * hardware.cores_per_worker / hardware.cores)
 
 
-def _by_cores(hardware: Hardware, fleet: Fleet, work: Work) -> Column:
+def _by_cores(hardware: Hardware, fleet: Fleet, work: Work, apart: Column) -> Column:
     """Seconds that the cores of the fullest node need for what its workers compute.
 
     A stage that waits leaves its cores to the others, so this is not their time one by one.
@@ -141,7 +150,8 @@ def _by_cores(hardware: Hardware, fleet: Fleet, work: Work) -> Column:
         return np.zeros_like(work.pp)
     size = work.pp * work.dp_replicate * work.dp_shard * work.inner
     share = _beside(hardware, fleet, size) / size
-    return share * work.total * work.all_s * work.inner * hardware.cores_per_worker / hardware.cores
+    seconds = work.total * (work.all_s + work.pp * apart) * work.inner
+    return share * seconds * hardware.cores_per_worker / hardware.cores
 
 
 def _beside(hardware: Hardware, fleet: Fleet, size: Column) -> Column:

@@ -37,6 +37,7 @@ class Hardware:
     cores_per_worker: float = 1.0
     one_machine: bool = False
     update_s: float = 0.0  # the optimizer's time for one element
+    split_s: float = 3e-4  # that splitting the backward of a micro-batch takes for each matrix
     overlap: float = 0.0  # share of the data-parallel communication that backward hides
 
 

@@ -51,6 +51,10 @@ def test_where_memory_is_short_the_last_stages_keep_fewer_micro_batches() -> Non
     assert best(shape, memory_bytes=plain.memory.training).plan.schedule == "1F1B"
 
 
+def test_short_micro_batches_are_not_worth_a_split() -> None:
+    assert best(transformer(block_s=1e-3)).plan.schedule == "1F1B"
+
+
 def test_what_is_sharded_or_frozen_has_nothing_to_split() -> None:
     assert best(transformer(), pp=2, dp_shard=2).plan.schedule == "1F1B"
     frozen = tuple(replace(tensor, trainable=False) for tensor in transformer().tensors)

@@ -46,6 +46,11 @@ def content_hash(view: memoryview | bytes) -> bytes:
     return xxhash.xxh3_128_digest(view)
 
 
+def running_hash() -> xxhash.xxh3_128:
+    """The same hash of bytes that come one after the other."""
+    return xxhash.xxh3_128()
+
+
 def digest(data: bytes) -> str:
     """The same hash in hexadecimal, for whole files."""
     return xxhash.xxh3_128_hexdigest(data)

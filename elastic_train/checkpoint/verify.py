@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-import xxhash
-
+from elastic_train.checkpoint.checksums import running_hash
 from elastic_train.checkpoint.commit import check_aliases, check_coverage
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import THREADS, verify_pages
@@ -87,7 +86,7 @@ def _check(checkpoint: Checkpoint, row: Row) -> None:
         last = sum((n - 1) * s for n, s in zip(row.box.sizes, strides_of(row, item), strict=True))
         checkpoint.files.read(row, row.byte_offset + last, item)
         return
-    content = xxhash.xxh3_128()
+    content = running_hash()
     size = row.box.numel * item
     for at in range(0, size, MOST):
         data = checkpoint.files.read(row, row.byte_offset + at, min(MOST, size - at))

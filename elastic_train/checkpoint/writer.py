@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from elastic_train.checkpoint.checksums import content_hash, crc, digest, pages
+from elastic_train.checkpoint.checksums import content_hash, crc, digest, pages, running_hash
 from elastic_train.checkpoint.manifest import Manifest, Row
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.safetensors_layout import Layout, lay_out
@@ -81,8 +81,10 @@ def _write_file(
             if placed.gap:
                 sink.write(bytes(placed.gap))
             sums: list[int] = []
+            content = running_hash()  # page by page, while the page is in the processor's cache
             for page in pages(view):
                 sums.append(crc(page))
+                content.update(page)
                 sink.write(page)
                 spend(len(page))
             end = placed.start + len(view)
@@ -96,7 +98,7 @@ def _write_file(
                     file=path.rpartition("/")[2],
                     byte_offset=placed.start,
                     checksums=tuple(sums),
-                    hash=content_hash(view),
+                    hash=content.digest(),
                     logical=piece.logical,
                 )
             )

@@ -6,8 +6,9 @@ Ray Train are translated into a `RunSpec` by api.py; nothing below this file kno
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from elastic_train.errors import ConfigError
 
@@ -125,12 +126,12 @@ class BoundaryLogs:
 class ResumeFrom:
     """A checkpoint of another run or system that a new run begins with, read where it lies or copied.
 
-    `specification` is the text of a map of names and layouts (docs/language.md), "" where they are those of
-    the model. Once the run has a checkpoint of its own, it goes on from that.
+    `specification` is a map of names and layouts (docs/language.md), as TOML or as the same Python values, ""
+    where they are those of the model. Once the run has a checkpoint of its own, it goes on from that.
     """
 
     url: str
-    specification: str = ""
+    specification: str | Mapping[str, Any] = ""
     copy: bool = False
 
 

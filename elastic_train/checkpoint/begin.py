@@ -20,8 +20,8 @@ def begin(store: Store, resume_from: ResumeFrom, *, holder: str) -> Stored:
     newest = run.newest()
     if newest is not None:
         return newest
-    text = resume_from.specification
-    spec = parse(text, origin="resume_from.specification") if text else IDENTITY
+    said = resume_from.specification
+    spec = parse(said, origin="resume_from.specification") if said else IDENTITY
     source = open_checkpoint(resume_from.url)
     if not source.tensors:
         raise NoCheckpoint(url=resume_from.url, problem="it holds no tensors.")

@@ -1,8 +1,10 @@
-"""The TOML form of a specification. Errors name the file, the rule and the key."""
+"""A specification as TOML or as the same Python values. Errors name the file, the rule and the key."""
 
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
+from typing import Any
 
 from elastic_train.checkpoint.language.operations import (
     Cast,
@@ -23,10 +25,12 @@ OPERATIONS = ("split", "fuse", "stack", "unstack", "transpose", "strip", "pad", 
 KINDS = ("unique", "replicated", "fragment", "average")
 
 
-def parse(text: str, *, origin: str = "specification") -> Spec:
-    """The specification of a TOML document; ConfigError says where it is wrong."""
+def parse(said: str | Mapping[str, Any], *, origin: str = "specification") -> Spec:
+    """The specification of a TOML document, or of what it would be in Python; ConfigError says where it is
+    wrong.
+    """
     try:
-        document = tomllib.loads(text)
+        document = tomllib.loads(said) if isinstance(said, str) else _plain(said)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(field=origin, problem=f"isn't TOML: {error}.") from error
     table = Table(document, origin)
@@ -46,6 +50,13 @@ def parse(text: str, *, origin: str = "specification") -> Spec:
     )
     table.finish()
     return spec
+
+
+def _plain(value: Any) -> Any:
+    """Any mappings and sequences as the dictionaries and lists that TOML gives."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _rule(table: Table) -> Rule:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 
 import ml_dtypes
@@ -234,3 +235,14 @@ def test_the_resolved_map_is_printed() -> None:
         "  [0:1,0:2] = h.0.qkv.weight (param)[1:2,0:2]",
         "  [1:2,0:2] = h.0.qkv.weight (param)[4:5,0:2]",
     ]
+
+
+def test_python_values_are_the_same_specification_with_the_same_errors() -> None:
+    values = tomllib.loads(ATTENTION)
+    assert parse(values) == parse(ATTENTION)
+    assert parse({"rule": ({"select": ("a", "b"), "to": ("c", "d")},)}) == parse(
+        "[[rule]]\nselect = ['a', 'b']\nto = ['c', 'd']"
+    )
+    assert values == tomllib.loads(ATTENTION), "what was given stays as it was"
+    with pytest.raises(ConfigError, match="rule 1, selct: is no key here; did you mean select"):
+        parse({"rule": [{"selct": "a"}]})

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-At = Literal["forward", "backward", "update", "reduce", "vote", "optimizer", "save", "forming"]
-PHASES: tuple[At, ...] = tuple(phase for phase in get_args(At) if phase != "update")
+At = Literal["forward", "backward", "update", "reduce", "vote", "optimizer", "evaluation", "save", "forming"]
+PHASES: tuple[At, ...] = tuple(phase for phase in get_args(At) if phase not in ("update", "evaluation"))
 """Those of every run."""
 
 

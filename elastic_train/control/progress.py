@@ -47,9 +47,9 @@ def _told_again(state: State, event: StepCommitted) -> Outcome:
     """A step that is known, by another worker, with metrics, or as the last one of the job's own loop."""
     facts, phase = state.facts, state.phase
     known, said = dict(facts.metrics), f"step {event.step} is known to be committed"
-    metrics = (("loss", event.loss), *event.metrics)
-    if event.metrics and event.step in known and known[event.step] != metrics:
-        known[event.step] = metrics
+    before = dict(known.get(event.step, ()))
+    if event.metrics and before and before != (merged := before | dict(event.metrics)):
+        known[event.step] = tuple(merged.items())
         facts, said = replace(facts, metrics=tuple(known.items())), f"step {event.step} has metrics"
     if event.last and event.step == facts.step and facts.ended != event.step:
         facts, said = (

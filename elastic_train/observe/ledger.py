@@ -66,7 +66,8 @@ def ledger(records: Iterable[Record]) -> Ledger:
             case StepCommitted() as event if event.generation == current and event.step not in kept:
                 kept[event.step] = _entry(event, plans.get(current, ""), record.seconds)
             case StepCommitted() as event if event.generation == current and event.metrics:
-                kept[event.step] = replace(kept[event.step], metrics=event.metrics)
+                told = dict(kept[event.step].metrics) | dict(event.metrics)
+                kept[event.step] = replace(kept[event.step], metrics=tuple(told.items()))
             case _:
                 pass
     return Ledger(kept=tuple(kept[step] for step in sorted(kept)), superseded=tuple(superseded))

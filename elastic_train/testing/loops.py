@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from elastic_train.testing.slow_samples import SlowSamples
 from elastic_train.testing.tiny import TinyData, TinyModel, TinyTask
 
 SAMPLES = 57
@@ -81,13 +82,16 @@ def plain(ctx: Any) -> None:
                 step.backward(*summed(net(micro["tokens"]), micro))
 
 
-def averaged(ctx: Any) -> None:
-    """With an average, a schedule that the loop steps, metrics, and an evaluation every three steps."""
+def averaged(ctx: Any, seconds: float = 0.0) -> None:
+    """With an average, a schedule that the loop steps, metrics, and an evaluation every three steps.
+
+    Loading a sample takes `seconds`.
+    """
     net = ctx.model("net", lambda: TinyModel(0.2))
     optimizer = ctx.optimizer("adam", torch.optim.AdamW, groups(net), **SETTINGS)
     schedule = ctx.register("schedule", torch.optim.lr_scheduler.LinearLR(optimizer, 0.2, total_iters=10))
     average = ctx.register("average", Average(net))
-    for batch in ctx.batches(lambda: TinyData(SAMPLES)):
+    for batch in ctx.batches(lambda: SlowSamples(TinyData(SAMPLES), seconds)):
         if ctx.at and ctx.at % 3 == 0:
             found = ctx.evaluate(TinyData(17), lambda micro: right(net(micro["tokens"]), micro))
             ctx.report(**found, updates=average.updates)

@@ -16,8 +16,9 @@ def test_metrics_that_come_after_their_step_are_those_of_its_checkpoint(play):
     play.step(5, loss=0.5)
     play.step(6)
     assert "has metrics" in play.step(5, loss=0.5, metrics=(("accuracy", 0.9),)).reason
+    play.step(5, loss=0.5, metrics=(("fooled", 0.1),))
     play.parts(5)
-    assert play.ordered(Commit)[0].metrics == (("loss", 0.5), ("accuracy", 0.9))
+    assert play.ordered(Commit)[0].metrics == (("loss", 0.5), ("accuracy", 0.9), ("fooled", 0.1))
 
 
 def test_a_loop_that_ends_the_run_early_is_finished_with_the_checkpoint_of_its_last_step(play):

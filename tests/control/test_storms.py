@@ -51,7 +51,7 @@ def test_a_thousand_storms_keep_every_invariant(hundred):
         weather(seed)
 
 
-@pytest.mark.parametrize("hundred", range(3))
+@pytest.mark.parametrize("hundred", range(1))
 def test_storms_over_pipelines_that_log_keep_every_invariant(hundred):
     for seed in range(100 * hundred, 100 * hundred + 100):
         weather(seed, stages=True)

@@ -172,7 +172,7 @@ def assert_close(found: Found, expected: Found, *, dtype: str, rtol: float) -> N
         np.testing.assert_allclose(found[name].view(dtype), values.view(dtype), rtol=rtol, atol=rtol)
 
 
-@pytest.mark.parametrize("precision", ["fp64", "fp32"])
+@pytest.mark.parametrize("precision", [pytest.param("fp64", marks=pytest.mark.matrix), "fp32"])
 def test_any_lost_stage_replays_to_the_bit_alone(
     pool: GlooPool, new_generation: Iterator[int], precision: str
 ) -> None:
@@ -197,7 +197,15 @@ def test_workers_that_share_a_lost_stage_agree_to_the_bit_and_are_within_roundin
         assert_close(found[0][0], lost.expected([stage]), dtype="f8", rtol=1e-9)
 
 
-@pytest.mark.parametrize("mesh", [Mesh(pp=2, dp_shard=2), Mesh(pp=2, tp=2), Mesh(pp=2, dp_replicate=2)])
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(pp=2, dp_shard=2),
+        pytest.param(Mesh(pp=2, tp=2), marks=pytest.mark.matrix),
+        pytest.param(Mesh(pp=2, dp_replicate=2), marks=pytest.mark.matrix),
+    ],
+    ids=str,
+)
 def test_the_ranks_of_a_lost_stage_replay_it_together_to_the_bit(
     pool: GlooPool, new_generation: Iterator[int], mesh: Mesh
 ) -> None:

@@ -52,7 +52,7 @@ class DeviceLane:
                 target.copy_(parts[0], non_blocking=True)
                 return
             places = [self._block[s.offset - first.offset :][: s.stop - s.start] for s in spans]
-            torch._foreach_copy_(places, parts)
+            torch._foreach_copy_(places, parts)  # pyright: ignore[reportPrivateImportUsage]
             target.copy_(self._block[:extent], non_blocking=True)
 
     def order(self) -> None:

@@ -18,6 +18,7 @@ from elastic_train.config import RunSpec
 from elastic_train.planner.shape import Layer, ModelShape, TensorShape, Widths
 from elastic_train.train.build import DTYPE_OF, Blueprint, draw
 from elastic_train.train.collate import caller, collate
+from elastic_train.train.custom.task import LoopTask
 from elastic_train.train.experts import find_experts, number_of_experts
 from elastic_train.train.names import canonical
 from elastic_train.train.shape import model_shape
@@ -43,9 +44,12 @@ def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelSha
     """The shape with its layers. Seconds are operations over `flops_per_s`, until a run measures them.
 
     The blocks are those that the task's rules name, or the members of the ModuleList or Sequential with most
-    parameters. A model without, or whose forward cannot run without values, keeps the shape without layers.
+    parameters. A model without, or whose forward cannot run without values, keeps the shape without layers,
+    and so do those of a loop.
     """
     shape = model_shape(task, spec)
+    if isinstance(task, LoopTask):
+        return shape
     blueprint, rules = draw(task, spec.precision), task.parallelize()
     found = blocks_of(blueprint.model, rules)
     path, blocks = found.path, list(found.modules)

@@ -130,8 +130,11 @@ def from_words(words: Any, name: str, url: str) -> Kind:
 
 
 def check_cuts(needs: Fragments, tensors: Tensors, found: Mapping[Name, Kind], *, url: str) -> None:
-    """TensorMismatch where a rank would hold a part of a parameter without the whole blocks of a state."""
-    strict = [name for name, kind in found.items() if isinstance(kind, Blockwise | Coupled)]
+    """TensorMismatch where a rank would hold a part of a parameter without the whole blocks of a state.
+
+    A group holds coupled states whole on every rank, and has tried out that its optimizer works like this.
+    """
+    strict = [name for name, kind in found.items() if isinstance(kind, Blockwise)]
     if not strict:
         return
     keys = {name: number for number, name in enumerate(needs.names)}

@@ -33,7 +33,7 @@ from elastic_train.testing.gloo_pool import GlooPool
 
 WORKERS = 4
 BATCH = et.Batch(global_size=16, micro_size=2)
-STEPS, WARM_UP = 7, 2
+STEPS, QUICK_STEPS, WARM_UP = 7, 4, 2
 ROUNDS, QUICK_ROUNDS = 5, 1
 LIMIT_S = 300.0
 """No round begins later than this after the first."""
@@ -42,12 +42,12 @@ SEATS = tuple(Seat(worker=f"w{i}", node="n0") for i in range(WORKERS))
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
-def spec() -> RunSpec:
+def spec(steps: int = STEPS) -> RunSpec:
     return RunSpec(
         name="planner",
         storage_path="memory://planner",
         batch=BATCH,
-        max_steps=STEPS,
+        max_steps=steps,
         min_workers=1,
         max_workers=WORKERS,
         clip_norm=1.0,
@@ -126,8 +126,9 @@ def main() -> int:
     torch.set_num_threads(1)
     task = Problem(size=SIZE, seq_len=SEQ_LEN)
     with GlooPool(WORKERS) as pool:
-        gang = Gang(pool, itertools.count(1), task, spec())
+        gang = Gang(pool, itertools.count(1), task, spec(QUICK_STEPS if given.quick else STEPS))
         machine = Machine.of(gang, task, lambda plan: step_s(gang, plan))
+        print("told:", *(f"{name} {value:.3g}" for name, value in machine.told().items()), flush=True)
         plans = plans_of(machine)
         times = measured(gang, plans, QUICK_ROUNDS if given.quick else ROUNDS)
     middle = {name: statistics.median(of_plan) for name, of_plan in times.items()}

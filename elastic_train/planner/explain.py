@@ -70,15 +70,16 @@ def explain(problem: Problem, rows: int = 12) -> Explanation:
 
 def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     """Rows as text, the header first."""
-    header = ("mesh", "ranks", "idle", "stages", "recompute", "memory", "step", "bubble", "moves", "why not")
+    header = ("mesh", "ranks", "idle", "stages", "schedule", "recompute", "memory", "step", "bubble", "moves")
     return [
-        header,
+        (*header, "why not"),
         *(
             (
                 row.mesh,
                 str(row.ranks),
                 str(row.idle),
                 _sizes(row),
+                row.schedule if row.stages else "",
                 row.recompute,
                 bytes_text(row.memory),
                 f"{row.step_s:.3g} s",

@@ -27,20 +27,24 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Postponed:
-    """Where gradients of matrices are left to do. The graph behind it is kept until then."""
+    """Where gradients of matrices are left to do. The graph behind it is kept until then.
 
-    places: list[tuple[Node, nn.Parameter]]
+    Places of one level do not lead to each other, so they run at once: autograd looks at all of the graph
+    behind a place, which takes as long as the gradient of a small matrix.
+    """
+
+    levels: list[list[tuple[Node, nn.Parameter]]]
     came: dict[Node, Gradients]
 
     def run(self) -> None:
         """Add the gradients to the parameters'."""
-        while self.places:
-            node, parameter = self.places.pop(0)
-            given = self.came.pop(node, ())
-            edges = [GradientEdge(node, i) for i, gradient in enumerate(given) if gradient is not None]
+        while self.levels:
+            places = self.levels.pop(0)
+            given = [(node, i, g) for node, _ in places for i, g in enumerate(self.came.pop(node, ()))]
+            edges = [GradientEdge(node, i) for node, i, gradient in given if gradient is not None]
             if edges:
-                gradients = [gradient for gradient in given if gradient is not None]
-                torch.autograd.backward(edges, gradients, inputs=[parameter])
+                gradients = [gradient for _, _, gradient in given if gradient is not None]
+                torch.autograd.backward(edges, gradients, inputs=[parameter for _, parameter in places])
 
 
 def backward_to_input(
@@ -62,7 +66,10 @@ def backward_to_input(
     finally:
         for hook in hooks:
             hook.remove()
-    return Postponed(places=places, came=came)
+    levels: defaultdict[int, list[tuple[Node, nn.Parameter]]] = defaultdict(list)
+    for node, parameter in places:
+        levels[above[node]].append((node, parameter))
+    return Postponed(levels=list(levels.values()), came=came)
 
 
 def _keep(came: dict[Node, Gradients], node: Node, gradients: Any) -> None:
@@ -78,15 +85,13 @@ def _accumulator(leaf: torch.Tensor) -> Node:
     return found
 
 
-def _above(output: torch.Tensor, end: Node) -> dict[Node, None]:
-    """The nodes from which `end` is reached, in the order in which a backward comes to them."""
+def _above(output: torch.Tensor, end: Node) -> dict[Node, int]:
+    """The nodes from which `end` is reached, with the length of the longest way there."""
     assert output.grad_fn is not None
-    order: list[Node] = []
     before: defaultdict[Node, list[Node]] = defaultdict(list)
     seen, waiting = {output.grad_fn}, [output.grad_fn]
     while waiting:
         node = waiting.pop()
-        order.append(node)
         for following, _ in node.next_functions:
             if following is not None:
                 before[following].append(node)
@@ -99,10 +104,20 @@ def _above(output: torch.Tensor, end: Node) -> dict[Node, None]:
         if node not in reaching:
             reaching.add(node)
             waiting += before[node]
-    return dict.fromkeys(node for node in order if node in reaching)
+    left = {node: sum(n in reaching for n, _ in node.next_functions) for node in reaching}
+    lengths, waiting = dict.fromkeys(reaching, 0), [node for node, count in left.items() if count == 0]
+    while waiting:
+        node = waiting.pop()
+        for earlier in before[node]:
+            if earlier in reaching:
+                lengths[earlier] = max(lengths[earlier], lengths[node] + 1)
+                left[earlier] -= 1
+                if not left[earlier]:
+                    waiting.append(earlier)
+    return lengths
 
 
-def _places(above: dict[Node, None], trained: dict[Node, nn.Parameter]) -> list[tuple[Node, nn.Parameter]]:
+def _places(above: dict[Node, int], trained: dict[Node, nn.Parameter]) -> list[tuple[Node, nn.Parameter]]:
     """The nodes of the way to the input that matrices join at, each matrix with its only one."""
     joined: defaultdict[Node, list[Node]] = defaultdict(list)  # by accumulator
     for node in above:

@@ -6,17 +6,19 @@ part, or on a machine without a GPU, that is a row of its own.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from benchmarks.stall_systems import KEPT, Nothing, System, Tensors
+
+STARTS_S = 120
+"""How long a process of a system may take to start, on a machine that is busy."""
 
 # Where a package is missing, its import fails in the process that was to measure it, which then is absent.
 
@@ -72,6 +74,7 @@ class TorchCheckpointing(Rotating):
     def __init__(self, directory: Path, rank: int, *, locks: bool) -> None:
         super().__init__(directory, rank)
         from torch_checkpointing import CheckpointManager
+        from torch_checkpointing.checkpoint_process import CheckpointProcessConfig
         from torch_checkpointing.config import AsyncCheckpointSaverConfig
         from torch_checkpointing.staging import CheckpointStagerConfig
         from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
@@ -80,7 +83,10 @@ class TorchCheckpointing(Rotating):
         staging = CheckpointStagerConfig(use_pinned_memory=pinned, use_non_blocking_copy=pinned)
         self._manager = CheckpointManager(
             CheckpointManager.Config(
-                save=AsyncCheckpointSaverConfig(staging_config=staging),
+                save=AsyncCheckpointSaverConfig(
+                    staging_config=staging,
+                    process_config=CheckpointProcessConfig(subprocess_init_timeout_secs=STARTS_S),
+                ),
                 storage_config=LocalFileSystemStorageConfig(use_direct_io=False),
             )
         )
@@ -144,6 +150,8 @@ class DLRover(Rotating):
 class Nvrx(Rotating):
     """Resiliency extension's asynchronous torch.save: by a fork, or by a process that stays."""
 
+    alive: ClassVar[list[Any]] = []
+
     def __init__(self, directory: Path, rank: int, *, stays: bool) -> None:
         super().__init__(directory, rank)
         from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import TorchAsyncCheckpoint
@@ -159,8 +167,7 @@ class Nvrx(Rotating):
 
     def close(self) -> None:
         self._saver.finalize_async_save(blocking=True, no_dist=True)
-        for child in multiprocessing.active_children():
-            child.terminate()
+        self.alive.append(self._saver)  # its destructor may wait for its process for ever
 
     def read(self, step: int, like: Tensors) -> Tensors | None:
         return torch.load(self.path(step)) if self.path(step).exists() else None

@@ -77,7 +77,8 @@ class Plan:
 
     With pp > 1, `stages` are half-open ranges of the model's blocks by stage, in the order of the model, and
     tile them. Stage s is on pp index s % pp, `virtual` stages on each. What comes before the blocks is on the
-    first stage, what comes after on the last; a stage may consist of that alone. Adjacent stages that are
+    first stage, what comes after on the last; a stage may consist of that alone. With `sequence_parallel`, tp
+    divides what is outside of projections by positions. Adjacent stages that are
     replayed together, so that nothing between them is logged, are in one of `groups`; () where none is.
     """
 
@@ -89,6 +90,7 @@ class Plan:
     virtual: int = 1
     schedule: Schedule = "1F1B"
     recompute: Recompute = "none"
+    sequence_parallel: bool = False
     groups: tuple[tuple[int, int], ...] = ()
 
     def __post_init__(self) -> None:

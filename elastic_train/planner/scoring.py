@@ -114,6 +114,7 @@ class Scorer:
             virtual=candidate.virtual,
             schedule=candidate.schedule,
             recompute=candidate.recompute,
+            sequence_parallel=problem.shape.divides_positions(candidate.mesh.tp),
         )
         return self._scored(plan, draft, ranks)
 

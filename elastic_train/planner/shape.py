@@ -93,7 +93,12 @@ class ModelShape:
     widths: Widths | None = None
     boundary_bytes: int = 0  # of the tensor between two blocks, for one micro-batch
     chain: bool = True  # whether a pipeline can be cut between the layers
+    positions: int = 0  # that tp divides outside of projections where it can; 0: the rules do not allow it
     tied: bool = False  # the last layer uses a tensor of the first, so both hold it
+
+    def divides_positions(self, tp: int) -> bool:
+        """Whether tensor parallelism is to divide what is outside of projections."""
+        return tp > 1 and self.positions > 0 and self.positions % tp == 0
 
     @property
     def parameters(self) -> int:

@@ -113,6 +113,7 @@ class Gang:
         shares: tuple[tuple[int, ...], ...] | None = None,
         stages: tuple[tuple[int, int], ...] = (),
         recompute: Recompute = "none",
+        sequence_parallel: bool = False,
         groups: tuple[tuple[int, int], ...] = (),
     ) -> Plan:
         """A plan on as many processes as the mesh has ranks. `stages` are needed where pp is above 1."""
@@ -124,6 +125,7 @@ class Gang:
             shares=shares or even_shares(self.spec.batch.micro_batches, mesh.dp),
             stages=stages,
             recompute=recompute,
+            sequence_parallel=sequence_parallel,
             groups=groups,
         )
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,19 +28,33 @@ _LEVELS = 1 << 16
 _ALPHA = -1.7580993408473766  # limit of SELU for large negative inputs (Klambauer et al. 2017)
 
 
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Of plain tensors with more than one dim, dim 1 is the `index`-th of `count` equal parts of a whole."""
+
+    index: int
+    count: int
+
+
+_slice: Slice | None = None
+
+
 @contextmanager
-def keyed_dropout() -> Iterator[None]:
+def keyed_dropout(part: Slice | None = None) -> Iterator[None]:
     """While open, every dropout of torch.nn draws its mask by key; torch.nn.MultiheadAttention's own too.
 
     All functions of torch.nn.functional reach the native code through the namespace `torch._VF`, and a name
     set there goes before the native one. scaled_dot_product_attention draws inside its kernel and is not
     keyed.
     """
+    global _slice
     for name, replacement in _REPLACEMENTS.items():
         setattr(torch._VF, name, replacement)
+    _slice = part
     try:
         yield
     finally:
+        _slice = None
         for name in _REPLACEMENTS:
             delattr(torch._VF, name)
 
@@ -155,7 +170,12 @@ def _alpha(x: Tensor, mask: Tensor, p: float, inplace: bool) -> Tensor:
 def _mask_like(x: Tensor, p: float, feature: bool) -> Tensor:
     key = draw_key()
     if not isinstance(x, DTensor):
-        return keep_mask(key, _mask_shape(x.shape, feature), p, device=x.device)
+        shape = _mask_shape(x.shape, feature)
+        if _slice is None or x.ndim < 2:
+            return keep_mask(key, shape, p, device=x.device)
+        whole = (shape[0], shape[1] * _slice.count, *shape[2:])
+        offsets = (0, shape[1] * _slice.index, *(0 for _ in shape[2:]))
+        return keep_mask(key, shape, p, device=x.device, whole=whole, offsets=offsets)
     if any(placement.is_partial() for placement in x.placements):
         raise RuntimeError(
             "dropout of a partial DTensor: redistribute it first, its elements are not known yet"

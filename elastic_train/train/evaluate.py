@@ -27,12 +27,14 @@ from elastic_train.planner.plan import Plan
 from elastic_train.train import seeded
 from elastic_train.train.build import DTYPE_OF
 from elastic_train.train.collate import caller, collate, rows
+from elastic_train.train.cut_loss import of_parts, whole
 from elastic_train.train.group import Group
 from elastic_train.train.parallelize import compute_in
 from elastic_train.train.pipeline import Boundary
 from elastic_train.train.place import Place
 from elastic_train.train.rng import derive, preserved, seed_all
 from elastic_train.train.task import Evaluation, Task
+from elastic_train.train.tensor_parallel import Regions
 from elastic_train.train.user_code import Border
 
 Sums = dict[str, tuple[float, float]]
@@ -55,12 +57,14 @@ class Evaluator:
         group: Group | None,
         border: Border,
         place: Place | None = None,
+        regions: Regions | None = None,
     ) -> None:
-        """`place` is needed under tensor or pipeline parallelism, where several ranks run a micro-batch."""
+        """`place` is needed under tensor or pipeline parallelism, where several ranks run a micro-batch, and
+        `regions` where tensor parallelism cuts what the loss is computed from."""
         self._task, self._evaluation, self._spec = task, evaluation, spec
         self._model, self._plan, self._rank, self._device = model, plan, rank, device
         self._group, self._border = group, border
-        self._place = place or Place(mesh=plan.mesh, rank=rank)
+        self._place, self._regions = place or Place(mesh=plan.mesh, rank=rank), regions
         self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
         self._call = caller(model, task.parallelize().beside)
         self._seed = derive(spec.batch.seed, "evaluation")
@@ -70,10 +74,10 @@ class Evaluator:
             if length == 0:
                 raise ConfigError(field="task.evaluation", problem="its data set holds no samples.")
             self._loader = Loader(dataset, seed=self._seed, seeding=seeded.sample)
-        whole = Batch(
+        all_of_it = Batch(
             global_size=length, micro_size=min(spec.batch.micro_size, length), seed=self._seed, shuffle=False
         )
-        self._micro_batches = SampleOrder(length, whole).micro_batches(1)
+        self._micro_batches = SampleOrder(length, all_of_it).micro_batches(1)
 
     def due(self, step: int) -> bool:
         """Whether to evaluate the state after this step."""
@@ -124,12 +128,11 @@ class Evaluator:
                 if boundary is not None and not self._place.last:
                     boundary.send(output)
                     return None
-                size = len(micro.ids)
-                measure = self._evaluation.metric or self._task.loss
-                value = measure(
-                    rows(output, size=size, real=micro.real), rows(batch, size=size, real=micro.real)
-                )
-        return _sums(value)
+                size, metric = len(micro.ids), self._evaluation.metric
+                output, batch = (rows(part, size=size, real=micro.real) for part in (output, batch))
+                with of_parts(self._regions):
+                    value = self._task.loss(output, batch) if metric is None else metric(whole(output), batch)
+        return _sums(whole(value))
 
     def _total(self, step: int, found: Mapping[int, Sums]) -> dict[str, float]:
         own = sorted(next(iter(found.values()))) if found else []

@@ -119,8 +119,16 @@ def _exchanging(
         got = asked.sum(1).tolist()
         received = _exchange(rows, sent, got, group)
         order = _by_expert(asked)
+        drawn = torch.get_rng_state()
         with _plain_parameters(module):
             computed = forward(received[order], asked.sum(0))
+        if not torch.equal(drawn, torch.get_rng_state()):
+            raise ConfigError(
+                field="parallelism.ep",
+                problem=f"{type(module).__name__} draws random numbers for the rows that are here, which "
+                "depend on the plan.",
+                remedy="Move the dropout behind the experts, or use Parallelism(ep=1).",
+            )
         return _exchange(computed[order.argsort()], got, sent, group)
 
     return run

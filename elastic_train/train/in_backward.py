@@ -47,8 +47,9 @@ class InBackward:
         self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
         self._names = (*self._trainable, *buffers)
         self._groups = {fqn: number for number, fqns in enumerate(shards.groups) for fqn in fqns}
-        # The gradients of these are summed over stages after the backward.
+        # The gradients of these are summed over stages, or over tp, after the backward.
         self._late = {fqn for fqn in self._trainable if len(shards.place.stages_of(fqn)) > 1}
+        self._late |= self._trainable.keys() & (shards.regions.alone if shards.regions else ())
         self._armed = False
 
     def watch(self, fqns: Iterable[str]) -> None:

@@ -110,6 +110,7 @@ class Loop:
             group=group,
             border=border,
             place=shards.place,
+            regions=shards.regions,
         )
 
     def run(self) -> RunEnd:

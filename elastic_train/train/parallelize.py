@@ -23,6 +23,7 @@ from elastic_train.train.custom.several import Models
 from elastic_train.train.experts import EXPERT_SHARD, check_experts, cut_experts, expert_mesh
 from elastic_train.train.names import canonical
 from elastic_train.train.place import Stages
+from elastic_train.train.sequence import check_sequence, cut_positions
 from elastic_train.train.stages import cut_stage
 from elastic_train.train.task import Rules, Task
 from elastic_train.train.tensor_parallel import Regions, cut_tensors, styles
@@ -48,12 +49,18 @@ def divide(
     _check_context(plan)
     stacks = check_experts(blueprint.model, rules, size.ep) if size.ep > 1 else {}
     chosen = styles(blueprint.model, rules, size.tp) if size.tp > 1 else {}
+    spread = plan.sequence_parallel and size.tp > 1
+    if spread:
+        check_sequence(blueprint.model, rules, chosen)
     stages: Stages = {}
     if size.pp > 1:
         blueprint, stages = cut_stage(blueprint, rules, plan.stages, size.coordinate(rank)["pp"])
     regions = None
     if chosen and mesh is not None:
-        blueprint, regions = cut_tensors(blueprint, rules, chosen, mesh["tp"], device)
+        if spread:
+            at = size.coordinate(rank)["pp"]
+            cut_positions(blueprint, rules, mesh["tp"], first=at == 0, last=at == size.pp - 1)
+        blueprint, regions = cut_tensors(blueprint, rules, chosen, mesh["tp"], device, spread=spread)
     if size.dp_shard > 1 and mesh is not None:
         copies = ("dp_replicate",) if size.dp_replicate > 1 else ()
         if stacks:
@@ -71,7 +78,9 @@ def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
     if plan.mesh.ep > 1:
         check_experts(blueprint.model, rules, plan.mesh.ep)
     if plan.mesh.tp > 1:
-        styles(blueprint.model, rules, plan.mesh.tp)
+        chosen = styles(blueprint.model, rules, plan.mesh.tp)
+        if plan.sequence_parallel:
+            check_sequence(blueprint.model, rules, chosen)
     if plan.mesh.pp > 1:
         cut_stage(blueprint, rules, plan.stages, 0)
 

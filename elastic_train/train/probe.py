@@ -27,7 +27,8 @@ def check_sharded_update(
     Each group is tried with one tensor for each number of dims among its parameters, uneven over the ranks.
     All ranks of the mesh must call it: an optimizer may communicate. A difference is a ConfigError.
     """
-    ranks = mesh.size(mesh.ndim - 1)
+    ranks, axis = mesh.size(mesh.ndim - 1), (mesh.mesh_dim_names or ("dp_shard",))[-1]
+    remedy = f"Choose another optimizer, or keep parameters whole with Parallelism({axis}=1)."
     shapes = [
         [(2 * ranks + 1,) + (3,) * (n - 1) for n in sorted({ndims[fqn] for fqn in group} - {0})]
         for group in groups
@@ -53,7 +54,7 @@ def check_sharded_update(
         raise ConfigError(
             field="task.optimizer",
             problem=f"{name} cannot update sharded parameters: {error}",
-            remedy="Choose another optimizer, or keep parameters whole with Parallelism(dp_shard=1).",
+            remedy=remedy,
         ) from error
     expected = [p.detach() for group in whole for p in group]
     for a, b in zip(found, expected, strict=True):
@@ -64,7 +65,7 @@ def check_sharded_update(
                     f"{name} updates sharded parameters otherwise than whole ones (difference "
                     f"{(a - b).abs().max().item():.1e} on a tensor of shape {tuple(a.shape)})."
                 ),
-                remedy="Choose another optimizer, or keep parameters whole with Parallelism(dp_shard=1).",
+                remedy=remedy,
             )
 
 

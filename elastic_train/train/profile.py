@@ -21,6 +21,7 @@ from elastic_train.train.collate import caller, collate
 from elastic_train.train.custom.task import LoopTask
 from elastic_train.train.experts import find_experts, number_of_experts
 from elastic_train.train.names import canonical
+from elastic_train.train.sequence import POSITIONS
 from elastic_train.train.shape import model_shape
 from elastic_train.train.stages import blocks_of
 from elastic_train.train.task import Rules, Task
@@ -37,6 +38,7 @@ class _Seen:
     saved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     routed: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))  # bytes into experts
     boundary: int = 0
+    positions: int = 0
     at: int = -1
 
 
@@ -76,6 +78,7 @@ def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelSha
         tensors=_placed(_expert(shape.tensors, stacks), path, len(blocks), rules, _embeddings(blueprint)),
         layers=rows,
         boundary_bytes=seen.boundary,
+        positions=seen.positions if rules.sequence else 0,
         widths=_widths(blueprint, rules),
         chain=found.chained,
         compute_bytes=2 if spec.precision == "bf16" else None,
@@ -149,6 +152,7 @@ def _hooks(
         settle(number + 1)
         if isinstance(output, torch.Tensor):
             seen.boundary = max(seen.boundary, output.numel() * output.element_size())
+            seen.positions = output.shape[POSITIONS] if output.ndim > POSITIONS else 0
 
     return enter, leave
 

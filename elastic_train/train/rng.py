@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.dropout import keyed_dropout
+from elastic_train.train.dropout import Slice, keyed_dropout
 from elastic_train.train.names import canonical
 
 _MASK = (1 << 64) - 1
@@ -88,8 +88,11 @@ class Randomness:
         seed: int,
         device: torch.device | str = "cpu",
         around: Callable[[Callable[[], None], str], None] | None = None,
+        part: Slice | None = None,
     ) -> None:
+        """`part` says which positions of activations are here, where they are divided."""
         self._seed = seed
+        self._part = part
         self._device = torch.device(device)
         self._around = around or _seeding
         self._draws: Draws | None = None  # of the micro-batch under way
@@ -123,7 +126,7 @@ class Randomness:
         self._draws = draws
         seed_all(seed, self._device)
         try:
-            with keyed_dropout():
+            with keyed_dropout(self._part):
                 yield
         finally:
             self._draws = None

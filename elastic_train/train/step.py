@@ -22,6 +22,7 @@ from elastic_train.train.boundary.ties import add_kept_ties
 from elastic_train.train.buffers import ChangingBuffers
 from elastic_train.train.build import DTYPE_OF
 from elastic_train.train.collate import caller, collate, rows
+from elastic_train.train.cut_loss import of_parts, whole
 from elastic_train.train.fragments import replica_of
 from elastic_train.train.group import Group
 from elastic_train.train.in_backward import InBackward, opening
@@ -34,11 +35,13 @@ from elastic_train.train.reduce import (
     agree_on_presence,
     align,
     is_sharded,
+    local_gradient,
     settle_absent,
     squares,
     sum_over_stages,
 )
 from elastic_train.train.rng import Draws, Randomness
+from elastic_train.train.sequence import sum_over_positions
 from elastic_train.train.shards import Shards
 from elastic_train.train.split_backward import Postponed, backward_to_input
 from elastic_train.train.task import Task
@@ -137,6 +140,7 @@ class Stepper:
             seed=spec.batch.seed,
             device=shards.device,
             around=shards.regions.around if shards.regions else None,
+            part=shards.regions.part if shards.regions else None,
         )
 
     def gradients(self, step: int) -> Ballot:
@@ -311,10 +315,13 @@ class Stepper:
         ):
             output = self._call(None if batch is None else self._task.inputs(batch), received)
             if place.last:
-                output, counted = self._task.loss(
-                    rows(output, size=len(micro.ids), real=micro.real),
-                    rows(batch, size=len(micro.ids), real=micro.real),
-                )
+                with of_parts(shards.regions):
+                    output, counted = whole(
+                        self._task.loss(
+                            rows(output, size=len(micro.ids), real=micro.real),
+                            rows(batch, size=len(micro.ids), real=micro.real),
+                        )
+                    )
                 count = self._checked(output, counted)
                 if not job.filler:
                     self._tally.add(output, count, micro)
@@ -340,6 +347,7 @@ class Stepper:
             self._randomness.backward(flight.draws),
             self._buffers.watch(micro.index, filler=True),
             self._border.at("backward", step),
+            of_parts(self._shards.regions),
         ):
             if splits and received is not None and received.requires_grad:
                 flight.postponed = backward_to_input(output, gradient, received, self._trainable.values())
@@ -362,6 +370,10 @@ class Stepper:
             self._sum.finish()
         settle_absent(self._trainable, present)
         align(self._trainable)
+        if shards.regions is not None and self._place.tensor is not None:
+            divided = {f: self._trainable[f] for f in self._trainable if f in shards.regions.alone}
+            there = {f: local_gradient(p) for f, p in divided.items() if p.grad is not None}
+            sum_over_positions(there, self._place.tensor)
 
     def _sum_over_stages(self, step: int) -> None:
         """Gradients of tensors that are on several stages."""

@@ -27,10 +27,14 @@ class Evaluation:
     every: int = 0
 
 
-Style = Literal["column", "column_gathered", "row"]
+Style = Literal["column", "column_gathered", "column_loss", "row"]
 """torch's styles of tensor parallelism, by what is cut: the outputs of a projection, which stay cut or are
 gathered, or its inputs, so that the outputs are summed. An embedding cut by "row" holds a part of the
-vocabulary, by "column" a part of each vector."""
+vocabulary, by "column" a part of each vector. "column_loss" is for what the loss is computed from: it stays
+cut, a DTensor, and torch's loss_parallel computes cross entropy without gathering it."""
+
+Positions = Literal["alone", "gathered"]
+"""What a module needs of the positions: each by itself, or all of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +47,11 @@ class Rules:
     `tensor_parallel` says how linear and embedding modules are cut; what lies between a "column" and a "row"
     module works on a part of the features and must read its sizes off its input. `fused` are projections of
     several outputs in one, with the shares of each, as in {"*.qkv": (4, 2, 2)}: every part is cut alone.
+
+    With `sequence`, tp divides what lies outside of projections too, by positions (dim 1). "gathered" modules
+    get all positions, as DTensors, and contain the projections that are cut; their "row" modules give a part
+    again. Everything else works on a part, and what has parameters there is named as "alone". Dropout gets
+    its part of the mask; other random numbers must not be drawn there.
 
     `experts` are modules that stack experts: they own parameters alone, each with a row per expert. They are
     called with rows sorted by expert and the number of rows of each, int64 [experts], give a row for each,
@@ -58,6 +67,7 @@ class Rules:
     units: tuple[str, ...] = ()
     tensor_parallel: Mapping[str, Style] = field(default_factory=lambda: MappingProxyType({}))
     fused: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    sequence: Mapping[str, Positions] = field(default_factory=lambda: MappingProxyType({}))
     experts: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()

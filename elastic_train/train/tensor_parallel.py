@@ -26,16 +26,18 @@ from torch.distributed.tensor.parallel import (
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run, fused_runs
 from elastic_train.train.build import Blueprint, put, tensors
+from elastic_train.train.dropout import Slice
 from elastic_train.train.names import canonical
 from elastic_train.train.place import Place
 from elastic_train.train.reduce import local_gradient
+from elastic_train.train.sequence import POSITIONS, alone, check_positions
 from elastic_train.train.task import Rules, Style
 from elastic_train.train.widths import widths_of
 
 ALIKE = 1e-3
 """Relative difference of two norms that rounding explains, in bfloat16 too."""
 
-STYLES = ("column", "column_gathered", "row")
+STYLES = ("column", "column_gathered", "column_loss", "row")
 
 
 class Regions:
@@ -45,7 +47,17 @@ class Regions:
     that this counts as no draw.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        loss: bool = False,
+        alone: frozenset[str] = frozenset(),
+        part: Slice | None = None,
+    ) -> None:
+        """`loss`: what the loss is computed from is cut. Gradients of the parameters `alone` are to be summed
+        over tp, and `part` says which positions are here, where positions are divided."""
+        self.loss, self.alone, self.part = loss, alone, part
         self._device = device
         self._state: torch.Tensor | None = None
         self._opened = ""
@@ -84,20 +96,34 @@ class Regions:
 
 
 def cut_tensors(
-    blueprint: Blueprint, rules: Rules, chosen: Mapping[str, Style], mesh: DeviceMesh, device: torch.device
+    blueprint: Blueprint,
+    rules: Rules,
+    chosen: Mapping[str, Style],
+    mesh: DeviceMesh,
+    device: torch.device,
+    *,
+    spread: bool = False,
 ) -> tuple[Blueprint, Regions]:
     """Divide the meta model in place over a mesh of one axis; nothing is communicated.
 
-    `chosen` is what `styles` found in the whole model.
+    `chosen` is what `styles` found in the whole model. With `spread`, positions are divided outside of
+    projections: `cut_positions` was called before.
     """
-    regions = Regions(device)
+    regions = Regions(
+        device,
+        loss="column_loss" in chosen.values(),
+        alone=alone(blueprint, rules) if spread else frozenset(),
+        part=Slice(mesh.get_local_rank(), mesh.size()) if spread else None,
+    )
     blueprint = replace(blueprint, fused=_fused(blueprint, rules, mesh.size()))
     blueprint.model.register_forward_pre_hook(regions.reset)
     for path, module in (*blueprint.model.named_modules(), *blueprint.givers):
         fqn = canonical(path)
         if fqn not in chosen or isinstance(module, nn.Identity):
             continue
-        parallelize_module(module, mesh, _torch_style(module, chosen[fqn]), src_data_rank=None)
+        if spread and chosen[fqn] == "row":
+            check_positions(module, fqn, mesh.size())
+        parallelize_module(module, mesh, _torch_style(module, chosen[fqn], spread), src_data_rank=None)
         if chosen[fqn] == "column":
             module.register_forward_hook(lambda *_, fqn=fqn: regions.open(fqn))
         elif chosen[fqn] == "row" and isinstance(module, nn.Linear):
@@ -215,10 +241,16 @@ def _check_heads(model: nn.Module, ranks: int) -> None:
             )
 
 
-def _torch_style(module: nn.Module, style: Style) -> ParallelStyle:
+def _torch_style(module: nn.Module, style: Style, spread: bool) -> ParallelStyle:
     if style == "row":
-        return RowwiseParallel(input_layouts=Replicate()) if isinstance(module, nn.Embedding) else _Row()
-    return ColwiseParallel(output_layouts=Replicate() if style == "column_gathered" else Shard(-1))
+        summed = Shard(POSITIONS) if spread else Replicate()
+        if isinstance(module, nn.Embedding):
+            return RowwiseParallel(input_layouts=Replicate(), output_layouts=summed)
+        return _Row(output_layouts=summed)
+    return ColwiseParallel(
+        output_layouts=Replicate() if style == "column_gathered" else Shard(-1),
+        use_local_output=style != "column_loss",
+    )
 
 
 class _Row(RowwiseParallel):

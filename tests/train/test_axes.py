@@ -92,6 +92,13 @@ def test_other_optimizers_and_plans_of_three_and_two(
     check(pool, new_generation, task, [Mesh(pp=3), Mesh(tp=2), Mesh(pp=2)])
 
 
+def test_an_optimizer_that_looks_at_whole_tensors_runs_where_they_are_whole(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    task = ChainTask(optimizer_name="Adafactor", settings={"lr": 1e-2})
+    check(pool, new_generation, task, [Mesh(pp=2, dp_replicate=2), Mesh(dp_replicate=3)])
+
+
 def test_an_untied_head_on_a_stage_of_its_own_changes_nothing(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:

@@ -9,17 +9,22 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.config import Batch, RunSpec
+from elastic_train.config import Batch, Parallelism, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
 from elastic_train.models.moe import MixtureOfExperts
 from elastic_train.models.sizes import LlamaConfig
-from elastic_train.planner.plan import Mesh, Plan, even_shares
+from elastic_train.planner.choose import choose
+from elastic_train.planner.hardware import Hardware, Link
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat, even_shares
+from elastic_train.planner.problem import Problem
+from elastic_train.planner.rows import rows, tensors_of
 from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
 from elastic_train.train.parallelize import check_rules
+from elastic_train.train.profile import profiled_shape
 from elastic_train.train.task import Rules
 
 pytestmark = pytest.mark.ring2
@@ -145,3 +150,36 @@ def test_what_ep_cannot_divide_is_refused_by_name(rules: Rules, ep: int, message
     plan = Plan(mesh=Mesh(dp_shard=ep, ep=ep), workers=names, nodes=names, shares=even_shares(5, ep))
     with pytest.raises(ConfigError, match=message):
         check_rules(Ruled(experts=EXPERTS, hidden=10), spec(), plan)
+
+
+def test_the_planner_makes_ep_a_part_of_dp_shard() -> None:
+    shape = profiled_shape(task(), spec(), flops_per_s=1e9)
+
+    def planned(**asked: int) -> Plan | Infeasible:
+        problem = Problem(
+            seats=tuple(Seat(worker=f"w{i}", node=f"n{i // 4}") for i in range(8)),
+            shape=shape,
+            hardware=Hardware(
+                inside=Link(latency_s=0, bytes_per_s=1e9), between=Link(latency_s=0, bytes_per_s=1e8)
+            ),
+            micro_batches=12,
+            constraints=Parallelism(**asked),
+        )
+        found = choose(problem)
+        return found if isinstance(found, Infeasible) else found[0].plan
+
+    plan = planned(ep=2)
+    assert isinstance(plan, Plan)
+    assert (plan.mesh.ep, plan.mesh.dp_shard % 2) == (2, 0)
+    check_rules(task(), spec(), plan)
+    for asked, words in (({"ep": 4}, "6 experts"), ({"ep": 2, "dp_shard": 3}, "3 ranks of dp_shard, which")):
+        refused = planned(**asked)
+        assert isinstance(refused, Infeasible)
+        assert words in refused.reason
+    # Of six experts a rank has three under ep 2, and half of those, rounded up, under dp_shard 4 beside it.
+    table = tensors_of(shape)
+    layer = [t for t in shape.tensors if t.layer == 1]
+    stacks = sum(t.numel for t in layer if t.expert) * 8 / 6
+    held = [rows(table, mesh).weights[1] for mesh in (Mesh(), Mesh(dp_shard=2, ep=2), Mesh(dp_shard=4, ep=2))]
+    assert held[0] - held[1] >= 3 * stacks
+    assert held[1] - held[2] >= 1 * stacks

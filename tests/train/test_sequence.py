@@ -1,0 +1,129 @@
+"""Sequence parallelism and a loss in parts compute what one process computes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from elastic_train.config import Batch, RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.models.llama import Llama
+from elastic_train.planner.plan import Mesh, Plan, even_shares
+from elastic_train.testing.chain import ChainTask
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.reference import assert_state_near, reference
+from elastic_train.train.dropout import Slice, keyed_dropout
+from elastic_train.train.parallelize import check_rules
+from elastic_train.train.profile import profiled_shape
+from elastic_train.train.task import Rules
+
+pytestmark = pytest.mark.ring2
+
+SPLITS = {1: (), 2: ((0, 1), (1, 4))}
+
+
+def spec(**changes: Any) -> RunSpec:
+    return RunSpec(
+        **{
+            "name": "sequence",
+            "storage_path": "/nowhere",
+            "batch": Batch(global_size=13, micro_size=3, seed=11),
+            "max_steps": 3,
+            "min_workers": 1,
+            "max_workers": 4,
+            "precision": "fp64",
+            "clip_norm": 2.0,
+            **changes,
+        }
+    )
+
+
+def check(
+    pool: GlooPool,
+    generations: Iterator[int],
+    task: ChainTask,
+    plans: list[tuple[Mesh, dict[str, Any]]],
+) -> None:
+    run = spec()
+    gang = Gang(pool, generations, task, run)
+    gang.form(gang.plan(1, 1))
+    initial = gang.whole()
+    expected = reference(task, run, initial)
+    for mesh, changes in plans:
+        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp], sequence_parallel=True, **changes))
+        reports = gang.run()
+        np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9, err_msg=str(mesh))
+        np.testing.assert_allclose(
+            [r.grad_norm for r in reports], expected.norms, rtol=1e-9, err_msg=str(mesh)
+        )
+        assert_state_near(gang.whole(), expected.state)
+
+
+TOGETHER = [(Mesh(pp=2, tp=2), {"recompute": "full"}), (Mesh(dp_shard=2, tp=2), {})]
+THE_OTHERS = [(Mesh(tp=2), {}), (Mesh(dp_replicate=2, tp=2), {})]
+
+
+@pytest.mark.parametrize("plans", [TOGETHER, pytest.param(THE_OTHERS, marks=pytest.mark.matrix)])
+def test_positions_are_divided_under_every_kind_of_plan(
+    pool: GlooPool, new_generation: Iterator[int], plans: list[tuple[Mesh, dict[str, Any]]]
+) -> None:
+    check(pool, new_generation, ChainTask(), plans)
+
+
+def test_experts_take_a_part_of_the_positions_too(pool: GlooPool, new_generation: Iterator[int]) -> None:
+    task = ChainTask(experts=6, hidden=10, tied=False)
+    check(pool, new_generation, task, [(Mesh(dp_shard=2, ep=2, tp=2), {})])
+
+
+def test_a_part_of_the_positions_gets_its_part_of_the_mask() -> None:
+    whole = torch.ones(3, 8, 5)
+    masks = []
+    for part in (None, Slice(0, 2), Slice(1, 2)):
+        torch.manual_seed(4)
+        here = whole if part is None else whole.chunk(2, 1)[part.index]
+        with keyed_dropout(part):
+            masks.append(torch.nn.functional.dropout(here, 0.5))
+    assert torch.equal(masks[0], torch.cat(masks[1:], 1))
+    assert 0 < masks[0].count_nonzero() < whole.numel()
+
+
+def test_positions_that_do_not_divide_are_refused_and_not_planned(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    shape = profiled_shape(ChainTask(), spec(), flops_per_s=1e9)
+    assert [tp for tp in (1, 2, 3, 4) if shape.divides_positions(tp)] == [2, 3]
+    gang = Gang(pool, new_generation, ChainTask(), spec())
+    gang.form(gang.plan_on(Mesh(tp=4), sequence_parallel=True))
+    with pytest.raises(AssertionError, match="4 ranks do not divide the 6 positions that 'embed'"):
+        gang.run()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence": {}}, "nothing says which modules work on each position by itself"),
+        ({"sequence": {"head": "gathered"}}, "'layers.0.attention.wq' needs all positions"),
+        ({"sequence": {"tail": "alone"}}, "no module matches 'tail'"),
+        ({"sequence": {"head": "apart"}}, "'apart' of 'head' is neither"),
+    ],
+)
+def test_rules_that_say_too_little_of_positions_are_refused(changes: dict[str, Any], message: str) -> None:
+    class Ruled(ChainTask):
+        def parallelize(self) -> Rules:
+            return replace(Llama.rules(), **changes)
+
+    plan = Plan(
+        mesh=Mesh(tp=2),
+        workers=("a", "b"),
+        nodes=("a", "a"),
+        shares=even_shares(5, 1),
+        sequence_parallel=True,
+    )
+    with pytest.raises(ConfigError, match=message):
+        check_rules(Ruled(), spec(), plan)

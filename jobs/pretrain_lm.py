@@ -71,7 +71,7 @@ class Pretrain(et.Task):
         return next_token_loss(output, micro_batch)
 
     def parallelize(self) -> et.Rules:
-        return Llama.rules(packed=self.packed)
+        return Llama.rules(packed=self.packed, experts=model_size(self.size).experts > 0)
 
     def evaluation(self) -> et.Evaluation | None:
         if not self.evaluate_every:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from elastic_train.errors import ConfigError
 
-SizeName = Literal["nano", "tiny", "small", "base", "large"]
+SizeName = Literal["nano", "tiny", "tiny_moe", "small", "base", "large"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +60,16 @@ class LlamaConfig:
 SIZES: dict[SizeName, LlamaConfig] = {
     "nano": LlamaConfig(dim=32, layers=2, heads=4, kv_heads=2, hidden=96),
     "tiny": LlamaConfig(dim=64, layers=4, heads=4, kv_heads=2, hidden=192),
+    "tiny_moe": LlamaConfig(dim=64, layers=4, heads=4, kv_heads=2, hidden=96, experts=8),
     "small": LlamaConfig(dim=256, layers=8, heads=8, kv_heads=4, hidden=704),
     "base": LlamaConfig(dim=768, layers=12, heads=12, kv_heads=4, hidden=2048),
     "large": LlamaConfig(dim=2048, layers=22, heads=32, kv_heads=8, hidden=5632),
 }
 
 
-def size(name: str, *, dropout: float = 0.0, tied: bool = False, experts: int = 0) -> LlamaConfig:
+def size(name: str, *, dropout: float = 0.0, tied: bool = False) -> LlamaConfig:
     """The configuration of a named size."""
     for known, config in SIZES.items():
         if known == name:
-            return replace(config, dropout=dropout, tied=tied, experts=experts)
+            return replace(config, dropout=dropout, tied=tied)
     raise ConfigError(field="size", problem=f"{name!r} is none of {', '.join(SIZES)}.")

@@ -13,7 +13,7 @@ from elastic_train.config import Batch, Parallelism, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
 from elastic_train.models.moe import MixtureOfExperts
-from elastic_train.models.sizes import LlamaConfig
+from elastic_train.models.sizes import LlamaConfig, size
 from elastic_train.planner.choose import choose
 from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat, even_shares
@@ -23,6 +23,7 @@ from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
+from elastic_train.train.experts import number_of_experts
 from elastic_train.train.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
 from elastic_train.train.task import Rules
@@ -150,6 +151,13 @@ def test_what_ep_cannot_divide_is_refused_by_name(rules: Rules, ep: int, message
     plan = Plan(mesh=Mesh(dp_shard=ep, ep=ep), workers=names, nodes=names, shares=even_shares(5, ep))
     with pytest.raises(ConfigError, match=message):
         check_rules(Ruled(experts=EXPERTS, hidden=10), spec(), plan)
+
+
+def test_the_shipped_mixture_has_rules_for_its_experts() -> None:
+    with torch.device("meta"):
+        model = Llama(size("tiny_moe"))
+    assert number_of_experts(model, Llama.rules(experts=True)) == 8
+    assert number_of_experts(model, Llama.rules()) == 0
 
 
 def test_the_planner_makes_ep_a_part_of_dp_shard() -> None:

@@ -15,7 +15,7 @@ from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
 
-pytestmark = [pytest.mark.ring2, pytest.mark.matrix]
+pytestmark = [pytest.mark.ring2, pytest.mark.trial]
 
 SPLITS = {1: (), 2: ((0, 1), (1, 4)), 4: ((0, 1), (1, 2), (2, 3), (3, 4))}
 

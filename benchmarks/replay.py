@@ -67,7 +67,7 @@ class Size:
     repetitions: int
 
 
-FULL, QUICK = Size(pairs=12, steps=40, repetitions=3), Size(pairs=4, steps=8, repetitions=1)
+FULL, QUICK = Size(pairs=12, steps=40, repetitions=3), Size(pairs=3, steps=6, repetitions=1)
 
 
 class Bench:
@@ -80,10 +80,13 @@ class Bench:
 
     def run(self) -> Sequence[tuple[Logging, float]]:
         """The curve of selective logging: choices, and the seconds that were measured for each."""
+        print("steps with the log and without", flush=True)
         self._overhead()
+        print("the steps since a checkpoint", flush=True)
         plan, bases, sent = self._train()
         for _ in range(self._size.repetitions):
             for stage, workers in ((0, 1), (1, 1), (2, 1), (1, 2), (1, 3)):
+                print(f"stage {stage} by {workers}", flush=True)
                 self._replay(plan, (stage, stage + 1), workers, bases, sent)
         return self._selective(plan, bases, sent)
 

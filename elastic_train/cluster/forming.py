@@ -113,9 +113,8 @@ def _replayed(
         return ()
     rounds = reruns(command, origin, cast.replayers)
     if not rounds:
-        raise GroupBroken(
-            generation=command.generation, reason="too few workers for the ranks of a lost stage"
-        )
+        detail = "there are fewer workers than a lost stage had ranks"
+        raise StateMismatch(step=origin.step, detail=detail)  # no log helps then
     for together in rounds:
         calls = [call for rerun in together for call in _replay(command, rerun, cast, store)]
         wait_all(calls, command.generation, deadline_s + cast.progress_s)

@@ -5,7 +5,7 @@ The worker that stands in asks the survivors step by step, one step ahead of wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import ray
@@ -55,7 +55,7 @@ def replay(
     else:
         member.needs()
         member.initialise()
-    member.replay(rerun.step, SentByOthers(rerun, senders, member.check))
+    member.replay(rerun.step, SentByOthers(rerun, seat, senders, member.check))
 
 
 def complete(member: Member, rerun: Rerun, number: int, helpers: Sequence[Any]) -> None:
@@ -77,8 +77,13 @@ def complete(member: Member, rerun: Rerun, number: int, helpers: Sequence[Any]) 
         log.flush(FLUSH_S)  # what waits to be copied has its bounds
 
 
-def parcel(member: Member, generation: int, stages: tuple[int, int], step: int) -> Parcel:
-    """What a member kept for others' stages in a step, and the step's outcome where it knows it."""
+def parcel(
+    member: Member, generation: int, stages: tuple[int, int], step: int, share: Collection[int] | None
+) -> Parcel:
+    """What a member kept for others' stages in a step, and the step's outcome where it knows it.
+
+    With a `share` of these micro-batches alone, and of ties.
+    """
     logs = member.held.kept_logs(generation)
     inside = range(*stages)
     sent = {
@@ -87,6 +92,7 @@ def parcel(member: Member, generation: int, stages: tuple[int, int], step: int) 
         if source not in inside
         for target in inside
         for crossing in log.crossings(source, target, step)
+        if share is None or crossing.kind == "tie" or crossing.micro_batch in share
     }
     votes = (log.outcome(step) for log, _ in logs)
     return next((vote for vote in votes if vote is not None), None), sent
@@ -95,8 +101,13 @@ def parcel(member: Member, generation: int, stages: tuple[int, int], step: int) 
 class SentByOthers:
     """The survivors' logs as a replay reads them. `check` raises where the group was broken."""
 
-    def __init__(self, rerun: Rerun, senders: Sequence[Any], check: Callable[[], None]) -> None:
+    def __init__(
+        self, rerun: Rerun, seat: ReplaySeat, senders: Sequence[Any], check: Callable[[], None]
+    ) -> None:
         self._rerun, self._senders, self._check = rerun, senders, check
+        plan = seat.stand_in.plan
+        share = plan.shares[plan.mesh.dp_index(seat.rank)]
+        self._share = frozenset(share) | {0}  # the first one is what a rank without any fills up with
         self._asked: dict[int, list[Any]] = {}
         self._step = 0
         self._sent: dict[Crossing, torch.Tensor] = {}
@@ -130,9 +141,8 @@ class SentByOthers:
     def _ask(self, step: int) -> None:
         rerun = self._rerun
         if step <= rerun.step and step not in self._asked:
-            self._asked[step] = [
-                s.sent.remote(rerun.generation, rerun.replay.log.stages, step) for s in self._senders
-            ]
+            wanted = rerun.generation, rerun.replay.log.stages, step, self._share
+            self._asked[step] = [sender.sent.remote(*wanted) for sender in self._senders]
 
     def _wait(self, ref: Any) -> Parcel:
         return _waited(ref, self._rerun.step, self._check)

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -231,9 +231,11 @@ class Worker:
         return self._owner.digest_of(generation, step, boxes)
 
     @ray.method(concurrency_group=READ)
-    def sent(self, generation: int, stages: tuple[int, int], step: int) -> Parcel:
+    def sent(
+        self, generation: int, stages: tuple[int, int], step: int, share: Collection[int] | None = None
+    ) -> Parcel:
         """What was kept in a step of what this worker sent to a range of stages, for their replay."""
-        return parcel(self._owner, generation, stages, step)
+        return parcel(self._owner, generation, stages, step, share)
 
     # -- steering a running group
 

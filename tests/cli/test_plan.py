@@ -56,6 +56,7 @@ def test_a_pipelines_log_and_what_logging_less_would_cost_are_told(tmp_path: Pat
     logs = [line for line in shown.output.splitlines() if "log of" in line]
     # Six micro-batches of 2 x 64 x 32 float32, there and back, for ten steps.
     assert "the boundary before stage 1: up to 1.9 MiB in 10 steps" in logs[0]
+    assert [line.endswith("(chosen)") for line in logs] == [True, False], "without a budget all is logged"
     assert "log of nothing: up to 0.0 B" in logs[1]
     shown = CliRunner().invoke(app, ["plan", str(job), "--nodes", "2x1", "--json"])
     assert len(json.loads(shown.output)["logs"]) == 2

@@ -19,14 +19,20 @@ STEPS = 14
 
 
 def trained(
-    runs: Runs, name: str, parallelism: Parallelism, *faults: KillRank, workers: int = 4, **changes: Any
+    runs: Runs,
+    name: str,
+    parallelism: Parallelism,
+    *faults: KillRank,
+    workers: int = 4,
+    standby: int = 1,
+    **changes: Any,
 ) -> Result:
     return runs.disturbed(
         name,
         FaultSchedule(faults=faults, seed=0),
         workers=f"{workers}:{workers}",
         max_steps=STEPS,
-        standby=1,
+        standby=standby,
         checkpoints=Checkpoints(every=6, peers=None, pressure="wait", keep=2),
         parallelism=parallelism,
         timing=replace(TIMING, join_window_s=60.0),
@@ -35,15 +41,16 @@ def trained(
 
 
 @pytest.mark.parametrize(
-    ("name", "parallelism"),
-    [("fsdp", Parallelism(pp=2, dp_shard=2)), ("tp", Parallelism(pp=2, tp=2))],
+    ("name", "parallelism", "standby"),
+    [("fsdp", Parallelism(pp=2, dp_shard=2), 1), ("tp", Parallelism(pp=2, tp=2), 0)],
 )
 def test_a_rank_of_a_stage_is_lost_and_no_step_with_it(
-    runs: Runs, name: str, parallelism: Parallelism
+    runs: Runs, name: str, parallelism: Parallelism, standby: int
 ) -> None:
     """What it held comes back from the log of the other stage, equal to the bit, beside what is left."""
-    calm = trained(runs, f"{name}-calm", parallelism)
-    rough = trained(runs, name, parallelism, KillRank(when=Moment(step=10, phase="backward"), rank=3))
+    lost = KillRank(when=Moment(step=10, phase="backward"), rank=3)
+    calm = trained(runs, f"{name}-calm", parallelism, standby=standby)
+    rough = trained(runs, name, parallelism, lost, standby=standby)
     assert rough.outcome == "finished"
     assert [(e.step, e.ids_digest, e.loss) for e in rough.ledger.kept] == [
         (e.step, e.ids_digest, e.loss) for e in calm.ledger.kept

@@ -172,6 +172,7 @@ def _spec(
         max_workers=most,
         cpus_per_worker=cpus,
         gpus_per_worker=gpus,
+        accelerator=scaling.accelerator_type,
         max_failures=failure.max_failures if failure.max_failures >= 0 else sys.maxsize,
         checkpoints=checkpoints,
         **rest,

@@ -209,6 +209,7 @@ class RunSpec:
     max_workers: int
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
+    accelerator: str | None = None  # the kind that nodes must have, in Ray's words
     clip_norm: float | None = None
     optimizer_in_backward: bool = False
     precision: Precision = "fp32"

@@ -7,6 +7,7 @@ last one that anybody makes counts. Without an autoscaler it changes nothing.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
@@ -18,8 +19,20 @@ log = logging.getLogger(__name__)
 
 def bundles(spec: RunSpec) -> list[dict[str, float]]:
     """One per worker of the largest group and per standby."""
-    one = {"CPU": spec.cpus_per_worker, "GPU": spec.gpus_per_worker}
-    return [{name: amount for name, amount in one.items() if amount}] * (spec.max_workers + spec.standby)
+    return [one_worker(spec)] * (spec.max_workers + spec.standby)
+
+
+def one_worker(spec: RunSpec) -> dict[str, float]:
+    """What a worker needs, in Ray's words: its kind of accelerator is a resource of nodes that have it."""
+    needed = {"CPU": spec.cpus_per_worker, "GPU": spec.gpus_per_worker}
+    if spec.accelerator is not None:
+        needed[f"accelerator_type:{spec.accelerator}"] = 0.001
+    return {name: amount for name, amount in needed.items() if amount}
+
+
+def slots_of(spec: RunSpec, resources: Mapping[str, float]) -> int:
+    """Workers that a node of these resources has room for."""
+    return min(int(resources.get(name, 0.0) / amount) for name, amount in one_worker(spec).items())
 
 
 def ask(spec: RunSpec) -> None:

@@ -78,6 +78,8 @@ def _selective(planner: Search, spec: RunSpec) -> Search | Selective:
 def _room(spec: RunSpec, nodes: Sequence[Mapping[str, Any]]) -> tuple[int, int | None]:
     """Workers that the largest node has room for, and the memory of a worker; None where it isn't known."""
     resources = [node["Resources"] for node in nodes if node["Alive"]]
+    kind = f"accelerator_type:{spec.accelerator}"
+    resources = [r for r in resources if spec.accelerator is None or kind in r]
     able = [r for r in resources if r.get("CPU", 0.0) >= spec.cpus_per_worker]
     slots = [int(r["CPU"] / spec.cpus_per_worker) if spec.cpus_per_worker else 1 for r in able]
     if spec.gpus_per_worker:

@@ -16,6 +16,7 @@ import ray
 from ray.exceptions import ActorDiedError, RayError
 
 from elastic_train.cluster import ray_private
+from elastic_train.cluster.demand import slots_of
 from elastic_train.cluster.messages import Standing
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, Event, Node, NodesChanged, WorkerLost
@@ -48,7 +49,7 @@ class NodeWatch:
             node = short(info["NodeID"])
             if not accepted:
                 continue
-            slots = self._slots(info["Resources"])
+            slots = slots_of(self._spec, info["Resources"])
             if not slots:
                 continue
             if node in draining:  # keep the first deadline heard, on the controller's clock
@@ -60,15 +61,6 @@ class NodeWatch:
         if found != self._seen:
             self._seen = found
             self._post(NodesChanged(at=0.0, nodes=found))
-
-    def _slots(self, resources: Mapping[str, float]) -> int:
-        spec = self._spec
-        counts: list[int] = []
-        if spec.cpus_per_worker:
-            counts.append(int(resources.get("CPU", 0.0) / spec.cpus_per_worker))
-        if spec.gpus_per_worker:
-            counts.append(int(resources.get("GPU", 0.0) / spec.gpus_per_worker))
-        return min(counts)
 
 
 class WorkerWatch:

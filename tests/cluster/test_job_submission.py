@@ -9,9 +9,10 @@ import psutil
 import pytest
 
 from elastic_train.control.states import Ended
+from elastic_train.testing.alone import train_alone
 from elastic_train.testing.ray_processes import commands_below
 from tests.cluster.conftest import Jobs, eventually
-from tests.cluster.small_job import EVERY
+from tests.cluster.small_job import EVERY, trainer
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(900)]
 
@@ -106,6 +107,24 @@ def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
     lost = {entry.step: entry.loss for entry in book.superseded}
     assert all(book.losses[step] == pytest.approx(loss, rel=1e-5) for step, loss in lost.items())
     assert len(lost) <= 30, "it went on from a checkpoint"
+
+
+@pytest.mark.trial
+def test_five_drivers_are_lost_in_turn_and_the_run_has_the_losses_of_an_undisturbed_one(jobs: Jobs) -> None:
+    last = 0
+    for number in range(5):
+        key = jobs.submit(f"driver-{number}", "--name", "orphan", "--max-steps", "100000")
+        eventually(f"progress of {key}", lambda key=key: "step " in jobs.log(key))
+        os.kill(driver_of(jobs, "orphan"), signal.SIGKILL)
+        last = max(jobs.ledger("orphan").losses, default=last)
+    jobs.submit("last-driver", "--name", "orphan", "--max-steps", str(last + 40))
+    assert jobs.end("last-driver") == "SUCCEEDED", jobs.log("last-driver")
+    book = jobs.ledger("orphan")
+    assert sorted(book.losses) == list(range(1, last + 41))
+    assert book.superseded == (), "each orphan was stopped with a checkpoint"
+    made = trainer(max_steps=last + 40)
+    calm = {r.step: r.loss for r in train_alone(made.task, made.spec)}
+    assert book.losses == pytest.approx(calm, rel=1e-4)
 
 
 def driver_of(jobs: Jobs, name: str) -> int:

@@ -1,0 +1,61 @@
+"""A loop of a user on a real cluster: kills of ranks, of a node and of the controller, and growth."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import pytest
+
+from elastic_train.cluster.chaos import Chaos
+from elastic_train.cluster.launch import fit
+from elastic_train.config import Batch
+from elastic_train.control.faults import AddNode, FaultSchedule, KillController, KillNode, KillRank, Moment
+from elastic_train.testing import loops
+from elastic_train.testing.alone import train_alone
+from elastic_train.train.custom.task import LoopTask
+from tests.faults.conftest import Runs
+
+pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(600)]
+NODES, CPUS = 3, 2
+STEPS = 30
+
+FAULTS = FaultSchedule(
+    faults=(
+        KillRank(when=Moment(step=4, phase="backward"), rank=1),
+        KillController(when=Moment(step=8)),
+        KillRank(when=Moment(step=12, phase="evaluation"), rank=0),
+        KillNode(when=Moment(step=18, phase="forward"), node="n1"),
+        AddNode(when=Moment(step=22), node="n3", slots=2),
+    ),
+    seed=0,
+)
+
+
+def test_a_loop_keeps_its_losses_its_metrics_and_its_average_through_kills(runs: Runs) -> None:
+    _, spec = runs.spec("loop", max_steps=STEPS, standby=2)
+    spec = dataclasses.replace(spec, batch=Batch(global_size=12, micro_size=3, seed=5))
+    calm = {
+        r.step: (r.loss, dict(r.metrics)) for r in train_alone(LoopTask(loops.averaged), spec) if r.metrics
+    }
+    print(f"seed {FAULTS.seed}: {[str(f) for f in FAULTS.faults]}")
+    chaos = Chaos(runs.cluster, FAULTS, print)
+    task = LoopTask(partial(loops.averaged, seconds=0.05))
+    rough = fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    assert rough.outcome == "finished"
+    assert [e.step for e in rough.ledger.kept] == list(range(1, STEPS + 1))
+    assert sum(r.formed is not None for r in rough.records) > 3, "the kills were felt"
+    assert rough.ledger.losses == pytest.approx({step: loss for step, (loss, _) in calm.items()}, rel=1e-4)
+    for entry in rough.ledger.kept[:-1]:
+        said = {name: value for name, value in entry.metrics if name != "norm"}
+        assert said == pytest.approx({k: v for k, v in calm[entry.step][1].items() if k != "norm"}, rel=1e-4)
+
+
+def test_a_loop_that_returns_early_finishes_its_run_and_does_not_begin_again(runs: Runs) -> None:
+    _, spec = runs.spec("early", max_steps=STEPS)
+    spec = dataclasses.replace(spec, batch=Batch(global_size=12, micro_size=3, seed=5))
+    for _ in range(2):
+        result = fit(LoopTask(loops.stops), spec, address=None, local_nodes=0, quiet=False)
+        assert result.outcome == "finished"
+        assert [e.step for e in result.ledger.kept] == [1, 2, 3, 4]
+        assert result.checkpoint is not None

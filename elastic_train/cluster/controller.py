@@ -46,14 +46,11 @@ from elastic_train.control.events import (
 )
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.control.journal import changed, fold
-from elastic_train.control.membership import seats
 from elastic_train.control.policy import Planner, Policy
-from elastic_train.control.states import Ended, Outcome, Running, State
+from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced, StorageError
 from elastic_train.observe.records import from_json, record, to_json, wall_text
-from elastic_train.planner.plan import Plan
-from elastic_train.planner.ready import Ready
 from elastic_train.storage.journal import Journal, read_journal
 from elastic_train.storage.wishes import saves_asked, stop_asked
 
@@ -100,9 +97,7 @@ class Controller:
         self._saves_heard = 0
         self._stop_heard = False  # the wish to stop that lies in storage
         self._watch = WorkerWatch(spec, self._post, self._now)
-        self._plans = Ready(planner)
-        self._prepared: Plan | None = None  # the plan from which answers are ready
-        self._policy = Policy.of(spec, self._plans)
+        self._policy = Policy.of(spec, planner)
         self._storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
         self._journal: Journal | None = None
         self._keepers: Keepers | None = None  # once those that live on were found
@@ -274,17 +269,8 @@ class Controller:
                 flushed = self._now()
             for command in outcome.commands:
                 self._performer.perform(command)
-            self._plan_ahead(state)
             if isinstance(state.phase, Ended):
                 return
-
-    def _plan_ahead(self, state: State) -> None:
-        """While a group runs: plans for the loss of each of its nodes and for one node more."""
-        phase = state.phase
-        if isinstance(phase, Running) and phase.plan != self._prepared:
-            self._prepared = phase.plan
-            there = seats(state.facts, phase.plan)
-            threading.Thread(target=self._plans.prepare, args=(there,), name="plans", daemon=True).start()
 
     def _note(self, event: Event, outcome: Outcome) -> None:
         assert self._journal is not None

@@ -20,7 +20,7 @@ from elastic_train.testing.gloo_worker import Died
 from elastic_train.train.custom.task import LoopTask
 from elastic_train.train.loop import StepReport
 
-pytestmark = [pytest.mark.ring2, pytest.mark.trial]
+pytestmark = pytest.mark.ring2
 
 
 def spec(**changes: Any) -> RunSpec:
@@ -98,6 +98,7 @@ def test_a_loop_has_the_losses_of_the_task_that_it_spells_out_through_a_kill_and
         np.testing.assert_allclose(final[name], state[name], rtol=1e-9, atol=1e-12, err_msg=str(name))
 
 
+@pytest.mark.trial
 def test_registered_state_evaluations_and_schedules_go_on_where_they_were(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:
@@ -117,8 +118,8 @@ def test_registered_state_evaluations_and_schedules_go_on_where_they_were(
     found = metrics(reports)
     assert [each.keys() for each in found] == [each.keys() for each in expected]
     np.testing.assert_allclose(
-        [[each[name] for name in sorted(each)] for each in found],
-        [[each[name] for name in sorted(each)] for each in expected],
+        [each[name] for each in found for name in sorted(each)],
+        [each[name] for each in expected for name in sorted(each)],
         rtol=1e-9,
     )
     final = gang.whole()

@@ -27,8 +27,8 @@ from elastic_train.cluster.remote import remote
 from elastic_train.cluster.result import Result
 from elastic_train.cluster.takeover import take_over
 from elastic_train.config import ResumeFrom, RunSpec
+from elastic_train.control.policy import Planner
 from elastic_train.errors import ConfigError
-from elastic_train.planner.search import Search
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.preflight import Token, probe
 from elastic_train.train.task import Task
@@ -105,7 +105,7 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
             yield
 
 
-def _start(spec: RunSpec, job: bytes, planner: Search, chaos: Chaos | None) -> Any:
+def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:
     """The run's controller, new. One that is still at work is left alone: LeaseHeld."""
     run = run_key(spec.storage_path, spec.name)
     take_over(run, spec)

@@ -1,8 +1,7 @@
 """One recovery of Ray Train, in a process and a cluster of its own: run by recovery.py.
 
-The same model, batch, cluster and kill as ours, saved and loaded as Ray Train's documentation recommends:
-rank 0 writes a directory and gives it to `report`, every rank reads `get_checkpoint` when it starts. Every
-rank notes each step that it ended in one file; the times come from there.
+The same model, batch, cluster and kill as ours, saved and loaded as Ray Train's documentation recommends.
+Every rank notes each step that it ended in one file; the times come from there.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ from typing import Any
 
 from benchmarks.cases import CASES, CHECKPOINT_EVERY, KEEP_ON, Case, sigkill
 from benchmarks.peers.notes import Note, Notebook, due, is_back, measure, newest, read, step_seconds, wait
+from benchmarks.peers.ray_train_state import Replica
 from benchmarks.peers.step import train_step
-from benchmarks.problem import LEARNING_RATE, Problem
+from benchmarks.problem import Problem
 
 END_S = 60.0  # how long the run may take to its own end once everything is measured
 
@@ -27,42 +27,26 @@ END_S = 60.0  # how long the run may take to its own end once everything is meas
 def train(config: dict[str, Any]) -> None:
     """The loop of one worker."""
     import ray
-    import torch
     from ray import train as ray_train
-    from ray.train import Checkpoint
-    from ray.train.torch import prepare_model
 
     context = ray_train.get_context()
-    rank, world = context.get_world_rank(), context.get_world_size()
-    notes = Notebook(config["notes"], rank=rank, world=world, node=ray.get_runtime_context().get_node_id())
+    notes = Notebook(
+        config["notes"],
+        rank=context.get_world_rank(),
+        world=context.get_world_size(),
+        node=ray.get_runtime_context().get_node_id(),
+    )
     notes.note("entered", 0)
-    torch.set_num_threads(1)
     problem = Problem()
-    data = problem.dataset()
-    model = prepare_model(problem.model())
-    bare = model.module if world > 1 else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    step, checkpoint = 0, ray_train.get_checkpoint()
-    if checkpoint is not None:
-        with checkpoint.as_directory() as directory:
-            saved = torch.load(Path(directory) / "state.pt")
-        bare.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
+    data, held = problem.dataset(), Replica(problem)
+    step = held.step
     notes.note("ready", step)
     while step < _last_step(config["stop"]):
-        train_step(problem, data, model, optimizer, step, rank=rank, world=world)
+        train_step(problem, data, held.model, held.optimizer, step, rank=held.rank, world=held.world)
         step += 1
         notes.note("step", step)
-        if step % CHECKPOINT_EVERY:
-            continue
-        if rank == 0:
-            with tempfile.TemporaryDirectory() as directory:
-                state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                torch.save(state, Path(directory) / "state.pt")
-                ray_train.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
-        else:
-            ray_train.report({"step": step})
+        if step % CHECKPOINT_EVERY == 0:
+            held.report(step)
 
 
 def _last_step(stop: str) -> float:

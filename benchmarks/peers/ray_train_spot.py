@@ -1,8 +1,8 @@
 """Ray Train's elastic run through a trace, in a process and a cluster of its own: run by spot.py.
 
 The same model, batch, cluster and trace as ours. A step is split over the workers that there are, gradients
-are exchanged once a step. Checkpoints as Ray Train's documentation recommends: rank 0 writes a directory and
-gives it to `report`. Rank 0 notes each step that it ended in a file; the account is made from there.
+are exchanged once a step, checkpoints made as Ray Train's documentation recommends. Rank 0 notes each step
+that it ended in a file; the account is made from there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks.problem import LEARNING_RATE
+from benchmarks.peers.ray_train_state import Replica
 from benchmarks.spot_case import (
     CHECKPOINT_EVERY,
     GLOBAL_BATCH,
@@ -39,12 +39,10 @@ Note = dict[str, Any]
 def train(config: dict[str, Any]) -> None:
     """The loop of one worker."""
     import torch
-    from ray import train as ray_train
-    from ray.train import Checkpoint
-    from ray.train.torch import prepare_model
 
-    context = ray_train.get_context()
-    rank, world = context.get_world_rank(), context.get_world_size()
+    problem = Waiting()
+    data, held = problem.dataset(), Replica(problem)
+    model, optimizer, rank, world = held.model, held.optimizer, held.rank, held.world
     notes = os.open(config["notes"], os.O_APPEND | os.O_CREAT | os.O_WRONLY)
 
     def note(kind: str, step: int) -> None:
@@ -52,19 +50,7 @@ def train(config: dict[str, Any]) -> None:
             said = {"at": time.time(), "kind": kind, "step": step, "world": world, "pid": os.getpid()}
             os.write(notes, (json.dumps(said) + "\n").encode())
 
-    torch.set_num_threads(1)
-    problem = Waiting()
-    data = problem.dataset()
-    model = prepare_model(problem.model())
-    bare = model.module if world > 1 else model
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    step, checkpoint = 0, ray_train.get_checkpoint()
-    if checkpoint is not None:
-        with checkpoint.as_directory() as directory:
-            saved = torch.load(Path(directory) / "state.pt")
-        bare.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        step = saved["step"]
+    step = held.step
     note("ready", step)
     micros = range(rank, GLOBAL_BATCH // MICRO_BATCH, world)
     while not Path(config["stop"]).exists():
@@ -79,15 +65,8 @@ def train(config: dict[str, Any]) -> None:
         optimizer.zero_grad()
         step += 1
         note("step", step)
-        if step % CHECKPOINT_EVERY:
-            continue
-        if rank == 0:
-            with tempfile.TemporaryDirectory() as directory:
-                state = {"model": bare.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-                torch.save(state, Path(directory) / "state.pt")
-                ray_train.report({"step": step}, checkpoint=Checkpoint.from_directory(directory))
-        else:
-            ray_train.report({"step": step})
+        if step % CHECKPOINT_EVERY == 0:
+            held.report(step)
 
 
 def run(case: Given) -> dict[str, Any]:

@@ -7,7 +7,6 @@ export OMP_NUM_THREADS ?= 1
 export RAY_AUTH_MODE ?= disabled
 export RAY_DEDUP_LOGS ?= 0
 export RAY_USAGE_STATS_ENABLED ?= 0
-export RAY_ENABLE_ZERO_COPY_TORCH_TENSORS ?= 1
 export RAY_worker_niceness ?= 0
 export AWS_EC2_METADATA_DISABLED ?= true
 SLICE ?= 1/1

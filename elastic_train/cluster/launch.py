@@ -35,7 +35,6 @@ from elastic_train.train.task import Task
 
 PROCESS_ENVIRONMENT: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",  # workers share the node's cores; a person's own value wins
-    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
     # NCCL's watchdog must neither abort nor end the process: the controller breaks groups itself.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",

@@ -54,6 +54,9 @@ from elastic_train.recovery.evidence import checkpoint_of
 
 log = logging.getLogger(__name__)
 
+OF_WORKERS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
+"""For what replays send each other. It makes Ray load torch, which no other process of a run needs."""
+
 
 class Performer:
     """Knows the handles of the run's workers and does to them what it is told."""
@@ -184,7 +187,7 @@ class Performer:
                 num_gpus=spec.gpus_per_worker,
                 max_restarts=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(info["NodeID"], soft=False),
-                runtime_env={"env_vars": self._environment},
+                runtime_env={"env_vars": self._environment | OF_WORKERS},
             )
             .remote(
                 name=name,

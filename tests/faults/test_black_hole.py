@@ -23,7 +23,6 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "180",
-    "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",
     "PYTHONPATH": str(ROOT),
 }
 

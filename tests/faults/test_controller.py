@@ -22,7 +22,7 @@ from tests.faults.conftest import Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(900)]
 NODES, CPUS = 2, 2
-EVERY = 12  # steps from one fault to the next: a controller is back long before
+EVERY = 8  # steps from one fault to the next: a controller is back before
 
 
 class Slow(Pretrain):

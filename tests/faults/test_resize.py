@@ -60,6 +60,7 @@ def test_an_empty_data_set_is_a_mistake_of_the_configuration(runs: Runs) -> None
         fit(Empty(**vars(task)), spec, address=None, local_nodes=0, quiet=True)
 
 
+@pytest.mark.matrix
 def test_a_model_that_fits_nowhere_is_refused_before_anything_starts(runs: Runs) -> None:
     task, spec = runs.spec("vast", max_steps=STEPS)
     with pytest.raises(ConfigError, match=r"TiB"):

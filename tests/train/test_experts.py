@@ -89,6 +89,7 @@ def test_every_kind_of_plan_with_ep_equals_the_reference(
         assert_state_near(gang.whole(), expected.state)
 
 
+@pytest.mark.matrix
 def test_experts_move_between_plans_with_and_without_ep(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:

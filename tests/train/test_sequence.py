@@ -69,6 +69,7 @@ TOGETHER = [(Mesh(pp=2, tp=2), {"recompute": "full"}), (Mesh(dp_shard=2, tp=2), 
 THE_OTHERS = [(Mesh(tp=2), {}), (Mesh(dp_replicate=2, tp=2), {})]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("plans", [TOGETHER, pytest.param(THE_OTHERS, marks=pytest.mark.trial)])
 def test_positions_are_divided_under_every_kind_of_plan(
     pool: GlooPool, new_generation: Iterator[int], plans: list[tuple[Mesh, dict[str, Any]]]

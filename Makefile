@@ -36,7 +36,7 @@ test: env
 	$(BIN)/python -m pytest -q -m "not matrix and not trial"
 
 faults: env
-	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m matrix
+	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m "matrix and not trial"
 
 trials: env
 	$(BIN)/python -m pytest -q -m trial

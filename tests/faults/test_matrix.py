@@ -50,13 +50,17 @@ PLANS = {
 KINDS = ("rank 0", "rank 1", "stopped", "node", "broken")
 
 
-def storm(kind: str) -> FaultSchedule:
-    """One fault at each phase, five steps apart; saves are due at every fifth step."""
+def storm(kind: str, least: int) -> FaultSchedule:
+    """One fault at each phase, five steps apart; saves are due at every fifth step.
+
+    Nodes are lost as long as the rest has room for the least workers.
+    """
+    lost = ("backward", "vote")[: NODES - -(-least // CPUS)]
     faults: list[Fault] = []
     for number, phase in enumerate(PHASES):
         when = Moment(step=5 * (number + 1), phase=phase)
         match kind:
-            case "node" if phase in ("backward", "vote"):
+            case "node" if phase in lost:
                 faults.append(KillNode(when=when, node=f"n{number % 3}"))
             case "stopped":
                 faults.append(StopRank(when=when, rank=1, seconds=None))
@@ -75,7 +79,7 @@ def test_a_storm_leaves_the_losses_as_they_were(runs: Runs, plan: str, kind: str
         runs.cluster.add_node()
     rough = runs.disturbed(
         f"{plan}-{kind}".replace(" ", ""),
-        storm(kind),
+        storm(kind, chosen.least),
         workers=f"{chosen.least}:{chosen.ranks}",
         max_steps=STEPS,
         standby=NODES * CPUS - chosen.ranks,

@@ -29,7 +29,7 @@ check: env
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
-	$(BIN)/pyright
+	$(BIN)/pyright --threads 2
 	$(BIN)/python -m pytest -q -m "ring0 and not matrix and not trial"
 
 test: env

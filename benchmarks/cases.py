@@ -28,10 +28,10 @@ class Case:
     name: str
     says: str
     kills: str  # "node" or "worker"
-    least: int  # workers that are allowed
-    planned: int
-    spare: bool
-    standby: int  # workers that we keep ready on the spare node; Ray Train has no such thing
+    least: int = 4  # workers that are allowed
+    planned: int = 4
+    spare: bool = True
+    standby: int = 2  # workers that we keep ready on the spare node; Ray Train has no such thing
     workers: int = 4
     nodes: int = 2
     cpus: int = 2
@@ -53,19 +53,11 @@ CASES = {
             name="node",
             says="a node is killed, a third one has room",
             kills="node",
-            least=4,
-            planned=4,
-            spare=True,
-            standby=2,
         ),
         Case(
             name="crash",
             says="one worker is killed, a third node has room",
             kills="worker",
-            least=4,
-            planned=4,
-            spare=True,
-            standby=2,
         ),
         Case(
             name="shrink",
@@ -80,19 +72,12 @@ CASES = {
             name="cold",
             says="a node is killed, a third one has room, no worker stands by",
             kills="node",
-            least=4,
-            planned=4,
-            spare=True,
             standby=0,
         ),
         Case(
             name="peer",
             says="a worker with a quarter of the state is killed; peer memory has it of every step",
             kills="worker",
-            least=4,
-            planned=4,
-            spare=True,
-            standby=2,
             dp_shard=4,
             dp_replicate=1,
             peers=1,
@@ -101,10 +86,6 @@ CASES = {
             name="log",
             says="one of four pipeline stages is killed; its neighbours logged what they sent",
             kills="worker",
-            least=4,
-            planned=4,
-            spare=True,
-            standby=2,
             pp=4,
             peers=None,
         ),
@@ -112,10 +93,6 @@ CASES = {
             name="storage",
             says="a worker with a quarter of the state is killed; storage alone has it",
             kills="worker",
-            least=4,
-            planned=4,
-            spare=True,
-            standby=2,
             dp_shard=4,
             dp_replicate=1,
             peers=None,

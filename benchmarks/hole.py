@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from elastic_train.cluster.result import Result
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.testing.hosts import Hosts
+
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "180",
+    "PYTHONPATH": str(Path(__file__).parents[1]),
+}
+"""Of the hosts and of the driver."""
 
 
 class Speaker:

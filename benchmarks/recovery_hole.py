@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -12,22 +11,13 @@ from typing import Any
 
 import elastic_train as et
 from benchmarks.cases import GLOBAL_BATCH, MICRO_BATCH
-from benchmarks.hole import Speaker, cut_and_listen
+from benchmarks.hole import ENVIRONMENT, Speaker, cut_and_listen
 from benchmarks.problem import Problem
 from elastic_train.cluster.launch import fit
 from elastic_train.config import RunSpec
 from elastic_train.testing.hosts import Hosts, why_not
 
 STEPS, CUT_AFTER = 120, 40
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_worker_niceness": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "180",
-    "PYTHONPATH": str(Path(__file__).parents[1]),
-}
 
 
 def run() -> dict[str, Any]:

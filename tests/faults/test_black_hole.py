@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks.hole import cut_and_listen
+from benchmarks.hole import ENVIRONMENT, cut_and_listen
 from elastic_train.testing.hosts import Hosts, why_not
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
@@ -16,15 +15,6 @@ pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 STEPS, CUT_AFTER = 100, 25
 BACK_S, SAVED_S = 5.0, 20.0
-ENVIRONMENT = {
-    **os.environ,
-    "OMP_NUM_THREADS": "1",
-    "RAY_AUTH_MODE": "disabled",
-    "RAY_worker_niceness": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_raylet_start_wait_time_s": "180",
-    "PYTHONPATH": str(ROOT),
-}
 
 
 def test_a_host_that_is_cut_off_is_noticed_and_the_run_is_back_within_five_seconds(tmp_path: Path) -> None:

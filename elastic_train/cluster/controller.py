@@ -33,6 +33,7 @@ from elastic_train.cluster.perform import Performer
 from elastic_train.cluster.watch import NodeWatch, WorkerWatch, at
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
+from elastic_train.control.ahead import likely
 from elastic_train.control.commands import End
 from elastic_train.control.events import (
     Adopted,
@@ -46,11 +47,13 @@ from elastic_train.control.events import (
 )
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.control.journal import changed, fold
-from elastic_train.control.policy import Planner, Policy
+from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced, StorageError
 from elastic_train.observe.records import from_json, record, to_json, wall_text
+from elastic_train.planner.question import Planner
+from elastic_train.planner.ready import Ready
 from elastic_train.storage.journal import Journal, read_journal
 from elastic_train.storage.wishes import saves_asked, stop_asked
 
@@ -97,7 +100,8 @@ class Controller:
         self._saves_heard = 0
         self._stop_heard = False  # the wish to stop that lies in storage
         self._watch = WorkerWatch(spec, self._post, self._now)
-        self._policy = Policy.of(spec, planner)
+        self._plans = Ready(planner=planner)
+        self._policy = Policy.of(spec, self._plans)
         self._storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
         self._journal: Journal | None = None
         self._keepers: Keepers | None = None  # once those that live on were found
@@ -244,7 +248,7 @@ class Controller:
 
     def _loop(self, state: State) -> None:
         tick_s = self._policy.tick_s
-        next_tick, flushed = self._now() + tick_s, self._now()
+        next_tick, flushed, turn = self._now() + tick_s, self._now(), 0
         while True:  # at least once: the term's first event revives a run that ended before
             try:
                 event = self._inbox.get(timeout=max(0.0, next_tick - self._now()))
@@ -271,6 +275,15 @@ class Controller:
                 self._performer.perform(command)
             if isinstance(state.phase, Ended):
                 return
+            if isinstance(event, Tick) and self._inbox.empty():
+                turn += 1
+                self._plan_ahead(state, turn)
+
+    def _plan_ahead(self, state: State, turn: int) -> None:
+        """While nothing happens: one plan that may be needed next."""
+        question = likely(state, self._policy, self._now(), turn)
+        if question is not None:
+            self._plans.prepare(question)
 
     def _note(self, event: Event, outcome: Outcome) -> None:
         assert self._journal is not None

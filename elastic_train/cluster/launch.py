@@ -27,8 +27,8 @@ from elastic_train.cluster.remote import remote
 from elastic_train.cluster.result import Result
 from elastic_train.cluster.takeover import take_over
 from elastic_train.config import ResumeFrom, RunSpec
-from elastic_train.control.policy import Planner
 from elastic_train.errors import ConfigError
+from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.preflight import Token, probe
 from elastic_train.train.task import Task

@@ -12,7 +12,8 @@ from typing import Any
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.hardware import Hardware, Link
-from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.plan import Infeasible, Seat
+from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.search import Search, planner_for
 from elastic_train.planner.shape import ModelShape
 from elastic_train.recovery.selective import Selective, steps_between
@@ -45,19 +46,20 @@ def make_planner(
     """
     per_node, memory_bytes = _room(spec, nodes)
     seats = tuple(Seat(worker=f"w{i}", node=f"n{i // per_node}") for i in range(spec.max_workers))
-    planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes)
+    hardware = Hardware(inside=INSIDE, between=BETWEEN, memory_bytes=memory_bytes)
+    planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
     wished = spec.parallelism.divides_the_model
+    few, all_ = Question(seats=seats[: spec.min_workers]), Question(seats=seats)
     with _BORDER.at("building the model", 0):
-        if wished or any(isinstance(planner(seats[:n]), Infeasible) for n in (spec.min_workers, len(seats))):
+        if wished or any(isinstance(planner(asked), Infeasible) for asked in (few, all_)):
             speed = FLOPS_PER_S["gpu" if spec.gpus_per_worker else "cpu"]
-            hardware = Hardware(inside=INSIDE, between=BETWEEN, memory_bytes=memory_bytes)
             shape = profiled_shape(task, spec, flops_per_s=speed)
             planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
-        plan = planner(seats)
-        if isinstance(plan, Plan):
-            check_rules(task, spec, plan)
+        planned = planner(all_)
+        if isinstance(planned, Planned):
+            check_rules(task, spec, planned.plan)
             return _selective(planner, spec)
-    raise ConfigError(field="parallelism" if wished else "scaling_config", problem=plan.reason)
+    raise ConfigError(field="parallelism" if wished else "scaling_config", problem=planned.reason)
 
 
 def _selective(planner: Search, spec: RunSpec) -> Search | Selective:

@@ -10,8 +10,8 @@ from elastic_train.control.commands import StopWorker
 from elastic_train.control.ending import end
 from elastic_train.control.events import Cause, Tick
 from elastic_train.control.failure import break_group, give_up_silent
-from elastic_train.control.forming import last_plan
 from elastic_train.control.membership import seats, staff, starting, without
+from elastic_train.control.outlook import last_plan
 from elastic_train.control.policy import Policy
 from elastic_train.control.saving import retry_final
 from elastic_train.control.states import (
@@ -72,13 +72,14 @@ def _shifted_phase(phase: Phase, seconds: float) -> Phase:
         case Waiting(paused=paused) | Forming(paused=paused):
             paused = None if paused is None else paused + seconds
             return replace(phase, since=phase.since + seconds, paused=paused)
-        case Running(final_failed=failed):
+        case Running(final_failed=failed, declined=declined):
             failed = None if failed is None else failed + seconds
             return replace(
                 phase,
                 since=phase.since + seconds,
                 final_since=phase.final_since + seconds,
                 final_failed=failed,
+                declined=None if declined is None else replace(declined, at=declined.at + seconds),
             )
         case Pausing() | Settling():
             return replace(phase, since=phase.since + seconds)

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 from elastic_train.control.events import Straggling
 from elastic_train.control.forming import best_plan
-from elastic_train.control.membership import quarantine, seats
+from elastic_train.control.membership import quarantine
+from elastic_train.control.outlook import to_change
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import pause
 from elastic_train.control.states import Outcome, Running, State
 from elastic_train.planner.plan import Infeasible, Plan
+from elastic_train.planner.question import Planned
 
 
 def evict(state: State, event: Straggling, policy: Policy) -> Outcome:
@@ -26,25 +28,25 @@ def evict(state: State, event: Straggling, policy: Policy) -> Outcome:
     if event.node not in phase.plan.nodes or facts.step >= policy.max_steps:
         return Outcome(state=state)
     without = replace(facts, evicted=(*facts.evicted, event.node))
-    plan = best_plan(seats(without, phase.plan), policy)
-    why = _why_not(state, phase.plan, plan, event.factor, policy)
-    if why or isinstance(plan, Infeasible):
+    planned = best_plan(to_change(without, phase, policy, event.at), policy)
+    why = _why_not(state, phase.plan, planned, event.factor, policy)
+    if why or isinstance(planned, Infeasible):
         return Outcome(state=state, reason=f"node {event.node} is kept: {why}")
     left, rest_s = quarantine(without, event.node, policy, event.at)
-    reason = f"leaving {event.node} for {rest_s:.0f} s, which is slow, then form {plan}"
+    reason = f"leaving {event.node} for {rest_s:.0f} s, which is slow, then form {planned.plan}"
     return pause(replace(state, facts=left), phase.plan, "drain", reason, event.at)
 
 
-def _why_not(state: State, now: Plan, then: Plan | Infeasible, factor: float, policy: Policy) -> str:
+def _why_not(state: State, now: Plan, then: Planned | Infeasible, factor: float, policy: Policy) -> str:
     """Everybody waits for the slowest: without it a step takes as much less, and the others do its part."""
     if isinstance(then, Infeasible):
         return then.reason
-    facts = state.facts
-    share = now.world_size / (then.world_size * factor)  # of a step's time now
+    facts, workers = state.facts, then.plan.world_size
+    share = now.world_size / (workers * factor)  # of a step's time now
     saved_s = (policy.max_steps - facts.step) * facts.step_s * (1.0 - share)
     if saved_s <= facts.switch_s:
         return (
-            f"{then.world_size} workers without it would save {max(saved_s, 0.0):.0f} s, "
+            f"{workers} workers without it would save {max(saved_s, 0.0):.0f} s, "
             f"a switch takes {facts.switch_s:.0f} s"
         )
     return ""

@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, StopWorker
 from elastic_train.control.ending import end
-from elastic_train.control.events import PeersTold
+from elastic_train.control.events import GroupReady, PeersTold
 from elastic_train.control.membership import draining, seats, starting
+from elastic_train.control.outlook import held, last_plan, to_form
 from elastic_train.control.places import keep_stages
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.question import Planned, Question
 from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders, votes
 from elastic_train.recovery.evidence import Live, Mixed, Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive, extend
@@ -29,23 +31,19 @@ forms none with the same number, and writes into no directory of its successor."
 PLANS_KEPT = 4
 
 
-def last_plan(facts: Facts) -> Plan | None:
-    return facts.plans[-1][1] if facts.plans else None
-
-
-def best_plan(candidates: tuple[Seat, ...], policy: Policy) -> Plan | Infeasible:
-    """The planner's choice for the candidates, within the bounds that the user set."""
-    if len(candidates) < policy.min_workers:
+def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
+    """The planner's choice, within the bounds that the user set."""
+    workers = len(question.seats)
+    if workers < policy.min_workers:
+        return Infeasible(reason=f"{workers} workers are ready, at least {policy.min_workers} are needed")
+    planned = policy.plan(question)
+    if isinstance(planned, Planned) and planned.plan.world_size < policy.min_workers:
+        plan = planned.plan
         return Infeasible(
-            reason=f"{len(candidates)} workers are ready, at least {policy.min_workers} are needed"
-        )
-    plan = policy.plan(candidates[: policy.max_workers])
-    if isinstance(plan, Plan) and plan.world_size < policy.min_workers:
-        return Infeasible(
-            reason=f"of {len(candidates)} workers the planner can use {plan.world_size} ({plan}), "
+            reason=f"of {workers} workers the planner can use {plan.world_size} ({plan}), "
             f"at least {policy.min_workers} are needed"
         )
-    return plan
+    return planned
 
 
 def evidence(facts: Facts) -> Evidence:
@@ -88,13 +86,13 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     candidates = seats(facts, last_plan(facts))
     if not _complete(facts, phase, candidates, policy, at):
         return Outcome(state=state)
-    plan = best_plan(candidates, policy)
-    if isinstance(plan, Infeasible):
-        if plan.reason == phase.problem:
+    planned = best_plan(to_form(facts, held(facts), policy, at), policy)
+    if isinstance(planned, Infeasible):
+        if planned.reason == phase.problem:
             return Outcome(state=state)
         return Outcome(
-            state=replace(state, phase=replace(phase, problem=plan.reason)),
-            reason=f"no plan yet: {plan.reason}",
+            state=replace(state, phase=replace(phase, problem=planned.reason)),
+            reason=f"no plan yet: {planned.reason}",
         )
     choice = choose(evidence(facts))
     if policy.peers and facts.generation and _peers_may_know_more(facts, choice):
@@ -103,7 +101,8 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return end(state, "checkpoint", choice.reason)
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
-    return _form(state, keep_stages(plan, last_plan(facts)), choice, at, phase.paused)
+    planned = replace(planned, plan=keep_stages(planned.plan, last_plan(facts)))
+    return _form(state, planned, choice, at, phase.paused)
 
 
 def peers_told(state: State, event: PeersTold) -> Outcome:
@@ -119,9 +118,9 @@ def peers_told(state: State, event: PeersTold) -> Outcome:
     )
 
 
-def group_ready(state: State, policy: Policy, at: float) -> Outcome:
+def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
     """Every rank holds its verified state: train. Leaving holders have done their part."""
-    facts, phase = state.facts, state.phase
+    facts, phase, at = state.facts, state.phase, event.at
     if not isinstance(phase, Forming):
         return Outcome(state=state, reason=f"generation {facts.generation} is known to be ready")
     leaving = draining(facts)
@@ -134,6 +133,7 @@ def group_ready(state: State, policy: Policy, at: float) -> Outcome:
         logs=tuple(h for h in facts.logs if h[0] in idle),
         began=at if facts.began is None else facts.began,
         evicted=(),
+        transfer_s=event.transfer_s,
     )
     if phase.paused is not None:
         facts = replace(facts, switch_s=at - phase.paused, resized=at)
@@ -194,8 +194,8 @@ def _better_on_its_way(facts: Facts, choice: Choice) -> bool:
     )
 
 
-def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | None) -> Outcome:
-    facts = state.facts
+def _form(state: State, planned: Planned, choice: Choice, at: float, paused: float | None) -> Outcome:
+    facts, plan = state.facts, planned.plan
     generation = max(facts.generation, (facts.term - 1) * GENERATIONS_PER_TERM) + 1
     lineage = extend(facts.lineage, choice.origin, generation)
     serving = holders(evidence(facts), choice.origin)
@@ -210,6 +210,7 @@ def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | N
         attempts=tuple(a for a in facts.attempts if alive(lineage, a.generation, a.step)),
         snapshots=None,
         saving=None,
+        moving=planned.moved,
         uncovered=facts.uncovered + (facts.generation > 0 and not isinstance(choice.origin, Live | Mixed)),
         reconfigurations=facts.reconfigurations + (facts.generation > 0),
     )
@@ -217,7 +218,7 @@ def _form(state: State, plan: Plan, choice: Choice, at: float, paused: float | N
     return Outcome(
         state=State(facts=facts, phase=phase),
         commands=(form_command(facts, phase),),
-        reason=f"generation {generation} is formed as {plan}, {choice.reason}",
+        reason=f"generation {generation} is formed as {plan}, {choice.reason}; {planned.reason}",
     )
 
 

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from elastic_train.config import Checkpoints, RunSpec, Timing
-from elastic_train.planner.plan import Infeasible, Plan, Seat
-
-
-class Planner(Protocol):
-    """Chooses a plan for the workers that are there. The same seats give the same plan, in every term.
-
-    Seats come in order of preference: the last plan's workers by rank, then the others. A plan may leave
-    seats empty.
-    """
-
-    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible: ...
+from elastic_train.planner.question import Planner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

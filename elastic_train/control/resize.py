@@ -1,6 +1,8 @@
 """Growth and drains: a graceful switch of a running group, at a step boundary.
 
-Joiners are up before the group pauses, so a pause is the switch only. A growth waits until nobody joined for
+Joiners are up before the group pauses, so a pause is the switch only. Whether a change is worth its switch is
+the planner's to say, from what the run measured; what was declined is asked again as time passes, because
+quiet times grow longer. A growth waits until nobody joined for
 the join window, so that arrivals come in one batch, and after a switch for a cool-down of four join windows
 and ten times what the last switch took: capacity that comes and goes costs at most a tenth of the time. The
 fewer of the possible workers run, the more a wait costs, so the cool-down is shortened to their share.
@@ -14,13 +16,16 @@ from dataclasses import replace
 
 from elastic_train.control.commands import Pause
 from elastic_train.control.forming import best_plan
-from elastic_train.control.membership import draining, seats, starting
+from elastic_train.control.membership import draining, starting
+from elastic_train.control.outlook import to_change
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Facts, Outcome, Pausing, Purpose, Running, State, Waiting
-from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.control.states import Declined, Facts, Outcome, Pausing, Purpose, Running, State, Waiting
+from elastic_train.planner.plan import Infeasible, Plan
 
 COOL_DOWN_WINDOWS = 4
 COOL_DOWN_SWITCHES = 10
+ASKED_AGAIN_S = 60.0
+"""Until a change that was declined is judged again; then as long as the group has trained by then."""
 
 
 def consider(state: State, policy: Policy, at: float) -> Outcome:
@@ -53,45 +58,42 @@ def paused(state: State, policy: Policy, at: float) -> Outcome:
     )
 
 
-def worth_a_switch(*, steps_left: int, step_s: float, now: int, then: int, switch_s: float) -> bool:
-    """Whether the time that `then` workers save on the steps that are left exceeds what the switch takes.
-
-    Step time is taken as inverse to the workers, an upper bound of the gain. Unmeasured times decide nothing.
-    """
-    return step_s == 0.0 or steps_left * step_s * (1 - now / then) > switch_s
-
-
 def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     facts = state.facts
     leaving = draining(facts)
     deadline = min(n.drain_by for n in facts.nodes if n.drain_by is not None and n.name in phase.plan.nodes)
     near = deadline - at <= policy.timing.settle_s
-    candidates = seats(facts, phase.plan)
-    replaced = len(candidates) >= min(phase.plan.world_size, policy.max_workers)
-    plan = best_plan(candidates, policy)
-    if not near and (isinstance(plan, Infeasible) or (starting(facts) and not replaced)):
+    question = to_change(facts, phase, policy, at)
+    replaced = len(question.seats) >= min(phase.plan.world_size, policy.max_workers)
+    planned = best_plan(question, policy)
+    save = isinstance(planned, Infeasible)
+    if not near and (save or (starting(facts) and not replaced)):
         return Outcome(state=state)
     names = ", ".join(sorted(leaving & set(phase.plan.nodes)))
-    save = isinstance(plan, Infeasible)
-    after = f"then wait, because {plan.reason}" if isinstance(plan, Infeasible) else f"then form {plan}"
+    after = f"then wait, because {planned.reason}" if save else f"then form {planned.plan}"
     return pause(state, phase.plan, "drain", f"leaving {names}, {after}", at, save=save)
 
 
 def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     facts = state.facts
-    candidates = seats(facts, phase.plan)
-    idle = tuple(seat.worker for seat in candidates if seat.worker not in phase.plan.workers)
-    share = phase.plan.world_size / max(1, min(len(candidates), policy.max_workers))
-    if not idle or idle == phase.declined or not _calm(facts, idle, policy, at, share):
+    question = to_change(facts, phase, policy, at)
+    idle = tuple(seat.worker for seat in question.seats if seat.worker not in phase.plan.workers)
+    share = phase.plan.world_size / max(1, question.room)
+    if not idle or _is_declined(phase, idle, at) or not _calm(facts, idle, policy, at, share):
         return Outcome(state=state)
-    plan = best_plan(candidates, policy)
-    why = _why_not(facts, phase.plan, plan, candidates, policy)
-    if why or isinstance(plan, Infeasible):
+    planned = best_plan(question, policy)
+    if isinstance(planned, Infeasible) or planned.plan == phase.plan:
         return Outcome(
-            state=replace(state, phase=replace(phase, declined=idle)),
-            reason=f"the group does not grow: {why}",
+            state=replace(state, phase=replace(phase, declined=Declined(idle=idle, at=at))),
+            reason=f"the group does not grow: {planned.reason}",
         )
-    return pause(state, phase.plan, "grow", f"growing from {phase.plan} to {plan}", at)
+    why = f": {planned.reason}" if planned.reason else ""
+    return pause(state, phase.plan, "grow", f"growing from {phase.plan} to {planned.plan}{why}", at)
+
+
+def _is_declined(phase: Running, idle: tuple[str, ...], at: float) -> bool:
+    said = phase.declined
+    return said is not None and said.idle == idle and at - said.at < max(ASKED_AGAIN_S, said.at - phase.since)
 
 
 def _calm(facts: Facts, idle: tuple[str, ...], policy: Policy, at: float, share: float) -> bool:
@@ -101,23 +103,6 @@ def _calm(facts: Facts, idle: tuple[str, ...], policy: Policy, at: float, share:
         return False
     cool_down = (COOL_DOWN_WINDOWS * window + COOL_DOWN_SWITCHES * facts.switch_s) * share
     return facts.resized is None or at - facts.resized >= cool_down
-
-
-def _why_not(
-    facts: Facts, now: Plan, plan: Plan | Infeasible, candidates: tuple[Seat, ...], policy: Policy
-) -> str:
-    if isinstance(plan, Infeasible):
-        return plan.reason
-    if plan.world_size <= now.world_size:
-        return f"the plan for {len(candidates)} workers is {plan}"
-    worth = worth_a_switch(
-        steps_left=policy.max_steps - facts.step,
-        step_s=facts.step_s,
-        now=now.world_size,
-        then=plan.world_size,
-        switch_s=facts.switch_s,
-    )
-    return "" if worth else f"the {policy.max_steps - facts.step} steps left are too few to be worth a switch"
 
 
 def pause(

@@ -118,6 +118,8 @@ class Facts:
     began: float | None = None  # when the first group trained
     step_s: float = 0.0  # the last step's seconds
     switch_s: float = 0.0  # the last graceful switch: from the pause to the new group's go
+    moving: float = 0.0  # bytes that the worker which receives most of the newest plan's state receives
+    transfer_s: float = 0.0  # what that took
     resized: float | None = None  # when the last growth or drain was done
 
 
@@ -144,13 +146,19 @@ class Forming:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Running:
-    """`declined` are the candidates of the last growth that was judged not to be worth a switch."""
+class Declined:
+    """A change that was not worth its cost, with whom it would have been made."""
 
+    idle: tuple[str, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Running:
     plan: Plan
     since: float
     proven: bool = False  # this generation committed a step
-    declined: tuple[str, ...] = ()
+    declined: Declined | None = None  # the last one of this group
     final_since: float = 0.0  # after the last step: when its checkpoint was last asked for or heard of
     final_failed: float | None = None  # when writing it failed
 

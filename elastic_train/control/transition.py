@@ -112,7 +112,7 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
         ) if event.generation != generation:
             return Outcome(state=state, reason=f"fenced: generation {event.generation} is gone")
         case GroupReady():
-            return group_ready(state, policy, event.at)
+            return group_ready(state, event, policy)
         case PeersTold():
             return peers_told(state, event)
         case StepCommitted():

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.planner.hardware import Fleet
+from elastic_train.planner.data_parallel import APART
 from elastic_train.planner.limits import limits, refused
+from elastic_train.planner.outlook import more
 from elastic_train.planner.plan import Infeasible, bytes_text
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.ranking import Ranking
@@ -16,14 +17,13 @@ SLACK = 0.003
 """Share of the goodput that predictions do not tell apart."""
 LIVE_TRIES = 64
 """Candidates, best first, among which one is sought whose new shards fit beside the old ones."""
-FROM_STORAGE = "; old shards do not fit beside new ones, so the state comes from storage"
 
 
 def choose(problem: Problem) -> tuple[Scored, str] | Infeasible:
     """The best plan and why, or why there is none; the same problem gives the same plan."""
     if not problem.seats:
         return Infeasible(reason="no worker is there, one is enough to start")
-    fleet = Fleet.of(problem.seats)
+    fleet = problem.fleet
     known = limits(problem.shape, fleet, problem.micro_batches)
     impossible = refused(problem.constraints, known, fleet, problem.micro_batches)
     if impossible is not None:
@@ -41,14 +41,13 @@ def choose(problem: Problem) -> tuple[Scored, str] | Infeasible:
     if stay is None or stay.plan == best.plan:
         return best, f"{_headline(best, problem)}, the most of {len(ranking.candidates)} candidates"
     gain = best.goodput / stay.goodput - 1
+    weighed = problem.outlook.said(best.change_s)
+    if not best.moves_live:
+        return stay, f"{stay.plan.mesh} stays: for {best.plan.mesh}{APART.removeprefix(';')}"
     if gain <= problem.outlook.hysteresis:
-        bound = f"{problem.outlook.hysteresis:.0%} that a change has to promise"
-        return (
-            stay,
-            f"{_headline(stay, problem)}: {best.plan.mesh} promises {gain:.1%} more, below the {bound}",
-        )
+        return stay, f"{stay.plan.mesh} stays: {best.plan.mesh} promises {more(gain)}, {weighed}"
     moved = f"moving {bytes_text(best.moves.total)}"
-    return best, f"{_headline(best, problem)}: {gain:.1%} more than {stay.plan.mesh}, {moved}"
+    return best, f"{_headline(best, problem)}: {gain:.1%} more than {stay.plan.mesh}, {moved}, {weighed}"
 
 
 def _best(ranking: Ranking) -> Scored | None:
@@ -67,7 +66,7 @@ def _headline(scored: Scored, problem: Problem) -> str:
     used = f"{size} of {bytes_text(there)}" if there else size
     return (
         f"{plan.mesh} on {plan.mesh.size} of {len(problem.seats)} workers{waiting}: "
-        f"{scored.cost.step_s:.3g} s a step, {used} per worker" + ("" if scored.moves_live else FROM_STORAGE)
+        f"{scored.cost.step_s:.3g} s a step, {used} per worker" + ("" if scored.moves_live else APART)
     )
 
 
@@ -88,7 +87,7 @@ def _nothing_fits(problem: Problem) -> Infeasible:
             for i in range(times)
             for seat in problem.seats
         )
-        if _fits(replace(problem, seats=seats)):
+        if _fits(replace(problem, seats=seats, most=None)):
             remedies.append(f"{len(seats)} workers would do")
             break
     return Infeasible(
@@ -115,7 +114,7 @@ def _with(problem: Problem, memory_bytes: int) -> Problem:
 
 def _fits(problem: Problem) -> bool:
     """Whether any plan fits; nothing is moved."""
-    fleet = Fleet.of(problem.seats)
+    fleet = problem.fleet
     known = limits(problem.shape, fleet, problem.micro_batches)
     ranking = Ranking(replace(problem, previous=None), known)
     return ranking.any_fits()

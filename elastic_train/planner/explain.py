@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic_train.planner.choose import choose
-from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.limits import Limits, limits
 from elastic_train.planner.plan import Infeasible, bytes_text
 from elastic_train.planner.problem import Problem
@@ -51,7 +50,7 @@ class Explanation:
 
 def explain(problem: Problem, rows: int = 12) -> Explanation:
     """The choice for a problem and the best candidates of other meshes."""
-    fleet = Fleet.of(problem.seats)
+    fleet = problem.fleet
     known = limits(problem.shape, fleet, problem.micro_batches)
     chosen = choose(problem)
     if isinstance(chosen, Infeasible):

@@ -46,10 +46,11 @@ class Fleet:
     """How many seats each node has; equal fleets have equal predicted times."""
 
     sizes: tuple[int, ...]  # descending
+    most: int | None = None  # ranks that a plan may have
 
     @classmethod
-    def of(cls, seats: Sequence[Seat]) -> Fleet:
-        return cls(sizes=tuple(sorted(Counter(s.node for s in seats).values(), reverse=True)))
+    def of(cls, seats: Sequence[Seat], most: int | None = None) -> Fleet:
+        return cls(sizes=tuple(sorted(Counter(s.node for s in seats).values(), reverse=True)), most=most)
 
     @property
     def workers(self) -> int:
@@ -57,7 +58,8 @@ class Fleet:
 
     def room(self, block: int) -> int:
         """Ranks that there is room for in blocks of `block` ranks on a node."""
-        return block * sum(size // block for size in self.sizes)
+        blocks = sum(size // block for size in self.sizes)
+        return block * (blocks if self.most is None else min(blocks, self.most // block))
 
     def together(self, block: int) -> int:
         """Ranks that are on one node at least, of the nodes that hold a block."""

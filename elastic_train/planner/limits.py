@@ -31,9 +31,9 @@ def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> Limits
         unknown = "the model's layers are not known"
         return Limits(why=dict.fromkeys(("tp", "pp", "cp", "ep"), unknown))
     node = max(fleet.sizes, default=1)
-    most = min(len(shape.layers), micro_batches, fleet.workers) if shape.chain else 1
+    most = min(len(shape.layers), micro_batches, fleet.room(1)) if shape.chain else 1
     found: dict[str, tuple[int, ...]] = {}
-    why = {"pp": f"{len(shape.layers)} layers, {micro_batches} micro-batches and {fleet.workers} workers"}
+    why = {"pp": f"{len(shape.layers)} layers, {micro_batches} micro-batches and {fleet.room(1)} workers"}
     if not shape.chain:
         why["pp"] = "no rules say that the model is a chain of blocks"
     if shape.widths is None:

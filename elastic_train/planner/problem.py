@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from elastic_train.config import Parallelism
 from elastic_train.planner.candidates import RECOMPUTES
-from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.hardware import Fleet, Hardware
 from elastic_train.planner.outlook import Outlook
 from elastic_train.planner.plan import Plan, Recompute, Seat
 from elastic_train.planner.shape import ModelShape
@@ -23,6 +23,11 @@ class Problem:
     constraints: Parallelism = field(default_factory=Parallelism)
     outlook: Outlook = field(default_factory=Outlook)
     previous: Plan | None = None
+    most: int | None = None  # ranks that a plan may have
     virtual: tuple[int, ...] = (1, 2, 4)  # stages per rank that may be tried
     recompute: tuple[Recompute, ...] = RECOMPUTES  # likewise
     zero_bubble: bool = False  # whether backwards may be split
+
+    @property
+    def fleet(self) -> Fleet:
+        return Fleet.of(self.seats, self.most)

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from elastic_train.planner.bounds import may_fit, step_seconds, totals
 from elastic_train.planner.candidates import Candidates, candidates, recomputes
-from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.limits import Limits
 from elastic_train.planner.plan import Mesh
 from elastic_train.planner.problem import Problem
@@ -31,7 +30,7 @@ class Ranking:
 
     def __init__(self, problem: Problem, known: Limits) -> None:
         self._problem = problem
-        fleet, shape, hardware = Fleet.of(problem.seats), problem.shape, problem.hardware
+        fleet, shape, hardware = problem.fleet, problem.shape, problem.hardware
         stages = StageTable(shape, hardware)
         self._scorer = Scorer(problem, stages)
         self.candidates = found = candidates(
@@ -54,7 +53,7 @@ class Ranking:
             rounds=self._rounds(found),
             micro_batches=problem.micro_batches,
         )
-        self._goodput = np.exp(-self._least_cost(found) / problem.outlook.quiet_s) / steps
+        self._goodput = problem.outlook.share(self._least_cost(found)) / steps
         self._may = np.ones(len(found), bool)
         if hardware.memory_bytes is not None:
             self._may = may_fit(found, self._bounds, hardware.memory_bytes)

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from elastic_train.planner.alternatives import Alternatives, alternatives
-from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.plan import Infeasible
+from elastic_train.planner.question import Planned, Planner, Question
+
+KEPT = 512
+"""Answers; the oldest are forgotten first."""
 
 
+@dataclass(slots=True, kw_only=True)
 class Ready:
-    """Answers as the planner does, at once where `prepare` foresaw the question.
+    """Answers as the planner does, at once where the same question was asked before. Mutable.
 
-    `prepare` may run in a thread beside the calls: they take the last answers that are complete.
+    A question names everything that an answer depends on, so it doesn't matter who asked first, or when.
     """
 
-    def __init__(self, planner: Callable[[tuple[Seat, ...]], Plan | Infeasible]) -> None:
-        self._planner = planner
-        self._made: Alternatives | None = None
-        self.found = 0  # answers that were ready
+    planner: Planner
+    found: int = 0  # answers that were ready
+    _known: dict[Question, Planned | Infeasible] = field(default_factory=dict[Question, Planned | Infeasible])
 
-    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible:
-        known = self._made.ready(seats) if self._made is not None else None
-        if known is None:
-            return self._planner(seats)
-        self.found += 1
-        return known
+    def __call__(self, question: Question, /) -> Planned | Infeasible:
+        if question in self._known:
+            self.found += 1
+            return self._known[question]
+        return self.prepare(question)
 
-    def prepare(self, seats: tuple[Seat, ...]) -> None:
-        """Plans for the loss of each node of `seats`, and for one node more with as many workers as most."""
-        self._made = alternatives(lambda found, _: self._planner(found), seats, joining=_one_more(seats))
-
-
-def _one_more(seats: tuple[Seat, ...]) -> tuple[Seat, ...]:
-    """A node as most are; none where nodes have failure domains, as nobody knows which it will be in."""
-    if not seats or any(seat.domain for seat in seats):
-        return ()
-    sizes = Counter(Counter(seat.node for seat in seats).values())
-    return tuple(Seat(worker=f"joining {i}", node="joining") for i in range(sizes.most_common(1)[0][0]))
+    def prepare(self, question: Question) -> Planned | Infeasible:
+        """Make the answer, if it is not known yet."""
+        if question not in self._known:
+            self._known[question] = self.planner(question)
+            if len(self._known) > KEPT:
+                del self._known[next(iter(self._known))]
+        return self._known[question]

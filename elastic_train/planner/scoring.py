@@ -10,7 +10,6 @@ import numpy as np
 
 from elastic_train.planner.candidates import Candidate
 from elastic_train.planner.cost import Cost, Work, cost_of
-from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.memory import Memory
 from elastic_train.planner.place import place
 from elastic_train.planner.plan import Mesh, Plan, Seat, even_shares
@@ -62,7 +61,7 @@ class Scorer:
 
     def __init__(self, problem: Problem, stages: StageTable) -> None:
         self._problem, self._stages = problem, stages
-        self._fleet = Fleet.of(problem.seats)
+        self._fleet = problem.fleet
         self._blocks = tuple(rows(stages.tensors, Mesh()).state.tolist())
         self._speeds = {seat.speed for seat in problem.seats}
         previous, names = problem.previous, {seat.worker for seat in problem.seats}
@@ -200,7 +199,7 @@ class Scorer:
         lost = outlook.lost_s if mesh.dp_replicate == 1 else 0.0
         if self._old is None or stays:
             return lost
-        rate = self._problem.hardware.between.bytes_per_s / max(self._fleet.sizes)
+        rate = outlook.bytes_per_s or self._problem.hardware.between.bytes_per_s / max(self._fleet.sizes)
         moving = moved / rate if live else memory.state / outlook.storage_bytes_per_s
         return lost + outlook.form_s + moving
 

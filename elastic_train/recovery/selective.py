@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from elastic_train.config import Checkpoints
-from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.plan import Infeasible
+from elastic_train.planner.question import Planned, Planner, Question
 from elastic_train.planner.shape import ModelShape
 from elastic_train.recovery.grouping import exact
 from elastic_train.recovery.outlook import boundaries
@@ -26,18 +26,19 @@ class Selective:
     The groups of least mean recovery time are taken whose logs are within `budget` bytes in `interval` steps.
     """
 
-    planner: Callable[[tuple[Seat, ...]], Plan | Infeasible]
+    planner: Planner
     shape: ModelShape
     micro_batches: int
     interval: int
     bytes_s: float
     budget: int
 
-    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible:
-        plan = self.planner(seats)
-        if not isinstance(plan, Plan) or plan.mesh.pp == 1 or plan.virtual > 1:
-            return plan
+    def __call__(self, question: Question, /) -> Planned | Infeasible:
+        planned = self.planner(question)
+        if isinstance(planned, Infeasible) or planned.plan.mesh.pp == 1 or planned.plan.virtual > 1:
+            return planned
+        plan = planned.plan
         along = boundaries(plan.stages, self.shape, self.micro_batches, self.interval, self.bytes_s)
         groups = exact(along, self.budget).groups
         alone = all(stop - start == 1 for start, stop in groups)
-        return replace(plan, groups=() if alone else groups)
+        return replace(planned, plan=replace(plan, groups=() if alone else groups))

@@ -26,7 +26,8 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.observe.records import Record, record, wall_text
-from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat, even_shares
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, even_shares
+from elastic_train.planner.question import Planned, Question
 from elastic_train.testing.invariants import check_transition
 from elastic_train.testing.simulated_cluster import SimulatedCluster
 from elastic_train.testing.simulated_time import Clock
@@ -42,17 +43,19 @@ class SimplePlanner:
 
     replicas: int = 1
 
-    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible:
+    def __call__(self, question: Question, /) -> Planned | Infeasible:
+        seats = question.seats[: question.most]
         if not seats:
             return Infeasible(reason="no workers")
         replicas = self.replicas if len(seats) % self.replicas == 0 else 1
         mesh = Mesh(dp_replicate=replicas, dp_shard=len(seats) // replicas)
-        return Plan(
+        plan = Plan(
             mesh=mesh,
             workers=tuple(s.worker for s in seats),
             nodes=tuple(s.node for s in seats),
             shares=even_shares(MICRO_BATCHES, mesh.dp),
         )
+        return Planned(plan=plan, reason=f"all {len(seats)} workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +64,19 @@ class PipelinePlanner:
 
     blocks: int = 4
 
-    def __call__(self, seats: tuple[Seat, ...], /) -> Plan | Infeasible:
+    def __call__(self, question: Question, /) -> Planned | Infeasible:
+        seats = question.seats[: question.most]
         if not seats:
             return Infeasible(reason="no workers")
         edges = [self.blocks * n // len(seats) for n in range(len(seats) + 1)]
-        return Plan(
+        plan = Plan(
             mesh=Mesh(pp=len(seats)),
             workers=tuple(s.worker for s in seats),
             nodes=tuple(s.node for s in seats),
             shares=even_shares(MICRO_BATCHES, 1),
             stages=tuple(pairwise(edges)),
         )
+        return Planned(plan=plan, reason=f"a stage on each of {len(seats)} workers")
 
 
 def simulated_policy(

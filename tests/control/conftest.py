@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from elastic_train.config import Batch, RunSpec
 from elastic_train.control.commands import Command
 from elastic_train.control.events import (
     Cause,
@@ -28,9 +29,21 @@ from elastic_train.control.journal import changed, fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Outcome, Phase, State, members
 from elastic_train.control.transition import transition
-from elastic_train.planner.plan import Plan
+from elastic_train.planner.plan import Infeasible, Plan
+from elastic_train.planner.question import Planned, Planner, Question
+from elastic_train.planner.search import planner_for
 from elastic_train.recovery.evidence import Holding, Stored
 from elastic_train.testing.simulator import simulated_policy
+
+
+def shown_only(planner: Planner, shown: Callable[[int], int]) -> Planner:
+    """A planner that sees as many of the seats as `shown` says of their number."""
+
+    def asked(question: Question) -> Planned | Infeasible:
+        seats = question.seats
+        return planner(replace(question, seats=seats[: shown(len(seats))]))
+
+    return asked
 
 
 class Play:
@@ -183,6 +196,17 @@ class Play:
 def play() -> Iterator[Play]:
     """Sharded over all workers: nothing is held twice. In the end the journal folds to the state."""
     play = Play(replace(simulated_policy(replicas=1, max_steps=20, max_failures=3), standby=0))
+    yield play
+    assert fold(play.journal, play.policy) == play.state
+
+
+@pytest.fixture
+def real() -> Iterator[Play]:
+    """Under the planner of a data-parallel run with 16 micro-batches a step."""
+    batch = Batch(global_size=16, micro_size=1)
+    spec = RunSpec(name="r", storage_path="/r", batch=batch, max_steps=1, min_workers=1, max_workers=4)
+    policy = simulated_policy(max_steps=20, max_failures=3)
+    play = Play(replace(policy, plan=planner_for(spec), standby=0))
     yield play
     assert fold(play.journal, play.policy) == play.state
 

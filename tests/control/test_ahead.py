@@ -1,4 +1,4 @@
-"""Plans that were made ahead are those that a run asks for, and no others than it would get anyway."""
+"""Questions that are asked ahead are those that a run comes to ask, and have the answers it gets anyway."""
 
 from __future__ import annotations
 
@@ -6,40 +6,55 @@ from dataclasses import replace
 
 import pytest
 
+from elastic_train.control.ahead import likely
 from elastic_train.control.commands import Form
-from elastic_train.control.membership import seats
+from elastic_train.control.states import Pausing
 from elastic_train.planner.ready import Ready
 from tests.control.conftest import Play
 
 pytestmark = pytest.mark.ring0
 
 
+def asked_ahead(play: Play, turns: int) -> Ready:
+    ready = play.policy.plan
+    assert isinstance(ready, Ready)
+    for turn in range(turns):
+        question = likely(play.state, play.policy, play.at, turn)
+        if question is not None:
+            ready.prepare(question)
+    return ready
+
+
 @pytest.mark.parametrize("lost", ["w0002", "w0004"])
-def test_the_plan_after_a_loss_was_there_before_it(replicated: Play, lost: str) -> None:
-    planner = replicated.policy.plan
-    ready = Ready(planner)
-    replicated.policy = replace(replicated.policy, plan=ready)
-    play = replicated.running(4, step=5)
-    ready.prepare(seats(play.facts, play.plan))
-    asked = ready.found
-    left = tuple(seat for seat in seats(play.facts, play.plan) if seat.worker != lost)
+def test_the_plan_after_a_loss_was_there_before_it(real: Play, lost: str) -> None:
+    planner = real.policy.plan
+    real.policy = replace(real.policy, plan=Ready(planner=planner))
+    play = real.running(4, step=5)
+    ready = asked_ahead(play, 5)
+    found = ready.found
     play.lose(lost)
     play.settle(*(worker for worker in play.plan.workers if worker != lost))
     (form,) = play.ordered(Form)
-    assert ready.found == asked + 1
+    assert ready.found == found + 1
     assert lost not in form.plan.workers
-    assert form.plan == planner(left)
+    assert form.plan.world_size == 3
 
 
-def test_the_plan_with_a_node_more_was_there_before_it_came(replicated: Play) -> None:
-    planner = replicated.policy.plan
-    ready = Ready(planner)
-    replicated.policy = replace(replicated.policy, plan=ready)
-    play = replicated.running(3, step=5)
-    ready.prepare(seats(play.facts, play.plan))
-    play.nodes("abcd")
+def test_the_plan_with_a_node_more_was_there_before_it_came(real: Play) -> None:
+    real.policy = replace(real.policy, plan=Ready(planner=real.policy.plan))
+    play = real.running(3, step=5)
+    play.nodes("abcd")  # its worker is starting
+    ready = asked_ahead(play, 4)
+    found = ready.found
     play.ready()
-    more = seats(play.facts, play.plan)
-    assert len(more) == 4
-    assert ready(more) == planner(more)
-    assert ready.found > 0
+    play.wait(4.0)
+    assert isinstance(play.phase, Pausing)
+    assert ready.found == found + 1
+
+
+def test_nothing_is_asked_ahead_where_no_group_trains_or_nobody_comes(real: Play) -> None:
+    play = real.begin(3)
+    assert likely(play.state, play.policy, play.at, 0) is None
+    play.ready()
+    play.go()
+    assert likely(play.state, play.policy, play.at, 3) is None

@@ -8,6 +8,7 @@ from elastic_train.control.commands import Abort, End, Form, StopWorker
 from elastic_train.control.events import Cause, GroupBroken, Settled
 from elastic_train.control.states import Ended, Forming, Running, Settling, Waiting
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Vote
+from tests.control.conftest import shown_only
 
 pytestmark = pytest.mark.ring0
 
@@ -178,8 +179,7 @@ def test_before_the_first_checkpoint_a_run_may_start_afresh_and_says_so(play):
 
 
 def test_newer_state_of_a_left_lineage_is_dead(play):
-    whole = play.policy.plan
-    play.policy = replace(play.policy, plan=lambda seats: whole(seats[: len(seats) // 2 * 2]))
+    play.policy = replace(play.policy, plan=shown_only(play.policy.plan, lambda n: n // 2 * 2))
     play.running(4, step=7)
     play.parts(5)
     play.saved(5)

@@ -9,6 +9,7 @@ from elastic_train.control.events import GroupReady, WorkerReady
 from elastic_train.control.states import Ended, Forming, Running, Waiting
 from elastic_train.planner.plan import Infeasible
 from elastic_train.recovery.evidence import Fresh, FromStorage, Stored
+from tests.control.conftest import shown_only
 
 pytestmark = pytest.mark.ring0
 
@@ -66,7 +67,7 @@ def test_a_slow_start_of_enough_workers_is_no_lack_of_capacity(play):
 
 
 def test_a_plan_that_the_planner_refuses_is_told_once_and_named_at_the_end(play):
-    play.policy = replace(play.policy, plan=lambda seats: Infeasible(reason="70 GiB per rank exceed 64 GiB"))
+    play.policy = replace(play.policy, plan=lambda _: Infeasible(reason="70 GiB per rank exceed 64 GiB"))
     play.begin(2).ready()
     assert "70 GiB" in play.outcome.reason
     assert play.wait(1.0).reason == "nothing to do"
@@ -76,8 +77,7 @@ def test_a_plan_that_the_planner_refuses_is_told_once_and_named_at_the_end(play)
 
 
 def test_a_plan_with_fewer_ranks_than_the_minimum_is_no_plan(play):
-    whole = play.policy.plan
-    play.policy = replace(play.policy, plan=lambda seats: whole(seats[:1]))
+    play.policy = replace(play.policy, plan=shown_only(play.policy.plan, lambda _: 1))
     play.begin(3).ready()
     assert isinstance(play.phase, Waiting)
     assert "at least 2 are needed" in play.phase.problem

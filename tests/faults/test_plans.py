@@ -12,7 +12,8 @@ from elastic_train.cluster import launch
 from elastic_train.cluster.chaos import Chaos
 from elastic_train.config import Checkpoints
 from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, KillRank, Moment
-from elastic_train.planner.plan import Mesh, Plan, Seat, even_shares
+from elastic_train.planner.plan import Mesh, Plan, even_shares
+from elastic_train.planner.question import Planned, Question
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import TIMING, Runs, assert_same_training
@@ -42,19 +43,21 @@ class Slow(Pretrain):
 class Turning:
     """Another plan for the same number of workers whenever a new one is among them."""
 
-    def __call__(self, seats: tuple[Seat, ...], /) -> Plan:
+    def __call__(self, question: Question, /) -> Planned:
+        seats = question.seats[: question.most]
         of = BY_WORKERS[len(seats)]
         newest = max(int(re.findall(r"\d+", seat.worker)[-1]) for seat in seats)
         mesh = of[newest % len(of)]
         # A node's workers are neighbours: those of a tp group are on one node where that can be.
         seats = tuple(sorted(seats, key=lambda seat: (seat.node, seat.worker)))[: mesh.size]
-        return Plan(
+        plan = Plan(
             mesh=mesh,
             workers=tuple(seat.worker for seat in seats),
             nodes=tuple(seat.node for seat in seats),
             shares=even_shares(MICRO_BATCHES, mesh.dp),
             stages=STAGES[mesh.pp],
         )
+        return Planned(plan=plan, reason=f"{mesh} is next")
 
 
 STORM = FaultSchedule(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from dataclasses import replace
 
@@ -11,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.config import Parallelism
-from elastic_train.planner.alternatives import alternatives
 from elastic_train.planner.choose import choose
 from elastic_train.planner.explain import explain, table
 from elastic_train.planner.hardware import Fleet, Hardware, Link
 from elastic_train.planner.limits import limits, refused
 from elastic_train.planner.outlook import Outlook
-from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.plan import Infeasible, Seat
 from elastic_train.planner.problem import Problem
+from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.ranking import Ranking
 from elastic_train.planner.ready import Ready
 from elastic_train.planner.scoring import Scored
@@ -214,41 +215,52 @@ def test_parts_of_two_plans_share_what_intervals_of_layers_and_shards_share():
     assert needed(whole, blocks).tolist() == common.sum(axis=0).tolist()
 
 
-def test_plans_for_every_lost_node_and_one_more_are_ready():
-    search = Search(micro_batches=12, shape=transformer(), hardware=SLOW)
-    there = seats(2, 2, 1)
-    plan = search(there)
-    assert isinstance(plan, Plan)
-    ready = alternatives(search, there, plan, joining=tuple(Seat(worker=f"?{i}", node="?") for i in range(2)))
-    for node in ("n0", "n1", "n2"):
-        left = tuple(s for s in there if s.node != node)
-        assert ready.ready(left) == search(left, plan) == ready(left, plan)
-    more = (*there, Seat(worker="a", node="n7"), Seat(worker="b", node="n7"))
-    grown = ready.ready(more)
-    direct = search(more, plan)
-    assert isinstance(grown, Plan)
-    assert isinstance(direct, Plan)
-    assert (grown.mesh, grown.workers, grown.nodes) == (direct.mesh, direct.workers, direct.nodes)
-    assert ready.ready(there[:2]) is None
-    assert ready.ready(there[3::-1]) is None, "another order is another question"
-    assert ready.ready((*there, Seat(worker="a", node="n7"))) is None
-    assert ready(there[:2], plan) == search(there[:2], plan)
-
-
 def test_a_planner_that_was_asked_ahead_gives_the_answers_of_one_that_was_not():
     search = Search(micro_batches=12, shape=transformer(), hardware=SLOW)
-    ready, there = Ready(search), seats(2, 2, 1)
-    assert ready(there[:4]) == search(there[:4])
+    ready, there = Ready(planner=search), seats(2, 2, 1)
+    planned = search(Question(seats=there))
+    assert isinstance(planned, Planned)
+    asked = [
+        Question(seats=tuple(s for s in there if s.node != node), held=planned.plan)
+        for node in ("n0", "n1", "n2")
+    ]
+    for question in asked:
+        ready.prepare(question)
     assert ready.found == 0
-    ready.prepare(there)
-    for node in ("n0", "n1", "n2"):
-        left = tuple(s for s in there if s.node != node)
-        assert ready(left) == search(left)
-    more = (*there, Seat(worker="a", node="n7"), Seat(worker="b", node="n7"))
-    assert ready(more) == search(more)
-    assert ready.found == 4
-    assert ready(there[:3]) == search(there[:3])
-    assert ready.found == 4
+    assert [ready(question) for question in asked] == [search(question) for question in asked]
+    assert ready.found == 3
+    other = replace(asked[0], held=None)
+    assert ready(other) == search(other)
+    turned = replace(asked[0], seats=asked[0].seats[::-1])
+    assert ready(turned) == search(turned)
+    assert ready.found == 3, "another question has an answer of its own"
+
+
+def test_the_end_of_a_run_is_the_end_of_what_a_change_can_gain():
+    outlook = Outlook(left_s=100.0, hysteresis=0.0)
+    assert outlook.goodput(1.0, 0.0) == 1.0
+    assert outlook.goodput(1.0, 25.0) == pytest.approx(0.75)
+    assert outlook.goodput(1.0, 200.0) > 0.0, "of changes that never pay the fastest plan is first"
+    calm = Outlook(quiet_s=1e9, left_s=100.0)
+    assert calm.goodput(1.0, 25.0) == pytest.approx(0.75)
+    storm = Outlook(quiet_s=50.0, left_s=100.0)
+    assert storm.goodput(1.0, 25.0) == pytest.approx((math.exp(-0.5) - math.exp(-2.0)) / (1 - math.exp(-2.0)))
+    endless = Outlook(quiet_s=50.0)
+    assert endless.goodput(1.0, 25.0) == pytest.approx(math.exp(-0.5))
+
+
+@settings(deadline=None, derandomize=True, max_examples=10)
+@given(st.sampled_from([(2, 2, 1), (1, 2, 2), (3, 3), (1, 1, 1, 1, 1)]), st.integers(1, 6))
+def test_a_bound_on_the_ranks_is_kept_and_all_seats_are_looked_at(nodes: tuple[int, ...], most: int):
+    """As good as the best choice of so many seats."""
+    asked = problem(*nodes, most=most)
+    scored = best(asked)
+    assert scored.plan.mesh.size <= most
+    some = [
+        replace(asked, seats=tuple(few), most=None)
+        for few in itertools.combinations(asked.seats, min(most, len(asked.seats)))
+    ]
+    assert scored.cost.step_s <= min(best(few).cost.step_s for few in some) * 1.01
 
 
 def test_a_search_takes_as_long_as_a_loss_allows():
@@ -263,8 +275,9 @@ def test_a_search_takes_as_long_as_a_loss_allows():
         times: list[float] = []
         for _ in range(5):
             began = time.process_time()
-            plan = search(there)
-            search(there[:-8], plan if isinstance(plan, Plan) else None)
+            planned = search(Question(seats=there))
+            held = planned.plan if isinstance(planned, Planned) else None
+            search(Question(seats=there[:-8], held=held))
             times.append((time.process_time() - began) / 2)
             if times[-1] < limit:
                 break

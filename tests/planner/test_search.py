@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.config import Batch, Parallelism, RunSpec
+from elastic_train.planner.data_parallel import DataParallel
 from elastic_train.planner.memory import memory_per_worker
 from elastic_train.planner.plan import Infeasible, Mesh, Seat
-from elastic_train.planner.search import Choice, choose_plan, planner_for
+from elastic_train.planner.question import Planned, Question
+from elastic_train.planner.search import planner_for
 from elastic_train.planner.shape import ModelShape, TensorShape
 
 pytestmark = pytest.mark.ring0
@@ -36,22 +40,22 @@ def choose(
     constraints: Parallelism = FREE,
     shards_that_fit: int | None = None,
     memory_bytes: int | None = None,
-    previous: Choice | None = None,
-) -> Choice | Infeasible:
+    previous: Planned | None = None,
+    most: int | None = None,
+) -> Planned | Infeasible:
     if shards_that_fit is not None:
         memory_bytes = memory_per_worker(MODEL, Mesh(dp_shard=shards_that_fit)).training
-    return choose_plan(
-        seats(workers),
+    planner = DataParallel(
         shape=MODEL if memory_bytes else None,
         micro_batches=micro_batches,
         constraints=constraints,
         memory_bytes=memory_bytes,
-        previous=previous.plan if previous else None,
     )
+    return planner(Question(seats=seats(workers), most=most, held=previous.plan if previous else None))
 
 
-def mesh_of(choice: Choice | Infeasible) -> tuple[int, int]:
-    assert isinstance(choice, Choice), choice.reason
+def mesh_of(choice: Planned | Infeasible) -> tuple[int, int]:
+    assert isinstance(choice, Planned), choice.reason
     return choice.plan.mesh.dp_replicate, choice.plan.mesh.dp_shard
 
 
@@ -109,6 +113,12 @@ def test_workers_beyond_the_micro_batches_stay_idle():
     choice = choose(5, micro_batches=3)
     assert mesh_of(choice) == (3, 1)
     assert "2 idle because a step has 3 micro-batches" in choice.reason
+
+
+def test_workers_beyond_those_that_were_asked_for_stay_idle():
+    choice = choose(5, most=3)
+    assert mesh_of(choice) == (3, 1)
+    assert "2 idle because 3 are asked for" in choice.reason
 
 
 def test_a_fixed_shard_axis_uses_whole_copies_and_says_who_is_left():
@@ -181,25 +191,30 @@ def test_micro_batches_too_large_are_told_the_size_that_fits():
 def test_a_change_whose_old_shards_do_not_fit_beside_the_new_is_avoided_or_said():
     one_copy = memory_per_worker(MODEL, Mesh(dp_shard=4)).training
     before = choose(4, memory_bytes=one_copy)
-    assert isinstance(before, Choice)
+    assert isinstance(before, Planned)
     assert mesh_of(before) == (1, 4)
-    # Five workers: with the old quarter beside a new fifth it fits, because nothing of a step is there.
-    grown = choose(5, memory_bytes=one_copy, previous=before)
-    assert isinstance(grown, Choice)
-    assert (mesh_of(grown), grown.moves_live) == ((1, 5), True)
+    # Six workers: with the old quarter beside a new sixth it fits, because nothing of a step is there.
+    grown = choose(6, memory_bytes=one_copy, previous=before)
+    assert isinstance(grown, Planned)
+    assert (mesh_of(grown), grown.moves_live) == ((1, 6), True)
 
     tight = ModelShape(tensors=MODEL.tensors, slots=40)
     room = memory_per_worker(tight, Mesh(dp_shard=4)).training
-    arguments = {"shape": tight, "micro_batches": 12, "constraints": FREE, "memory_bytes": room}
-    old = choose_plan(seats(4), **arguments)
-    assert isinstance(old, Choice)
-    stay = choose_plan(seats(5), **arguments, previous=old.plan)
-    assert isinstance(stay, Choice)
+    planner = DataParallel(shape=tight, micro_batches=12, memory_bytes=room)
+    old = planner(Question(seats=seats(4)))
+    assert isinstance(old, Planned)
+    stay = planner(Question(seats=seats(5), held=old.plan))
+    assert isinstance(stay, Planned)
     assert (mesh_of(stay), stay.moves_live) == ((1, 4), True), "the old cut needs no second copy"
-    forced = choose_plan(seats(5), **{**arguments, "constraints": Parallelism(dp_shard=5)}, previous=old.plan)
-    assert isinstance(forced, Choice)
-    assert not forced.moves_live
-    assert "the state comes from storage" in forced.reason
+    forced = replace(planner, constraints=Parallelism(dp_shard=5))
+    kept = forced(Question(seats=seats(5), held=old.plan))
+    assert isinstance(kept, Planned)
+    assert kept.plan == old.plan
+    assert "stays: for dp_shard 5 old shards do not fit beside new ones" in kept.reason
+    others = forced(Question(seats=seats(6)[1:], held=old.plan))
+    assert isinstance(others, Planned)
+    assert not others.moves_live, "whoever is gone leaves no choice"
+    assert "old shards do not fit beside new ones" in others.reason
 
 
 def test_the_planner_of_a_run_is_a_value_that_maps_seats_to_a_plan():
@@ -213,9 +228,12 @@ def test_the_planner_of_a_run_is_a_value_that_maps_seats_to_a_plan():
         parallelism=Parallelism(dp_shard=2),
     )
     planner = planner_for(spec)
-    plan = planner(seats(5))
-    assert not isinstance(plan, Infeasible)
+    planned = planner(Question(seats=seats(5)))
+    assert not isinstance(planned, Infeasible)
+    plan = planned.plan
     assert (plan.mesh, len(plan.shares)) == (Mesh(dp_replicate=2, dp_shard=2), 4)
-    assert planner(seats(5), plan) == plan
+    again = planner(Question(seats=seats(5), held=plan))
+    assert isinstance(again, Planned)
+    assert again.plan == plan
     assert planner_for(spec) == planner
-    assert isinstance(planner(seats(1)), Infeasible)
+    assert isinstance(planner(Question(seats=seats(1))), Infeasible)

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat
+from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.shape import Layer, ModelShape, TensorShape
 from elastic_train.recovery.selective import Selective
 
@@ -25,18 +26,24 @@ def shape(*seconds: float) -> ModelShape:
     return ModelShape(tensors=(tensor,), layers=layers, boundary_bytes=ACTIVATION)
 
 
-def pipeline(seats: tuple[Seat, ...]) -> Plan | Infeasible:
+def pipeline(question: Question) -> Planned | Infeasible:
     """One stage a seat."""
+    seats = question.seats
     if not seats:
         return Infeasible(reason="nobody is there")
     edges = [BLOCKS * n // len(seats) for n in range(len(seats) + 1)]
-    return Plan(
+    plan = Plan(
         mesh=Mesh(pp=len(seats)),
         workers=tuple(seat.worker for seat in seats),
         nodes=tuple(seat.node for seat in seats),
         shares=(tuple(range(MICRO_BATCHES)),),
         stages=tuple(pairwise(edges)) if len(seats) > 1 else (),
     )
+    return Planned(plan=plan, reason="one stage each")
+
+
+def asked(workers: int) -> Question:
+    return Question(seats=tuple(Seat(worker=f"w{n}", node=f"n{n}") for n in range(workers)))
 
 
 def groups(budget: int, workers: int, *seconds: float) -> tuple[tuple[int, int], ...]:
@@ -48,9 +55,9 @@ def groups(budget: int, workers: int, *seconds: float) -> tuple[tuple[int, int],
         bytes_s=1e12,
         budget=budget,
     )
-    plan = planner(tuple(Seat(worker=f"w{n}", node=f"n{n}") for n in range(workers)))
-    assert isinstance(plan, Plan)
-    return plan.groups
+    planned = planner(asked(workers))
+    assert isinstance(planned, Planned)
+    return planned.plan.groups
 
 
 def test_a_budget_for_everything_groups_nothing() -> None:
@@ -79,6 +86,7 @@ def test_what_the_plan_says_of_its_groups_is_for_people_too() -> None:
         bytes_s=1e12,
         budget=EDGE,
     )
-    plan = planner(tuple(Seat(worker=f"w{n}", node=f"n{n}") for n in range(4)))
-    assert str(plan) == "pp 4 on 4 nodes, stages 0 to 1, 2 to 3 replayed together"
-    assert isinstance(planner(()), Infeasible)
+    planned = planner(asked(4))
+    assert isinstance(planned, Planned)
+    assert str(planned.plan) == "pp 4 on 4 nodes, stages 0 to 1, 2 to 3 replayed together"
+    assert isinstance(planner(asked(0)), Infeasible)

@@ -1,0 +1,52 @@
+"""What a planner is asked, and what it answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from elastic_train.planner.outlook import Outlook
+from elastic_train.planner.plan import Infeasible, Plan, Seat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """Who is there, in order of preference, and what a change would cost.
+
+    `held` is the plan whose shards the workers hold, None where the state comes from elsewhere. Where all of
+    its workers are there it may be the answer.
+    """
+
+    seats: tuple[Seat, ...]
+    most: int | None = None  # ranks that a plan may have
+    held: Plan | None = None
+    outlook: Outlook = field(default_factory=Outlook)
+
+    @property
+    def room(self) -> int:
+        """Ranks that a plan may have."""
+        return len(self.seats) if self.most is None else min(len(self.seats), self.most)
+
+    @property
+    def stays(self) -> Plan | None:
+        """The plan that is held, where all its workers are there."""
+        there = {seat.worker for seat in self.seats}
+        return self.held if self.held is not None and there.issuperset(self.held.workers) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planned:
+    """A plan and the sentence that explains it.
+
+    `moves_live` is False where the old shards don't fit in memory beside the new ones. `moved` are the bytes
+    that the worker which receives most has to receive.
+    """
+
+    plan: Plan
+    reason: str
+    moves_live: bool = True
+    moved: float = 0.0
+
+
+Planner = Callable[[Question], Planned | Infeasible]
+"""The same question has the same answer, in every term."""

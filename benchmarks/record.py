@@ -15,6 +15,8 @@ from typing import Any
 
 import psutil
 
+PEERS_PYTHON = Path(".venv-peers/bin/python")
+"""Runs what isn't ours: `make bench-peers` makes it."""
 PACKAGES = ("elastic_train", "ray", "torch", "numpy", "pyarrow")
 
 

@@ -1,9 +1,11 @@
 """What does it cost to go from one system or plan to another, beside DeepSpeed's and torch's own ways?
 
-python -m benchmarks.reshard [--quick] [--size tiny|small|medium|large] [--json FILE]
+python -m benchmarks.reshard [--quick] [--size tiny|small|medium|large] [--json FILE] [--peers PYTHON]
 
-One run, one machine, the same bytes: parameters and Adam's moments in float32. (1) A ZeRO-1 checkpoint is
-opened where it lies, and converted by `ds_to_universal`; a DCP checkpoint likewise, beside torch's converter.
+One run, one machine, the same bytes: parameters and Adam's moments in float32. (1) Checkpoints that DeepSpeed
+trained and wrote under ZeRO-1, -2 and -3 are opened where they lie, and converted by `ds_to_universal`, whose
+seconds don't count imports; a DCP checkpoint likewise, beside torch's converter. DeepSpeed is run by an
+interpreter that has it (`make bench-peers`); without one we open files that are laid out as ZeRO-1's.
 (2) A checkpoint of 2 ranks is loaded by 3, from memory that is touched to memory that is touched, by DCP and
 by us; read amplification is bytes that left files over bytes of state, of all ranks together. (3) The
 weights of a DCP checkpoint become a Hugging Face file in bfloat16: by the converter that torch ships and
@@ -25,7 +27,7 @@ from typing import Any
 
 import s3fs
 
-from benchmarks import record, reshard_measures, reshard_ranks
+from benchmarks import record, reshard_measures, reshard_peer, reshard_ranks
 from benchmarks.reshard_state import SIZES, STATES, State, state_of, write_ours, write_zero
 from elastic_train.storage.fsspec_store import Options, open_store
 from elastic_train.testing.gloo_pool import GlooPool
@@ -36,12 +38,25 @@ LIMIT_S = 3600.0
 Results = list[dict[str, Any]]
 
 
-def opened(root: Path, repetitions: int, results: Results) -> None:
-    """(1) Opening beside converting."""
-    for system, source in (("zero", root / "zero"), ("dcp", root / "dcp")):
-        for _ in range(repetitions):
-            _add(results, f"open {system}", **reshard_measures.open_in_place(source))
-    _add(results, "ds_to_universal", **reshard_measures.convert_with_deepspeed(root / "zero", root / "ucp"))
+def zero(root: Path, size: str, peers: Path, repetitions: int, results: Results) -> None:
+    """(1) DeepSpeed's files: opening beside converting."""
+    why = reshard_peer.missing(peers)
+    if why:
+        directory = root / "zero-1"
+        write_zero(directory, state_of(SIZES[size]), WROTE)
+        _opened("zero-1", directory, repetitions, results)
+        _add(results, "ds_to_universal zero-1", absent=why)
+        shutil.rmtree(directory)
+        return
+    for stage, directory in reshard_peer.trained(peers, root, SIZES[size], WROTE):
+        _opened(f"zero-{stage}", directory, repetitions, results)
+        _add(results, f"ds_to_universal zero-{stage}", **reshard_peer.converted(peers, directory))
+        shutil.rmtree(directory)
+
+
+def dcp(root: Path, repetitions: int, results: Results) -> None:
+    """(1) torch's files, likewise."""
+    _opened("dcp", root / "dcp", repetitions, results)
     target = root / "torch.pt"
     _add(results, "dcp_to_torch_save", **reshard_measures.convert_with_torch(root / "dcp", target))
     target.unlink()
@@ -119,9 +134,16 @@ def headline(results: Results) -> dict[str, float | None]:
     def of(name: str, key: str = "seconds") -> float | None:
         return record.median(r.get(key) for r in results if r["what"] == name)
 
+    def least(under: str) -> float | None:
+        """Of the stages of ZeRO that were converted."""
+        names = [f"zero-{stage}" for stage in reshard_peer.STAGES]
+        found = [record.ratio(of(f"ds_to_universal {n}"), of(f"open {n}", under)) for n in names]
+        return min((ratio for ratio in found if ratio is not None), default=None)
+
     return {
-        "x_vs_ds_to_universal": record.ratio(of("ds_to_universal"), of("open zero")),
-        "bytes_written_by_open": of("open zero", "bytes_written"),
+        "x_vs_ds_to_universal": least("seconds"),
+        "x_vs_ds_to_universal_with_plan": least("planned_s"),
+        "bytes_written_by_open": of("open zero-1", "bytes_written"),
         "x_vs_dcp_load": record.ratio(of("load dcp"), of("load ours")),
         "read_amplification": of("load ours", "amplification"),
         "dcp_read_amplification": of("load dcp", "amplification"),
@@ -132,7 +154,7 @@ def headline(results: Results) -> dict[str, float | None]:
         "x_vs_dcp_to_torch_save": record.ratio(of("dcp_to_torch_save"), of("open dcp")),
         "write_over_s3_limit": record.ratio(of("s3 write raw"), of("s3 write ours")),
         "read_over_s3_limit": record.ratio(of("s3 read raw"), of("s3 read ours")),
-        "open_zero_s": of("open zero"),
+        "open_zero_s": of("open zero-1"),
     }
 
 
@@ -143,23 +165,27 @@ def main() -> int:
     parser.add_argument(
         "--at", type=Path, help="directory on the disk to measure; a temporary one by default"
     )
+    parser.add_argument(
+        "--peers", type=Path, default=record.PEERS_PYTHON, metavar="PYTHON", help="runs what isn't ours"
+    )
     given = parser.parse_args()
     size = given.size or ("tiny" if given.quick else "small")
     repetitions = 1 if given.quick else 3
     results: Results = []
     with tempfile.TemporaryDirectory(prefix="et-reshard-", dir=given.at) as directory:
         root = Path(directory)
+        zero(root, size, given.peers, repetitions, results)
         with GlooPool(LOADS) as pool:
             prepare(pool, root, size)
-            opened(root, repetitions, results)
+            dcp(root, repetitions, results)
             loaded(pool, root, size, repetitions, results)
         exported(root, size, repetitions, results)
-        for name in ("zero", "dcp", "ours"):
+        for name in ("dcp", "ours"):
             shutil.rmtree(root / name)
         state = state_of(SIZES[size])
         _stage("disk", lambda: disk(root, state, repetitions, results))
         _stage("s3", lambda: s3(root, state, 1, results))
-    columns = ("what", "seconds", "amplification", "bytes_written", "absent")
+    columns = ("what", "seconds", "planned_s", "amplification", "bytes_written", "absent")
     print("\n" + record.table(columns, [[r.get(key) for key in columns] for r in results]))
     whole = record.record(
         "reshard", results=results, headline=headline(results), size=size, state_bytes=_state_bytes(size)
@@ -169,16 +195,19 @@ def main() -> int:
 
 
 def prepare(pool: GlooPool, root: Path, size: str) -> None:
-    """The same state in three forms."""
+    """The same state in both forms."""
     print(f"{size}: {_state_bytes(size) / 1e9:.2f} GB of state, written by {WROTE} ranks", flush=True)
     writers = range(WROTE)
     where = (pool.store_host, pool.store_port)
     pool.run(reshard_ranks.join, *where, WROTE, "save", ranks=writers, timeout=LIMIT_S)
     pool.run(reshard_ranks.save_dcp, size, str(root / "dcp"), ranks=writers, timeout=LIMIT_S)
     pool.run(reshard_ranks.leave, ranks=writers)
-    state = state_of(SIZES[size])
-    write_ours(open_store(str(root / "ours")), state, WROTE)
-    write_zero(root / "zero", state, WROTE)
+    write_ours(open_store(str(root / "ours")), state_of(SIZES[size]), WROTE)
+
+
+def _opened(system: str, source: Path, repetitions: int, results: Results) -> None:
+    for _ in range(repetitions):
+        _add(results, f"open {system}", **reshard_measures.open_in_place(source, LOADS))
 
 
 def _written(url: str, state: State, options: Options | None = None) -> float:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 from benchmarks.reshard_state import Size, State
 from elastic_train.checkpoint.exporters.hf import export_hf
+from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.geometry.box import Box
 from elastic_train.storage.early import begin_writing
@@ -28,7 +26,6 @@ from elastic_train.storage.fsspec_store import Options, open_store
 
 CHUNK = 8 << 20
 WRITERS, READERS = 2, 8
-LIMIT_S = 1800.0
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -37,26 +34,22 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def open_in_place(url: Path) -> dict[str, float]:
-    """Seconds from a directory to a checkpoint of which any box can be read, and the bytes that it wrote."""
+def open_in_place(url: Path, ranks: int) -> dict[str, float]:
+    """Seconds from a directory to a checkpoint of which any box can be read, and the bytes that it wrote.
+
+    `planned_s`: until it is known too which ranges of which files that many ranks will read.
+    """
     before, began = _tree_bytes(url.parent), time.perf_counter()
     checkpoint = open_checkpoint(str(url))
     seconds = time.perf_counter() - began
-    assert len(checkpoint.tensors) > 0
-    return {"seconds": seconds, "bytes_written": _tree_bytes(url.parent) - before}
-
-
-def convert_with_deepspeed(source: Path, target: Path) -> dict[str, Any]:
-    """DeepSpeed's own pass over the same files, in a process of its own; why not, where it can't be had."""
-    if importlib.util.find_spec("deepspeed") is None:
-        return {"absent": "deepspeed is not installed"}
-    command = [sys.executable, "-m", "deepspeed.checkpoint.ds_to_universal"]
-    command += ["--input_folder", str(source / "global_step10"), "--output_folder", str(target)]
-    began = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
-    if done.returncode:
-        return {"absent": f"ds_to_universal ended with {done.returncode}: {done.stderr[-300:]}"}
-    return {"seconds": time.perf_counter() - began, "bytes_written": _tree_bytes(target)}
+    plan = read_plan(checkpoint, sharded(checkpoint, ranks))
+    planned = time.perf_counter() - began
+    assert all(rank.reads for rank in plan.ranks)
+    return {
+        "seconds": seconds,
+        "planned_s": planned,
+        "bytes_written": _tree_bytes(url.parent) - before,
+    }
 
 
 def convert_with_torch(source: Path, target: Path) -> dict[str, float]:

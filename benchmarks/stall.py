@@ -60,11 +60,10 @@ NAMES = (
     "DCP async_save (process)",
     *PEERS,
 )
-PEERS_PYTHON = Path(".venv-peers/bin/python")
 
 
 def run(
-    system: str, *, every: int, workers: int, millions: float, steps: int, peers: Path = PEERS_PYTHON
+    system: str, *, every: int, workers: int, millions: float, steps: int, peers: Path = record.PEERS_PYTHON
 ) -> dict[str, Any]:
     """One repetition: the slowest rank's figures, or why there are none. `peers` runs what isn't ours."""
     about = {"system": system, "every": every, "workers": workers}
@@ -165,7 +164,7 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=0)
     parser.add_argument("--budget", type=float, default=0.0, metavar="SECONDS", help="begin nothing after it")
     parser.add_argument(
-        "--peers", type=Path, default=PEERS_PYTHON, metavar="PYTHON", help="runs what isn't ours"
+        "--peers", type=Path, default=record.PEERS_PYTHON, metavar="PYTHON", help="runs what isn't ours"
     )
     parser.add_argument("--systems", nargs="+", default=NAMES, choices=NAMES, metavar="SYSTEM")
     options = parser.parse_args()

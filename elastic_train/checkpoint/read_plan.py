@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from elastic_train.checkpoint.dtypes import ELEMENTS
@@ -9,8 +11,12 @@ from elastic_train.checkpoint.fetch import THREADS
 from elastic_train.checkpoint.ranges import MOST, Index, Request
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.resharding import box_of
+from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.layout import Sharded, boxes
+
+MOST_TOLD = 8
+"""Problems that one message lists."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,44 +38,95 @@ class ReadPlan:
     amplification: float
 
 
-def read_plan(checkpoint: Checkpoint, *, dp_shard: int) -> ReadPlan:
-    """Parameters sharded along dim 0 and the optimizer's states with them, each by its kind; the rest is read
-    by rank 0 and passed on. TensorMismatch where a state can't be cut like this.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """A rank's boxes of a parameter. Of several ranks that hold the same one `reads` it and passes it on."""
 
-    Replicas read nothing of their own: each byte leaves storage once.
+    tensor: str
+    shape: tuple[int, ...]
+    boxes: tuple[Box, ...]
+    reads: bool
+
+
+def sharded(checkpoint: Checkpoint, dp_shard: int) -> tuple[tuple[Held, ...], ...]:
+    """By rank: parameters cut along dim 0, and what can't be cut on all of them."""
+    shapes = {tensor: info.shape for (tensor, state), info in checkpoint.tensors.items() if state == "param"}
+    return tuple(
+        tuple(
+            Held(
+                tensor=tensor,
+                shape=shape,
+                boxes=boxes(shape, (dp_shard,), (rank,), (Sharded(0),)) if shape else (Box.whole(shape),),
+                reads=rank == 0 or bool(shape),
+            )
+            for tensor, shape in shapes.items()
+        )
+        for rank in range(dp_shard)
+    )
+
+
+def read_plan(checkpoint: Checkpoint, ranks: Sequence[Sequence[Held]]) -> ReadPlan:
+    """Optimizer states go with their parameters, each by its kind; buffers are read by rank 0 and passed
+    on. TensorMismatch where a state can't be cut like this, or the parameters aren't those of the checkpoint.
     """
+    _check(checkpoint, ranks)
     kinds = checkpoint.kinds()
     index = Index(checkpoint.manifest, url=checkpoint.url)
-    ranks: list[RankReads] = []
+    found: list[RankReads] = []
     total = 0
-    for rank in range(dp_shard):
+    for rank, held in enumerate(ranks):
+        by_tensor = {checkpoint.aliases.get(own.tensor, own.tensor): own for own in held}
         requests: list[Request] = []
-        held = 0
+        size = 0
         for (tensor, state), info in checkpoint.tensors.items():
-            item = ELEMENTS[info.dtype].bytes
-            parameter = checkpoint.tensors.get((tensor, "param"), info)
-            whole = not parameter.shape or state == "buffer"
-            own = (Box.whole(info.shape),)
-            if not whole:
-                own = boxes(parameter.shape, (dp_shard,), (rank,), (Sharded(0),))
-                own = tuple(
-                    box_of((tensor, state), box, checkpoint.tensors, kinds, url=checkpoint.url) for box in own
+            own = by_tensor.get(tensor)
+            parts: Sequence[Box] = (Box.whole(info.shape),)
+            if (tensor, "param") in checkpoint.tensors:
+                wanted = own.boxes if own is not None else ()
+                name = (tensor, state)
+                # Boxes of one parameter may share a part of a state.
+                parts = tuple(
+                    dict.fromkeys(
+                        box_of(name, box, checkpoint.tensors, kinds, url=checkpoint.url) for box in wanted
+                    )
                 )
-            held += sum(box.numel for box in own) * item
-            if not whole or rank == 0:
-                requests += [(tensor, state, box) for box in own]
+            size += sum(box.numel for box in parts) * ELEMENTS[info.dtype].bytes
+            if own.reads if own is not None else rank == 0:
+                requests += [(tensor, state, box) for box in parts]
         reads = index.reads(requests)
         read = sum(r.length for r in reads)
         total += sum(box.numel * ELEMENTS[checkpoint.tensors[t, s].dtype].bytes for t, s, box in requests)
-        ranks.append(
+        found.append(
             RankReads(
                 rank=rank,
-                state_bytes=held,
+                state_bytes=size,
                 read_bytes=read,
                 reads=len(reads),
-                peak_bytes=held + min(read, THREADS * MOST),
+                peak_bytes=size + min(read, THREADS * MOST),
             )
         )
     return ReadPlan(
-        ranks=tuple(ranks), amplification=sum(r.read_bytes for r in ranks) / total if total else 1.0
+        ranks=tuple(found), amplification=sum(r.read_bytes for r in found) / total if total else 1.0
     )
+
+
+def _check(checkpoint: Checkpoint, ranks: Sequence[Sequence[Held]]) -> None:
+    stored = {tensor: info.shape for (tensor, state), info in checkpoint.tensors.items() if state == "param"}
+    wanted = {checkpoint.aliases.get(h.tensor, h.tensor): h.shape for held in ranks for h in held}
+    problems = [
+        f"{t} is not in the checkpoint{_near(t, stored)}" for t in sorted(wanted.keys() - stored.keys())
+    ]
+    problems += [f"{t} is not in the model{_near(t, wanted)}" for t in sorted(stored.keys() - wanted.keys())]
+    problems += [
+        f"{t} is {list(stored[t])} in the checkpoint and {list(wanted[t])} in the model"
+        for t in sorted(stored.keys() & wanted.keys())
+        if stored[t] != wanted[t]
+    ]
+    if problems:
+        more = f"; and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
+        raise TensorMismatch(url=checkpoint.url, problem=f"{'; '.join(problems[:MOST_TOLD])}{more}.")
+
+
+def _near(name: str, others: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(others), n=1)
+    return f" (did you mean {near[0]}?)" if near else ""

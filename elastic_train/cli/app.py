@@ -189,16 +189,22 @@ def diff(
         leave(convert.diff_checkpoints(a, b, spec=spec))
 
 
-@ckpt.command("plan")
+@ckpt.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def plan_reads(
+    context: typer.Context,
     run: Run,
-    to: Annotated[str, typer.Option(help="Axes of a plan, like dp_shard=4.")],
+    to: Annotated[str, typer.Option(help="Axes of a plan, like dp_shard=4 or, with a job, pp=2,tp=2.")],
+    job: Annotated[
+        str | None, typer.Option(help="The job file whose model it is; its own options may follow.")
+    ] = None,
     step: Step = None,
     as_json: Json = False,
 ) -> None:
     """What the ranks of a plan would read, and the memory that it takes."""
     with exits():
-        convert.show_read_plan(run, step, to=to, as_json=as_json)
+        if context.args and job is None:
+            raise typer.BadParameter(f"there is no option {context.args[0]}")
+        convert.show_read_plan(run, step, to=to, job=job, arguments=context.args, as_json=as_json)
 
 
 @ckpt.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from elastic_train.checkpoint.adopt import adopt
@@ -18,19 +19,20 @@ from elastic_train.checkpoint.language.mapped import Readable
 from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.specification import IDENTITY, Spec
 from elastic_train.checkpoint.language.through import as_ours, as_theirs
-from elastic_train.checkpoint.read_plan import read_plan
+from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.exits import FINISHED, USER_ERROR
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text import columns
-from elastic_train.planner.plan import bytes_text
+from elastic_train.planner.plan import AXES, bytes_text
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.lease import Lease
 
 FORMS = ("hf", "ucp", "dcp")
 LEASE_S = 10.0
+DATA_AXES = {"dp_shard", "dp_replicate"}
 
 
 def export_checkpoint(
@@ -93,8 +95,24 @@ def diff_checkpoints(a: str, b: str, *, spec: str | None) -> int:
     return USER_ERROR if found else FINISHED
 
 
-def show_read_plan(run: str, step: int | None, *, to: str, as_json: bool) -> None:
-    plan = read_plan(opened(run, step), dp_shard=_axes(to))
+def show_read_plan(
+    run: str, step: int | None, *, to: str, job: str | None, arguments: Sequence[str], as_json: bool
+) -> None:
+    checkpoint = opened(run, step)
+    axes = _axes(to)
+    if job is not None:
+        from elastic_train.cli.plan import held_by_ranks
+
+        ranks = held_by_ranks(job, arguments, axes)
+    elif axes.keys() <= DATA_AXES:
+        ranks = sharded(checkpoint, axes.get("dp_shard", 1))
+    else:
+        raise ConfigError(
+            field="--to",
+            problem=f"how {', '.join(axes.keys() - DATA_AXES)} cut a model its job knows.",
+            remedy="Name it: --job JOB, and its options after it.",
+        )
+    plan = read_plan(checkpoint, ranks)
     if as_json:
         ranks = [{n: getattr(r, n) for n in r.__dataclass_fields__} for r in plan.ranks]
         print(json.dumps({"amplification": plan.amplification, "ranks": ranks}))
@@ -139,19 +157,17 @@ def _spec(path: str | None) -> Spec:
     return parse(file.read_text(), origin=file.name)
 
 
-def _axes(text: str) -> int:
-    """The number of shards that `dp_shard=4,dp_replicate=2` means for reading."""
+def _axes(text: str) -> dict[str, int]:
+    """`pp=2,dp_shard=4` as sizes by axis."""
     axes: dict[str, int] = {}
     for part in text.split(","):
-        name, _, number = part.partition("=")
-        if name not in ("dp_shard", "dp_replicate") or not number.isdecimal() or not int(number):
+        name, _, number = part.strip().partition("=")
+        if name not in AXES or not number.isdecimal() or not int(number):
             raise ConfigError(
-                field="--to",
-                problem=f"{part!r} isn't dp_shard=N or dp_replicate=N.",
-                remedy="How tp and pp cut a model is known to its job: see `elastic-train plan`.",
+                field="--to", problem=f"{part!r} isn't AXIS=N.", remedy=f"The axes are {', '.join(AXES)}."
             )
         axes[name] = int(number)
-    return axes.get("dp_shard", 1)
+    return axes
 
 
 def _holder() -> str:

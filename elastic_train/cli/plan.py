@@ -6,11 +6,12 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 
+from elastic_train.checkpoint.read_plan import Held
 from elastic_train.cli.job import load_job
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
@@ -19,7 +20,7 @@ from elastic_train.planner.choose import choose
 from elastic_train.planner.explain import Explanation, explain
 from elastic_train.planner.explain import table as explain_table
 from elastic_train.planner.hardware import Hardware
-from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.shape import ModelShape
 from elastic_train.recovery.grouping import curve
@@ -87,6 +88,16 @@ def _logs(explanation: Explanation, problem: Problem, spec: RunSpec) -> tuple[st
     interval, link = steps_between(spec.checkpoints), problem.hardware.between.bytes_per_s
     along = boundaries(chosen.stages, problem.shape, problem.micro_batches, interval, link)
     return sentences(curve(along), interval, spec.boundary_logs.budget_bytes)
+
+
+def held_by_ranks(
+    job: str, arguments: Sequence[str], axes: Mapping[str, int]
+) -> tuple[tuple[Held, ...], ...]:
+    """What each rank of such a mesh would hold of the job's model; its stages have equally many blocks."""
+    from elastic_train.train.layouts import held, plan_on
+
+    trainer = _made(load_job(job), arguments, f"elastic-train ckpt plan --job {job}")
+    return held(trainer.task, trainer.spec, plan_on(trainer.task, trainer.spec, Mesh(**axes)))
 
 
 def seats(nodes: str) -> tuple[Seat, ...]:

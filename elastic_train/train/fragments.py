@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import ITEM_BYTES, Fragments
-from elastic_train.geometry.fused import logical_boxes
+from elastic_train.geometry.fused import Run, logical_boxes
 from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, boxes
 from elastic_train.train.place import Place
 from elastic_train.train.shards import Shards
@@ -202,18 +202,26 @@ def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
 def _parts(fqn: str, state: str, value: torch.Tensor, shards: Shards) -> Iterator[Part]:
     replica = replica_of(fqn, value, shards.place)
     runs = shards.fused.get(fqn) if tuple(value.shape) == tuple(shards.shapes[fqn]) else None
+    for box, view in cut_of(value, runs):
+        yield Part(
+            tensor=fqn,
+            state=state,
+            dtype=DTYPE_NAMES[value.dtype],
+            shape=tuple(value.shape),
+            box=box,
+            view=view,
+            replica=replica,
+        )
+
+
+def cut_of(value: torch.Tensor, runs: Sequence[Run] | None) -> Iterator[tuple[Box, torch.Tensor]]:
+    """The logical boxes of a tensor that are here, with views; `runs` if its rows are in rank order."""
     for held, view in _boxes(value):
-        inner = [(held, 0)] if runs is None else logical_boxes(held, runs)
-        for box, row in inner:
-            yield Part(
-                tensor=fqn,
-                state=state,
-                dtype=DTYPE_NAMES[value.dtype],
-                shape=tuple(value.shape),
-                box=box,
-                view=view if runs is None else view[row : row + box.sizes[0]],
-                replica=replica,
-            )
+        if runs is None:
+            yield held, view
+        else:
+            for box, row in logical_boxes(held, runs):
+                yield box, view[row : row + box.sizes[0]]
 
 
 def _boxes(value: torch.Tensor) -> Iterator[tuple[Box, torch.Tensor]]:

@@ -59,6 +59,12 @@ def is_collective_error(error: BaseException) -> bool:
     return False
 
 
+def axes(mesh: Mesh) -> tuple[str, ...]:
+    """The axes of a device mesh: `dp_replicate` and `dp_shard`, and those of pp, cp, tp larger than 1."""
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    return tuple(name for name in names if name.startswith("dp_") or getattr(mesh, name) > 1)
+
+
 class Group:
     """The process group of one generation, from the view of one of its ranks.
 
@@ -144,15 +150,11 @@ class Group:
             sys.excepthook = hook  # torch wraps it once per group
 
     def mesh(self, mesh: Mesh) -> DeviceMesh:
-        """The device mesh of a plan: `dp_replicate` and `dp_shard`, and those of pp, cp, tp larger than 1."""
-        names = [
-            name
-            for name in ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-            if name.startswith("dp_") or getattr(mesh, name) > 1
-        ]
+        """The device mesh of a plan."""
+        names = axes(mesh)
         with self._doing("forming the mesh"):
             return init_device_mesh(
-                self._device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=tuple(names)
+                self._device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=names
             )
 
     def break_(self) -> None:

@@ -18,7 +18,7 @@ from elastic_train.checkpoint.exporters.dcp import export_dcp
 from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.through import as_ours
 from elastic_train.checkpoint.piece import Piece
-from elastic_train.checkpoint.read_plan import read_plan
+from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.resharding import box_of, check_cuts
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
@@ -88,7 +88,7 @@ def test_the_statistics_of_adafactor_are_cut_with_their_dims(tmp_path: Path) -> 
     rows = box_of(("weight", "row_var"), box, checkpoint.tensors, kinds, url="")
     columns = box_of(("weight", "col_var"), box, checkpoint.tensors, kinds, url="")
     assert (rows, columns) == (Box((4, 0), (4, 1)), Box((0, 0), (1, 6)))
-    assert read_plan(checkpoint, dp_shard=2).ranks[1].state_bytes == 4 * (4 * 6 + 4 + 6 + 4 + 4)
+    assert read_plan(checkpoint, sharded(checkpoint, 2)).ranks[1].state_bytes == 4 * (4 * 6 + 4 + 6 + 4 + 4)
 
 
 def test_eight_bit_states_are_cut_between_blocks_alone(tmp_path: Path) -> None:
@@ -97,9 +97,11 @@ def test_eight_bit_states_are_cut_between_blocks_alone(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "checkpoints/step-0000000003.g1/state.json").read_text())["requires"] == [
         "reshard"
     ]
-    assert [r.state_bytes for r in read_plan(checkpoint, dp_shard=4).ranks] == [16 * 32 * 5 + 8 + 1024] * 4
+    assert [r.state_bytes for r in read_plan(checkpoint, sharded(checkpoint, 4)).ranks] == [
+        16 * 32 * 5 + 8 + 1024
+    ] * 4
     with pytest.raises(TensorMismatch, match=r"w \(\w+\) can't be cut .* in multiples of 8"):
-        read_plan(checkpoint, dp_shard=3)
+        read_plan(checkpoint, sharded(checkpoint, 3))
 
 
 def test_a_rank_that_would_hold_half_a_block_is_refused_before_it_reads(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_kinds_survive_torchs_format(tmp_path: Path) -> None:
     back = open_checkpoint(str(tmp_path / "dcp"))
     assert back.kinds()["w", "factor"] == Coupled()
     with pytest.raises(TensorMismatch, match="goes with the whole parameter"):
-        read_plan(back, dp_shard=2)
+        read_plan(back, sharded(back, 2))
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,16 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from elastic_train.cli.app import app
+from elastic_train.cli.exits import CHECKPOINT, FINISHED, USAGE
 from elastic_train.config import Batch, RunSpec
+from elastic_train.train.build import draw, tensors
 from elastic_train.train.profile import profiled_shape
+from jobs.pretrain_lm import trainer as pretrain
 
 pytestmark = pytest.mark.ring2
 
@@ -95,3 +100,25 @@ def test_layers_are_what_a_forward_on_the_meta_device_shows():
     by_layer = [sum(t.numel for t in shape.tensors if t.layer == i and t.trainable) for i in range(4)]
     assert by_layer == [264 * dim, matrices + 2 * dim, matrices + 2 * dim, 264 * dim + dim]
     assert first.activation_bytes > 0
+
+
+def test_what_a_plan_would_read_of_a_checkpoint_is_told_by_the_job(tmp_path: Path):
+    task = pretrain(size="nano").task
+    model = tensors(draw(task, "fp32").parameters)
+    saved = {name: torch.zeros(tensor.shape) for name, tensor in model.items()}
+    save_file(saved, tmp_path / "model.safetensors")
+
+    def ckpt_plan(*words: str, code: int = FINISHED) -> str:
+        shown = CliRunner().invoke(app, ["ckpt", "plan", str(tmp_path), *words])
+        assert shown.exit_code == code, shown.output
+        return shown.output
+
+    found = json.loads(ckpt_plan("--to", "pp=2,tp=2", "--job", JOB, "--json", "--size", "nano"))
+    total = sum(tensor.numel() * 4 for tensor in saved.values())
+    assert len(found["ranks"]) == 4
+    # Rows of what tp cuts along dim 1 are so short here that those of the other rank are read along.
+    assert total <= sum(rank["read_bytes"] for rank in found["ranks"]) < 1.5 * total
+    assert max(rank["state_bytes"] for rank in found["ranks"]) < total / 2
+    text = ckpt_plan("--to", "tp=2", "--job", JOB, "--size", "tiny", code=CHECKPOINT)
+    assert "is not in the checkpoint (did you mean layers.1." in text
+    assert "no option --size" in ckpt_plan("--to", "dp_shard=2", "--size", "nano", code=USAGE)

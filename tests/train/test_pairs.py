@@ -59,21 +59,26 @@ def saved(gang: Gang, mesh: Mesh, url: str) -> list[float]:
     """Train, with a checkpoint after step SAVED; the losses of the steps after it."""
     gang.form(gang.plan(*mesh))
     losses = [report.loss for report in gang.run()]
+    commit(gang, url, SAVED)
+    return losses[SAVED:]
+
+
+def commit(gang: Gang, url: str, at: int) -> None:
+    """Write and commit the first state that the members gave to be saved, which is that of a step."""
     run = RunDirectory(open_store(url))
     term = run.begin_term("test")
-    directory = attempt_path(step=SAVED, generation=1)
+    directory = attempt_path(step=at, generation=1)
     parts, document = [], {}
     for rank, shares in enumerate(gang.pool.run(take, "saved", ranks=gang.processes)):
         step, pieces, document = shares[0]
-        assert step == SAVED
+        assert step == at
         own = [
             Piece(tensor=t, state=s, dtype=dtype, shape=shape, box=box, data=data)
             for t, s, dtype, shape, box, data in pieces
         ]
         parts.append(write_part(run.store, directory, rank, own))
     assembled = assemble(run.store, directory, parts, document, aliases=document["aliases"])
-    run.commit(assembled, term=term, generation=1, step=SAVED, lineage=[(1, 0)])
-    return losses[SAVED:]
+    run.commit(assembled, term=term, generation=1, step=at, lineage=[(1, 0)])
 
 
 def check(gang: Gang, mesh: Mesh, url: str, expected: list[float]) -> int:

@@ -1,7 +1,8 @@
-"""Universal directories of DeepSpeed, as its converter writes them from ZeRO-1 and ZeRO-2.
+"""Universal directories of DeepSpeed, as its converter writes them, for ZeRO-1, -2 and -3 at once.
 
 Each parameter has a directory with `fp32.pt`, one file per optimizer state, and `step.pt`. Buffers, frozen
 parameters, ties and the groups' parameters are in the model file, as DeepSpeed's own checkpoints have them.
+ZeRO-3 looks for counters and for a model file elsewhere, and takes each parameter in its shape too.
 """
 
 from __future__ import annotations
@@ -48,9 +49,10 @@ def export_ucp(source: Readable, store: Store, *, limit: int = BLOCK) -> Exporte
             jobs[f"{tag}/zero/{tensor}/{name}.pt"] = _atom(source, store, (tensor, state), limit)
     for tensor, state, value, dtype in scalars(source.document):
         if tensor in owned:
-            jobs[f"{tag}/zero/{tensor}/{state}.pt"] = _number(store, value, dtype)
+            jobs[f"{tag}/zero/{tensor}/{state}.pt"] = _small(store, *_scalar(value, dtype))
     jobs[f"{tag}/zero/optimizer_state.pt"] = _settings(source, store)
     jobs[f"{tag}/mp_rank_00_model_states.pt"] = _model(source, store, owned, limit)
+    jobs[f"{tag}/zero_pp_rank_0_mp_rank_00_model_states.pt"] = _small(store, _facts(source))
     with ThreadPoolExecutor(WRITERS) as pool:
         total = sum(pool.map(lambda job: job[1](job[0]), jobs.items()))
     store.write("latest_universal", tag.encode())
@@ -88,25 +90,29 @@ def _atom(source: Readable, store: Store, name: Name, limit: int) -> Callable[[s
     return write
 
 
-def _number(store: Store, value: Any, dtype: str | None) -> Callable[[str], int]:
+def _scalar(value: Any, dtype: str | None) -> tuple[Any, bytes]:
+    """A number as torch has it, and the bytes of its storage."""
+    return (value, b"") if dtype is None else (Tensor("0", dtype, ()), scalar_bytes(value, dtype))
+
+
+def _small(store: Store, tree: Any, data: bytes = b"") -> Callable[[str], int]:
+    """Writes a file with at most one storage, which is at hand."""
+    storages = {"0": (len(data), [data])} if data else {}
+
     def write(path: str) -> int:
-        data = b"" if dtype is None else scalar_bytes(value, dtype)
-        tree = value if dtype is None else Tensor("0", dtype, ())
         with store.stream(path) as sink:
-            return write_torch(sink.write, tree, {"0": (len(data), [data])} if data else {}, root=_root(path))
+            return write_torch(sink.write, tree, storages, root=_root(path))
 
     return write
 
 
 def _settings(source: Readable, store: Store) -> Callable[[str], int]:
     made = [{**g, "params": [i]} for i, g in enumerate(groups(source.document))] or [{"params": [0]}]
-    tree = {"overflow": False, "ds_version": VERSION, "param_groups": made}
-
-    def write(path: str) -> int:
-        with store.stream(path) as sink:
-            return write_torch(sink.write, tree, {}, root=_root(path))
-
-    return write
+    steps = [(value, dtype) for _, state, value, dtype in scalars(source.document) if state == "step"]
+    step, data = _scalar(*steps[0]) if steps else (source.document.get("step") or 0, b"")
+    whole = {"state": {0: {"step": step}}, "param_groups": made}
+    tree = {"overflow": False, "ds_version": VERSION, "param_groups": made, "optimizer_state_dict": whole}
+    return _small(store, tree, data)
 
 
 def _model(source: Readable, store: Store, owned: Mapping[str, int], limit: int) -> Callable[[str], int]:
@@ -115,25 +121,13 @@ def _model(source: Readable, store: Store, owned: Mapping[str, int], limit: int)
     frozen = [t for t in kinds.params if t not in owned]
     held: list[Name] = [*((t, "buffer") for t in kinds.buffers), *((t, "param") for t in frozen)]
     count = 1 + max(owned.values(), default=0)
-    tree = {
+    tree = _facts(source) | {
         "module": Ordered({n[0]: _tensor(source, n, str(i)) for i, n in enumerate(held)}),
         "buffer_names": list(kinds.buffers),
-        "optimizer": None,
         "param_shapes": [_shapes(source, [t for t in owned if owned[t] == g]) for g in range(count)],
         "frozen_param_shapes": _shapes(source, frozen) if frozen else None,
         "frozen_param_fragments": None,
         "shared_params": dict(source.aliases),
-        "lr_scheduler": (source.document.get("foreign") or {}).get("lr_scheduler"),
-        "data_sampler": None,
-        "random_ltd": None,
-        "sparse_tensor_module_names": [],
-        "skipped_steps": 0,
-        "global_steps": source.document.get("step") or 0,
-        "dp_world_size": 1,
-        "mp_world_size": 1,
-        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
-        "ds_config": {},
-        "ds_version": VERSION,
         DOCUMENT: encode(source.document).decode(),
     }
 
@@ -149,6 +143,27 @@ def _model(source: Readable, store: Store, owned: Mapping[str, int], limit: int)
             return write_torch(sink.write, tree, storages, root=_root(path))
 
     return write
+
+
+def _facts(source: Readable) -> dict[str, Any]:
+    """What each model file says; ZeRO-3 takes nothing else from it."""
+    return {
+        "module": Ordered({}),
+        "buffer_names": [],
+        "param_shapes": [],
+        "optimizer": None,
+        "lr_scheduler": (source.document.get("foreign") or {}).get("lr_scheduler"),
+        "data_sampler": None,
+        "random_ltd": None,
+        "sparse_tensor_module_names": [],
+        "skipped_steps": 0,
+        "global_steps": source.document.get("step") or 0,
+        "dp_world_size": 1,
+        "mp_world_size": 1,
+        "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
+        "ds_config": {},
+        "ds_version": VERSION,
+    }
 
 
 def _tensor(source: Readable, name: Name, key: str) -> Tensor:

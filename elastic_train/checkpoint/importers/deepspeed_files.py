@@ -48,7 +48,8 @@ class Tag:
 def open_tag(store: Store, directory: str, *, optimizer: bool = True) -> Tag:
     """Index every file of a checkpoint; FragmentMissing names those that should be there and aren't.
 
-    Without `optimizer`, as in universal directories, optimizer files aren't wanted.
+    Without `optimizer`, as in universal directories, optimizer files aren't wanted, and where model files of
+    several stages are there, all tensors are in those that aren't ZeRO-3's.
     """
     url = f"{store.url}/{directory}".rstrip("/")
     prefix = f"{directory}/" if directory else ""
@@ -60,8 +61,8 @@ def open_tag(store: Store, directory: str, *, optimizer: bool = True) -> Tag:
             url=url, problem=f"it has experts in files of their own ({experts[0]}), which can't be read yet."
         )
     optimizers = _by_rank(_OPTIM, names, url) if optimizer else {}
-    models3 = _by_rank(_MODEL3, names, url)
     models = {(0, int(m[1])): n for n in names if (m := _MODEL.fullmatch(n))}
+    models3 = _by_rank(_MODEL3, names, url) if optimizer or not models else {}
     _check_whole(optimizers, url)
     _check_whole(models3 or models, url)
     if models and models3:

@@ -17,7 +17,13 @@ from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
 from elastic_train.checkpoint.ranges import Read, Request, Segment, strides_of
 from elastic_train.checkpoint.straight import targets
-from elastic_train.errors import ChecksumMismatch, FragmentMissing, StorageError, StorageNotFound
+from elastic_train.errors import (
+    ChecksumMismatch,
+    FragmentMissing,
+    StorageError,
+    StorageNotFound,
+    TensorMismatch,
+)
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.layout import flat_range_boxes
 from elastic_train.storage.fsspec_store import Options, open_store
@@ -42,7 +48,10 @@ class Files:
     def at(self, file: str) -> tuple[Store, str]:
         """The store that holds a file, and its path there."""
         if "://" not in file and not file.startswith("/"):
-            return self._store, posixpath.normpath(posixpath.join(self._directory, file))
+            path = posixpath.normpath(posixpath.join(self._directory, file))
+            if path.startswith("../"):
+                raise TensorMismatch(url=self.url, problem=f"its manifest leads out of the run, to {file}.")
+            return self._store, path
         parent, _, name = file.rpartition("/")
         if parent not in self._foreign:
             self._foreign[parent] = open_store(parent or "/", options=self._options)

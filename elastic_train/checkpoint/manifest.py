@@ -127,16 +127,11 @@ class Manifest:
     @classmethod
     def of(cls, rows: Iterable[Row], *, url: str = "", extra: Mapping[str, str] | None = None) -> Manifest:
         """The table of rows given one by one."""
-        columns: dict[str, list[Any]] = {name: [] for name in SCHEMA.names}
-        for row in rows:
-            for name, column in columns.items():
-                match name:
-                    case "offsets":
-                        column.append(row.box.offsets)
-                    case "sizes":
-                        column.append(row.box.sizes)
-                    case _:
-                        column.append(getattr(row, name))
+        rows = list(rows)
+        columns = {
+            name: [getattr(row.box if name in ("offsets", "sizes") else row, name) for row in rows]
+            for name in SCHEMA.names
+        }
         return cls.from_table(pa.table(columns, schema=SCHEMA), url=url, extra=extra)
 
     @classmethod

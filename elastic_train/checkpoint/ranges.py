@@ -26,6 +26,10 @@ MOST = 8 << 20
 memory again. Touching new memory costs more than reading into it.
 """
 
+FEW = 32
+"""Rows of a tensor up to which Python is faster than numpy."""
+Ints = npt.NDArray[np.int64]
+
 Request = tuple[str, str, Box]
 """Tensor, state and a box of it."""
 
@@ -61,6 +65,7 @@ class Index:
     def __init__(self, manifest: Manifest, *, url: str) -> None:
         self.manifest, self._url = manifest, url
         self._key = {name: i for i, name in enumerate(manifest.kinds[0])}
+        self._few: dict[int, list[tuple[int, Box]]] = {}  # the rows of keys that have few
 
     def reads(self, requests: Sequence[Request]) -> list[Read]:
         """The reads that together bring every element of every request, by file and place."""
@@ -80,23 +85,45 @@ class Index:
         if key is None:
             raise TensorMismatch(url=self._url, problem=f"it has no {tensor} ({state}).")
         shape = self.manifest.kinds[2][key]
-        if len(box.sizes) != len(shape) or (box.numel and box.intersect(Box.whole(shape)) != box):
+        if len(box.sizes) != len(shape) or (box.numel and not _inside(box, shape)):
             raise TensorMismatch(url=self._url, problem=f"{tensor} ({state}) of {shape} has no box {box}.")
         if not box.numel:
             return []
-        rows, low, size = self.manifest.boxes(key)
+        few = self._few.get(key)
+        if few is None:
+            rows, low, size = self.manifest.boxes(key)
+            if len(rows) > FEW:
+                return self._of_many(tensor, state, box, (rows, low, size))
+            boxes = map(Box, map(tuple, low.tolist()), map(tuple, size.tolist()))
+            few = self._few[key] = list(zip(rows.tolist(), boxes, strict=True))
+        shared = [(row, held, box.intersect(held)) for row, held in few]
+        found = [(row, part.within(held)) for row, held, part in shared if part is not None]
+        self._check(tensor, state, box, sum(part.numel for _, part in found))
+        return found
+
+    def _of_many(
+        self, tensor: str, state: str, box: Box, boxes: tuple[Ints, Ints, Ints]
+    ) -> list[tuple[int, Box]]:
+        rows, low, size = boxes
         first = np.array(box.offsets, dtype=np.int64)
         start = np.maximum(low, first)
         stop = np.minimum(low + size, first + np.array(box.sizes, dtype=np.int64))
         hit = (stop > start).all(axis=1)
-        found = int(np.prod(stop[hit] - start[hit], axis=1).sum())
-        if found != box.numel:
-            problem = f"of {tensor} ({state}) {box} has {box.numel} elements and {found} are stored."
-            raise FragmentMissing(url=self._url, problem=problem)
+        self._check(tensor, state, box, int(np.prod(stop[hit] - start[hit], axis=1).sum()))
         inner = zip(
             rows[hit].tolist(), (start - low)[hit].tolist(), (stop - start)[hit].tolist(), strict=True
         )
         return [(row, Box(tuple(offsets), tuple(sizes))) for row, offsets, sizes in inner]
+
+    def _check(self, tensor: str, state: str, box: Box, found: int) -> None:
+        if found != box.numel:
+            problem = f"of {tensor} ({state}) {box} has {box.numel} elements and {found} are stored."
+            raise FragmentMissing(url=self._url, problem=problem)
+
+
+def _inside(box: Box, shape: tuple[int, ...]) -> bool:
+    ends = (offset + size for offset, size in zip(box.offsets, box.sizes, strict=True))
+    return min(box.offsets, default=0) >= 0 and all(e <= n for e, n in zip(ends, shape, strict=True))
 
 
 def touched(sizes: tuple[int, ...], box: Box, item: int) -> npt.NDArray[np.bool_]:

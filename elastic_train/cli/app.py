@@ -184,7 +184,10 @@ def diff(
     b: Annotated[str, typer.Argument(help="Another one.")],
     spec: Annotated[str | None, typer.Option(help="A specification that reads B in A's terms.")] = None,
 ) -> None:
-    """What differs between two checkpoints, bit by bit. Exits with 1 if something does."""
+    """What differs between two checkpoints, bit by bit. Exits with 1 if something does.
+
+    Fragments whose stored hashes are equal aren't read: `ckpt verify` does.
+    """
     with exits() as leave:
         leave(convert.diff_checkpoints(a, b, spec=spec))
 

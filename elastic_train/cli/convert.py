@@ -109,7 +109,7 @@ def show_read_plan(
     else:
         raise ConfigError(
             field="--to",
-            problem=f"how {', '.join(axes.keys() - DATA_AXES)} cut a model its job knows.",
+            problem=f"{', '.join(sorted(axes.keys() - DATA_AXES))} cut a model in a way that its job knows.",
             remedy="Name it: --job JOB, and its options after it.",
         )
     plan = read_plan(checkpoint, ranks)

@@ -72,15 +72,15 @@ def uncovered(needs: Fragments, haves: Fragments) -> Uncovered | None:
 def untiled(fragments: Fragments) -> Uncovered | Surplus | None:
     """Why the rows are no tiling of the tensors they name; None where each element is in exactly one row."""
     tensors = whole(fragments)
-    gaps = uncovered(tensors, fragments)
-    if gaps is not None:
-        return gaps
     rows, count = _without_empty(Fragments.concat([tensors, fragments]), len(tensors))
     cells = cut(rows.key, rows.offsets, rows.offsets + rows.sizes)
     given = cells.row >= count
-    inside = np.zeros(_length(cells.cell), dtype=np.bool_)
+    times = np.bincount(cells.cell[given], minlength=_length(cells.cell))
+    gaps = _fragments(rows, cells, ~given & (times[cells.cell] == 0))
+    if len(gaps):
+        return Uncovered(fragments=gaps)
+    inside = np.zeros(len(times), dtype=np.bool_)
     inside[cells.cell[~given]] = True
-    times = np.bincount(cells.cell[given], minlength=len(inside))
     surplus = _fragments(rows, cells, given & ((times[cells.cell] > 1) | ~inside[cells.cell]))
     return Surplus(fragments=surplus) if len(surplus) else None
 

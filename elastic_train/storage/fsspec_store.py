@@ -21,6 +21,7 @@ from elastic_train.storage.store import Buffer, Sink, Store
 Options = Mapping[str, Any]
 
 LOCAL = ("file", "local")
+WEB = ("http", "https")
 FRESH = {"skip_instance_cache": True, "use_listings_cache": False}
 DEFAULTS: Mapping[str, Options] = {
     "memory": {},
@@ -42,6 +43,12 @@ def open_store(url: str, *, options: Options | None = None, retry: Retry | None 
     if protocol not in fsspec.available_protocols():
         raise ConfigError(
             field="storage_path", problem=f"{url!r} begins with {protocol!r}, which fsspec doesn't know."
+        )
+    if protocol in WEB:
+        raise ConfigError(
+            field="storage_path",
+            problem=f"{url!r} is an address of the web, which can't be listed or written.",
+            remedy="Copy it to a path or an object store first.",
         )
     kind = {"memory": SharedMemoryStore, "s3": S3Store, "s3a": S3Store}.get(protocol, ObjectStore)
     arguments = {**DEFAULTS.get(protocol, FRESH), **(options or {})}

@@ -21,8 +21,15 @@ from typing import Any, Literal
 
 import xxhash
 
-from elastic_train.errors import AlreadyExists, Fenced, NoCheckpoint, StorageNotFound
-from elastic_train.storage.store import Store
+from elastic_train.errors import (
+    AlreadyExists,
+    Fenced,
+    FormatUnsupported,
+    NoCheckpoint,
+    StorageError,
+    StorageNotFound,
+)
+from elastic_train.storage.store import Store, check_path
 
 DIRECTORY = "commits"
 FORMAT = "elastic_train.commit/1"
@@ -167,11 +174,17 @@ class CommitLog:
         try:
             value: dict[str, Any] = json.loads(data)
             if value.pop("format") != FORMAT:
-                raise self._damaged(f"slot {slot} of the commit log has a format newer than this release")
+                problem = f"slot {slot} of the commit log has a format newer than this release. Upgrade it."
+                raise FormatUnsupported(url=self._store.url, problem=problem)
             value["lineage"] = tuple((g, s) for g, s in value["lineage"])
             value["metrics"] = tuple((k, v) for k, v in value["metrics"])
             value["removes"] = tuple(value["removes"])
-            return Record(**value)
+            found = Record(**value)
+            if found.kind == "commit":
+                check_path(found.path)
+            return found
+        except StorageError as error:
+            raise self._damaged(f"slot {slot} of the commit log leads out of the run") from error
         except (ValueError, TypeError, KeyError) as error:
             raise self._damaged(f"slot {slot} of the commit log can't be read ({error})") from error
 

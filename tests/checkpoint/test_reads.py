@@ -16,11 +16,14 @@ from elastic_train.checkpoint import ranges
 from elastic_train.checkpoint.checksums import LARGEST, digest
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.document import StateFile
+from elastic_train.checkpoint.fetch import Files
 from elastic_train.checkpoint.manifest import SCHEMA, Manifest, Row
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.writer import write_part
+from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box
+from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.testing.faulty_store import FaultyStore
 
@@ -214,3 +217,12 @@ def test_a_large_manifest_read_in_parts_is_the_one_that_was_written() -> None:
             assert np.array_equal(a, b)
     assert lazy.table.equals(whole.table)
     assert np.array_equal(lazy.fragments.offsets, whole.fragments.offsets)
+
+
+def test_a_manifest_that_leads_out_of_the_run_is_refused(tmp_path: Path) -> None:
+    files = Files(open_store(str(tmp_path)), "checkpoints/step-0000000001.g1")
+    assert (
+        files.at("../step-0000000000.g1/w.safetensors")[1] == "checkpoints/step-0000000000.g1/w.safetensors"
+    )
+    with pytest.raises(TensorMismatch, match="leads out of the run"):
+        files.at("../../../secret")

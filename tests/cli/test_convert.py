@@ -71,7 +71,7 @@ def test_reads_are_planned_before_they_are_done(theirs: Path, tmp_path: Path) ->
     assert [rank["state_bytes"] for rank in plan["ranks"]] == [48, 48]
     assert plan["amplification"] == 2.0  # both halves are on one page, which each rank reads
     text = run("plan", tmp_path / "run", "--to", "tp=2", code=USAGE)
-    assert "how tp cut a model its job knows" in text
+    assert "tp cut a model in a way that its job knows" in text
 
 
 def test_garbage_is_named_and_then_removed(theirs: Path, tmp_path: Path) -> None:

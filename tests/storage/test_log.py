@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.errors import Fenced, NoCheckpoint, StorageError
+from elastic_train.errors import Fenced, FormatUnsupported, NoCheckpoint, StorageError
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.log import CommitLog, Record
 from elastic_train.storage.memory_store import MemoryStore
@@ -184,7 +184,7 @@ def test_new_records_cost_one_read_each_and_no_listing() -> None:
     assert counting.calls == {"list": 1, "read": 54}
 
 
-@pytest.mark.parametrize("damage", ["gap", "text", "changed", "newer"])
+@pytest.mark.parametrize("damage", ["gap", "text", "changed", "out"])
 def test_a_damaged_log_is_refused_with_a_remedy(damage: str) -> None:
     store = MemoryStore()
     log = CommitLog(store)
@@ -200,6 +200,15 @@ def test_a_damaged_log_is_refused_with_a_remedy(damage: str) -> None:
         case "changed":
             store.write("commits/00000002.json", second.replace(b'"step":1', b'"step":9'))
         case _:
-            store.write("commits/00000002.json", second.replace(b"commit/1", b"commit/2"))
+            store.write("commits/00000002.json", second.replace(b'"path":"', b'"path":"../'))
     with pytest.raises(NoCheckpoint, match="Restore the directory `commits`"):
+        CommitLog(store).valid()
+
+
+def test_a_record_of_a_newer_format_asks_for_a_newer_release() -> None:
+    store = MemoryStore()
+    CommitLog(store).begin_term("a")
+    first = store.read("commits/00000001.json")
+    store.write("commits/00000001.json", first.replace(b"commit/1", b"commit/2"))
+    with pytest.raises(FormatUnsupported, match="Upgrade"):
         CommitLog(store).valid()

@@ -61,6 +61,8 @@ def test_wrong_credentials_fail_fast(s3: S3Server) -> None:
 def test_an_unknown_protocol_is_a_configuration_error() -> None:
     with pytest.raises(ConfigError, match="nosuch"):
         open_store("nosuch://bucket/run")
+    with pytest.raises(ConfigError, match="address of the web"):
+        open_store("https://there/run")
 
 
 def test_a_file_url_and_its_path_are_the_same_place(tmp_path: Path) -> None:

@@ -31,13 +31,10 @@ class TorchFile:
 
     store: Store
     path: str  # in the store
+    url: str
     tree: Any
     starts: Mapping[str, int]  # storage -> its first byte in the file
     sizes: Mapping[str, int]
-
-    @property
-    def url(self) -> str:
-        return f"{self.store.url}/{self.path}"
 
     def place(self, ref: TensorRef) -> int:
         """The byte of a tensor's first element; ChecksumMismatch where the tensor isn't all in the file."""
@@ -79,6 +76,7 @@ def open_file(store: Store, path: str) -> TorchFile:
     return TorchFile(
         store=store,
         path=path,
+        url=url,
         tree=unpickle(records["data.pkl"], url=url),
         starts={name.removeprefix("data/"): start for name, start in index.starts(storages).items()},
         sizes={name.removeprefix("data/"): index.entries[name].size for name in storages},

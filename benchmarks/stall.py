@@ -5,14 +5,15 @@ python -m benchmarks.stall [--quick] [--json FILE] [--plot FILE] [--millions M] 
 
 A plain loop (square layers, fused AdamW) saves parameters and both moments after each step, or each tenth.
 `blocked_ms` is what the training thread spends in the system per save: in the call that saves, and in what
-has to be waited for before the next update. `step_ms` holds the slow-down by what goes on in the background
-too; its ratio to the bare step of the same processes is `step_overhead_ratio`. Every system runs in fresh
-processes, in turns. Afterwards it saves twice more, each time with an update right behind, and what it
-saved is read and compared with the state it was asked to save: one that differs is torn. `memory_mb` is the
-peak of host memory above that of the bare loop, processes of the system included. `x_copy` is by how much
-longer a step is than a bare one, over the time that one copy of the state takes at the speed of memory:
-without a core to spare a snapshot cannot cost less than the copies that it makes, ours two, one for this node
-and one for another.
+has to be waited for before the next update. The first two saves, in which systems make what they need and
+ours looks for writes that it would not notice, are not among those: the longer of them is `first_ms`.
+`step_ms` holds the slow-down by what goes on in the background too; its ratio to the bare step of the same
+processes is `step_overhead_ratio`. Every system runs in fresh processes, in turns. Afterwards it saves
+twice more, each time with an update right behind, and what it saved is read and compared with the state it
+was asked to save: one that differs is torn. `memory_mb` is the peak of host memory above that of the bare
+loop, processes of the system included. `x_copy` is by how much longer a step is than a bare one, over the
+time that one copy of the state takes at the speed of memory: without a core to spare a snapshot cannot cost
+less than the copies that it makes, ours two, one for this node and one for another.
 
 First all systems with one process and a save at every step, then at every tenth, then the same with four
 processes, then all of it again, as far as the time goes. Systems of other packages are run by an interpreter
@@ -46,7 +47,7 @@ BUDGET_S, QUICK_BUDGET_S = 450.0, 170.0
 LIMIT_S = 900.0
 STEPS = {1: 6, 10: 21}
 """By how many steps lie between two saves."""
-SLOWEST = ("step_ms", "blocked_ms", "bare_step_ms", "copy_ms", "skipped")
+SLOWEST = ("step_ms", "blocked_ms", "first_ms", "bare_step_ms", "copy_ms", "skipped")
 NAMES = (
     "none",
     OURS,
@@ -213,7 +214,7 @@ def _line(found: dict[str, Any]) -> str:
     torn = {True: "TORN", False: "whole", None: ""}[found["torn"]]
     step = f"step {found['step_ms']:8.1f} ms ({found['ratio']:.2f} x bare, {found['x_copy']:5.1f} copies)"
     return head + (
-        f"blocked {found['blocked_ms']:8.2f} ms  {step}"
+        f"blocked {found['blocked_ms']:8.2f} ms (first {found['first_ms']:6.0f})  {step}"
         f"  {found['memory_mb']:7.0f} MB more  {found['skipped']} skipped  {torn}"
     )
 

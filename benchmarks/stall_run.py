@@ -22,6 +22,8 @@ from benchmarks.stall_peers import PEERS
 from benchmarks.stall_systems import SYSTEMS, Nothing, System, Tensors
 
 WARM_UP = 2
+FIRST = 2
+"""Saves before those that are measured: what a system makes or learns in them is told on its own."""
 HASTY = 2
 """Saves after those that are measured, each followed by an update as soon as one can be: those are read."""
 
@@ -105,19 +107,21 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     copied_s = size / copy_bytes_s()
     memory = Peak()
     system = (SYSTEMS | PEERS)[name](args.directory, args.rank)
-    training.step(0, system, name != "none")  # what is made at the first save is not the stall of the others
+    saving = name != "none"
+    first = [training.step(number, system, saving)[1] for number in range(FIRST)]
     gc.disable()
     steps, stalls, saves = [], [], 0
     for number in range(1, args.steps + 1):
-        save = name != "none" and number % args.every == 0
-        taken, stall = training.step(number, system, save)
+        save = saving and number % args.every == 0
+        taken, stall = training.step(FIRST - 1 + number, system, save)
         steps.append(taken)
         stalls.append(stall)
         saves += save
-    stalls.append(training.step(args.steps + 1, system, False)[1])
+    last = FIRST + args.steps
+    stalls.append(training.step(last, system, False)[1])
     counts = getattr(system, "counts", None)
     skipped = counts.skipped if counts is not None else 0
-    for number in range(args.steps + 2, args.steps + 2 + HASTY if name != "none" else 0):
+    for number in range(last + 1, last + 1 + HASTY if saving else 0):
         training.save_in_haste(number, system)
     system.close()
     peak = memory.bytes
@@ -135,6 +139,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         "bare_step_ms": 1e3 * statistics.median(bare),
         "step_ms": 1e3 * statistics.mean(steps),
         "blocked_ms": 1e3 * sum(stalls) / max(saves - skipped, 1),
+        "first_ms": 1e3 * max(first),
         "skipped": skipped,
         "torn": None if not read else not all(read),
         "memory_mb": peak / 1e6,

@@ -38,7 +38,7 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
     """Every reconfiguration after the first group, oldest first."""
     done: list[Reconfiguration] = []
     current: Reconfiguration | None = None
-    workers, step, ready = 0, 0, False
+    workers, step, ready = tuple[str, ...](), 0, False
     for record in records:
         event = record.event
         leaves = workers and record.phase not in ("running", "ended")
@@ -49,12 +49,12 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
         elif current is not None and not ready:
             current = _name(current, record)
         if record.formed is not None:
-            workers = len(record.formed.workers)
+            workers = record.formed.workers
             if current is not None:
                 lost = max(current.step - record.formed.step, 0)
                 current = replace(
                     current,
-                    after=workers,
+                    after=len(workers),
                     generation=record.formed.generation,
                     source=record.formed.source,
                     lost=max(lost, current.lost),
@@ -63,7 +63,9 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
             step, ready = event.step, True
         elif isinstance(event, StepCommitted):
             step = max(step, event.step)
-            if current is not None and ready and event.generation == current.generation:
+            if current is not None and not ready:  # told late, or on the way to a pause
+                current = replace(current, step=max(current.step, event.step))
+            elif current is not None and ready and event.generation == current.generation:
                 done.append(replace(current, seconds=record.seconds - current.at))
                 current, ready = None, False
     return (*done, current) if current is not None else tuple(done)
@@ -86,7 +88,7 @@ def table(reconfigurations: Sequence[Reconfiguration]) -> list[tuple[str, ...]]:
     return [header, *rows]
 
 
-def _begin(record: Record, workers: int, step: int) -> Reconfiguration:
+def _begin(record: Record, workers: Sequence[str], step: int) -> Reconfiguration:
     cause = _cause(record.event)
     graceful = record.phase == "pausing"
     if cause is not None:
@@ -96,10 +98,12 @@ def _begin(record: Record, workers: int, step: int) -> Reconfiguration:
     elif graceful:
         words = "drain" if isinstance(record.event, NodesChanged) or "leaving" in record.reason else "growth"
     elif isinstance(record.event, Adopted):
-        words = "a new controller"
+        there = {worker for worker, *_ in record.event.running}
+        gone = [worker for worker in workers if worker not in there]
+        words = f"death of {gone[0]}, found by a new controller" if gone else "a new controller"
     else:
         words = record.reason
-    return Reconfiguration(cause=words, graceful=graceful, at=record.seconds, step=step, before=workers)
+    return Reconfiguration(cause=words, graceful=graceful, at=record.seconds, step=step, before=len(workers))
 
 
 def _name(current: Reconfiguration, record: Record) -> Reconfiguration:

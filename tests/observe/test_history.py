@@ -13,6 +13,7 @@ from elastic_train.control.faults import (
     storm,
 )
 from elastic_train.observe.history import history, table
+from elastic_train.observe.ledger import ledger
 
 pytestmark = pytest.mark.ring0
 
@@ -62,12 +63,21 @@ def test_a_new_controller_that_finds_its_group_alive_is_no_reconfiguration(recor
     assert history(recorded(KillController(when=Moment(step=8)), replicas=2)) == ()
 
 
+def test_a_death_while_no_controller_was_there_is_no_fault_of_the_next_one(recorded):
+    faults = (KillController(when=Moment(step=7)), KillRank(when=Moment(step=7, phase="vote"), rank=1))
+    told = history(recorded(*faults, replicas=2, seed=2))
+    assert told[0].cause == "death of w0002, found by a new controller"
+    assert (told[0].step, told[0].lost) == (7, 0), "what was committed meanwhile counts"
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_every_group_but_the_first_has_a_cause(recorded, seed):
     faults = storm(seed, steps=15, nodes=("a", "b", "c", "d"), ranks=4, faults=5).faults
-    told = history(recorded(*faults, seed=seed, replicas=1 + seed % 2))
+    records = recorded(*faults, seed=seed, replicas=1 + seed % 2)
+    told = history(records)
     assert all(r.cause and r.lost >= 0 and r.before >= 2 for r in told)
     assert [r.generation for r in told] == sorted({r.generation for r in told})
+    assert sum(r.lost for r in told) == len(ledger(records).superseded), "each step that was run again"
 
 
 def test_the_table_has_a_row_for_each(recorded):

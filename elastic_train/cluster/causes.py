@@ -7,8 +7,9 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
+from elastic_train.cluster.messages import Standing
 from elastic_train.control.events import Cause
 from elastic_train.errors import (
     ConfigError,
@@ -68,6 +69,20 @@ def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None
                 node=node,
                 traceback=traceback_text(error),
             )
+
+
+def death_of(worker: str, error: RayError | None, last: Standing | None) -> Cause:
+    """Why a worker's process is gone: Ray's words, and its last heartbeat's, as SIGKILL gives no reason."""
+    lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
+    said = lines[0][:300] if lines else "it ended"
+    step, rank, node = (last.step, last.rank, last.node) if last is not None else (0, -1, "")
+    if isinstance(error, OutOfMemoryError):
+        return Cause(kind="memory", detail=f"{worker}: {said}", step=step, rank=rank, node=node)
+    if last is not None and last.memory.short:
+        detail = f"{worker} (rank {rank}) was killed at step {step}: {last.memory}"
+        return Cause(kind="memory", detail=detail, step=step, rank=rank, node=node)
+    preempted = isinstance(error, ActorDiedError) and bool(getattr(error, "preempted", False))
+    return Cause(kind="preemption" if preempted else "death", detail=f"{worker}: {said}")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from elastic_train.checkpoint.engine.memory import Memory
 from elastic_train.geometry.fragments import Fragments
 
 
@@ -24,6 +25,7 @@ class Standing:
     phase_s: float  # seconds it has been in this phase
     paced_step: int = 0  # the last step whose own part is done here
     own_s: float = 0.0  # seconds of that part: forward and backward, before waiting for others
+    memory: Memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from elastic_train.checkpoint.engine.memory import memory_now
 from elastic_train.cluster.causes import cause_of
 from elastic_train.cluster.messages import Standing
 from elastic_train.cluster.pace import Stopwatch
@@ -44,6 +45,7 @@ class Voice:
             phase_s=time.monotonic() - progress.since if progress else 0.0,
             paced_step=self._stopwatch.last[0],
             own_s=self._stopwatch.last[1],
+            memory=memory_now(),
         )
 
     def failed(self, generation: int, error: BaseException) -> Cause:

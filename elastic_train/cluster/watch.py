@@ -13,9 +13,10 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, RayError
+from ray.exceptions import RayError
 
 from elastic_train.cluster import ray_private
+from elastic_train.cluster.causes import death_of
 from elastic_train.cluster.demand import slots_of
 from elastic_train.cluster.messages import Standing
 from elastic_train.config import RunSpec
@@ -136,23 +137,15 @@ class WorkerWatch:
             for ref in ended:
                 with self._lock:
                     worker = self._lives.pop(ref)
-                self.lost(worker, _death(ref, worker))
+                self.lost(worker, death_of(worker, _error_of(ref), self.standings.get(worker)))
 
 
-def _death(ref: ray.ObjectRef, worker: str) -> Cause:
+def _error_of(ref: ray.ObjectRef) -> RayError | None:
     try:
         ray.get(ref, timeout=PROBE_S)
-    except ActorDiedError as error:
-        kind = "preemption" if getattr(error, "preempted", False) else "death"
-        return Cause(kind=kind, detail=f"{worker}: {_first_line(error)}")
     except RayError as error:
-        return Cause(kind="death", detail=f"{worker}: {_first_line(error)}")
-    return Cause(kind="death", detail=f"{worker} ended")
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+        return error
+    return None
 
 
 def accepts(address: str, port: int) -> bool:

@@ -209,7 +209,7 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
         return end(
             state,
             "infrastructure",
-            f"likely out of memory, twice in {cause.phase}: {cause.detail}",
+            f"likely out of memory, twice{f' in {cause.phase}' if cause.phase else ''}: {cause.detail}",
             cause=cause,
         )
     if twin is not None:

@@ -10,9 +10,11 @@ from typing import Literal
 
 import torch
 
+from elastic_train.checkpoint.engine.memory import memory_now
 from elastic_train.errors import ElasticTrainError, GroupBroken, UserCodeError
 from elastic_train.train.group import is_collective_error
 
+NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
 _OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -44,8 +46,8 @@ class Border:
         if self._broken() or is_collective_error(error):
             line = (str(error).splitlines() or [type(error).__name__])[0]
             return GroupBroken(generation=self._generation, reason=f"in {phase} of step {step}: {line}")
-        if isinstance(error, torch.OutOfMemoryError):
-            return MemoryError(str(error).splitlines()[0])
+        if isinstance(error, torch.OutOfMemoryError) or NO_MEMORY in str(error):
+            return MemoryError(f"{str(error).splitlines()[0]}; {memory_now()}")
         if not users or isinstance(error, ElasticTrainError | MemoryError):
             return error
         return UserCodeError(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.commands import Abort, End, Form, StopWorker
-from elastic_train.control.events import Cause, GroupBroken, Settled
+from elastic_train.control.events import Cause, GroupBroken, Settled, WorkerLost
 from elastic_train.control.states import Ended, Forming, Running, Settling, Waiting
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Vote
 from tests.control.conftest import shown_only
@@ -256,6 +256,21 @@ def test_memory_that_runs_out_twice_in_a_phase_is_named(replicated):
     assert play.phase.outcome == "infrastructure"
     assert "likely out of memory" in play.phase.detail
     assert "490 MB of 512 MB" in play.phase.detail
+
+
+def test_workers_that_are_killed_for_memory_twice_without_progress_end_the_run(replicated):
+    play = replicated.running(4, step=2)
+    for _ in range(2):
+        assert isinstance(play.phase, Running)
+        detail = "w0002 (rank 1) was killed at step 3: it held 480.0 MiB"
+        cause = Cause(kind="memory", detail=detail, step=3, rank=1)
+        play(WorkerLost, worker=play.plan.workers[1], cause=cause)
+        play.ready()
+        play.settle()
+        if isinstance(play.phase, Forming):
+            play.go()
+    assert play.phase.outcome == "infrastructure"
+    assert play.phase.detail == f"likely out of memory, twice: {detail}"
 
 
 def test_other_faults_in_between_are_not_the_same_wall(replicated):

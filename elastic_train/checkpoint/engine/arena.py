@@ -12,12 +12,11 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from elastic_train.checkpoint.engine.memory import free_memory
 from elastic_train.errors import MemoryTooSmall
 
 ALIGN = 4096
 CACHE_LINE = 64
-_MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 SPARE = 0.05
 """Share of what is free that stays free."""
 
@@ -110,13 +109,3 @@ def require(needed: int, *, free: int, what: str, where: str) -> None:
     """MemoryTooSmall, with the figures, unless `needed` bytes and a little more are free."""
     if needed > free * (1 - SPARE):
         raise MemoryTooSmall(what=what, where=where, needed=needed, free=free)
-
-
-def free_memory() -> int:
-    """Bytes that this process may still take: of the machine, or of its control group if that has less."""
-    fields = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
-    free = int(fields["MemAvailable"].split()[0]) * 1024
-    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.exists() and (most := limit.read_text().strip()) != "max":
-        free = min(free, int(most) - int(used.read_text()))
-    return max(free, 0)

@@ -1,0 +1,65 @@
+"""Why a worker's process is gone: as Ray says it, and as its last heartbeat does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError
+
+from elastic_train.checkpoint.engine.memory import Memory, memory_now
+from elastic_train.cluster.causes import death_of
+from elastic_train.cluster.messages import Standing
+
+pytestmark = pytest.mark.ring1
+MB = 1 << 20
+ROOMY = Memory(held=480 * MB, used=500 * MB, room=2048 * MB)
+LAST = Standing(
+    worker="w0002",
+    node="n1",
+    pid=7,
+    generation=1,
+    rank=1,
+    step=3,
+    phase="backward",
+    micro_batch=0,
+    phase_s=0.1,
+    memory=ROOMY,
+)
+
+
+def test_a_process_that_was_killed_where_memory_was_short_likely_ran_out_of_it() -> None:
+    full = replace(LAST, memory=Memory(held=480 * MB, used=500 * MB, room=512 * MB))
+    cause = death_of("w0002", ActorDiedError(), full)
+    assert cause.kind == "memory"
+    assert (cause.step, cause.rank, cause.node) == (3, 1, "n1")
+    assert cause.detail == (
+        "w0002 (rank 1) was killed at step 3: it held 480.0 MiB, "
+        "and 500.0 MiB of 512.0 MiB were used where it ran"
+    )
+
+
+def test_what_ray_ended_for_memory_is_told_in_its_words() -> None:
+    cause = death_of(
+        "w0002", OutOfMemoryError("Task was killed due to the node running low on memory."), LAST
+    )
+    assert cause.kind == "memory"
+    assert cause.detail == "w0002: Task was killed due to the node running low on memory."
+
+
+@pytest.mark.parametrize("last", [LAST, None], ids=["heard", "unheard"])
+def test_any_other_end_is_a_death(last: Standing | None) -> None:
+    assert death_of("w0002", ActorDiedError(), last).kind == "death"
+    gone = death_of("w0002", ActorUnavailableError("the node is gone\nmore", None), last)
+    assert gone.kind == "death"
+    assert "\n" not in gone.detail
+    assert death_of("w0002", None, last).detail == "w0002: it ended"
+
+
+def test_a_process_knows_what_it_holds() -> None:
+    before = memory_now()
+    kept = bytearray(64 * MB)
+    kept[:: 1 << 12] = b"x" * len(range(0, len(kept), 1 << 12))
+    after = memory_now()
+    assert after.held - before.held > 32 * MB
+    assert 0 < after.used < after.room

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from elastic_train.cluster.keepers import Keepers
 from elastic_train.cluster.messages import Ready, Standing
 from elastic_train.cluster.names import NAMESPACE, keeper_of, worker_of
 from elastic_train.cluster.perform import Performer
@@ -46,7 +45,7 @@ def find_workers(run: str, performer: Performer, *, verdict_s: float, adopt: boo
     return Found(living=tuple(living), steps=tuple(steps[key] for key in sorted(steps)))
 
 
-def find_keepers(run: str, keepers: Keepers, *, adopt: bool) -> None:
+def find_keepers(run: str, performer: Performer, *, adopt: bool) -> None:
     """The same for keepers: what they hold may be the newest that is left."""
     for entry in named_actors():
         node = keeper_of(entry["name"], run) if entry["namespace"] == NAMESPACE else None
@@ -55,7 +54,7 @@ def find_keepers(run: str, keepers: Keepers, *, adopt: bool) -> None:
         with suppress(RayError, ValueError):
             handle = ray.get_actor(entry["name"], NAMESPACE)
             if adopt:
-                keepers.adopt(node, handle)
+                performer.keepers.adopt(node, handle)
             else:
                 ray.kill(handle, no_restart=True)
-    keepers.pair()
+    performer.pair()

@@ -218,7 +218,7 @@ class Controller:
                 self._performer.perform(command)
             return None
         found = find_workers(self._run, self._performer, verdict_s=self._spec.timing.verdict_s, adopt=again)
-        find_keepers(self._run, self._performer.keepers, adopt=again)
+        find_keepers(self._run, self._performer, adopt=again)
         self._keepers = self._performer.keepers
         newest = self._committer.newest()
         self._post(

@@ -51,6 +51,8 @@ class Formed:
     digest: int
     notes: tuple[str, ...]
     transfer_s: float = 0.0  # until the last rank had fetched and proved its state
+    near_bytes: int = 0  # that came from memory of the rank's own node
+    far_bytes: int = 0  # and of other nodes
 
 
 def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float) -> Formed:
@@ -222,8 +224,18 @@ def _from_held(
         )
     filled = wait_all(calls, command.generation, deadline_s)
     if stored is not None:  # exact parts of one step: together they are what was saved, to the bit
-        return _agree(filled, offers[-1].document.get("state_digest"))
-    return _agree(filled, sum(wait_all(digests, command.generation, deadline_s)) % MOD)
+        expected = offers[-1].document.get("state_digest")
+    else:
+        expected = sum(wait_all(digests, command.generation, deadline_s)) % MOD
+    near, far = _distances(moves, command.plan.nodes, nodes)
+    return replace(_agree(filled, expected), near_bytes=near, far_bytes=far)
+
+
+def _distances(moves: Transfers, need_nodes: Sequence[str], have_nodes: Sequence[str]) -> tuple[int, int]:
+    """Bytes that come from memory of their rank's own node, and of others; those of storage are neither."""
+    source = np.array(have_nodes)[moves.holder]
+    near = source == np.array(need_nodes)[moves.rank]
+    return int(moves.nbytes[near].sum()), int(moves.nbytes[~near & (source != "")].sum())
 
 
 def _digests(

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -51,7 +51,7 @@ class Keeper:
         self._flushing: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._shelf = Shelf(node)
-        self._buddy: Any = None
+        self._buddies: Sequence[Any] = ()
         info = node_info(node)
         self._store_bytes = int(info["Resources"]["object_store_memory"]) if info is not None else sys.maxsize
         self._outbox = Outbox(
@@ -69,9 +69,9 @@ class Keeper:
         return os.getpid()
 
     @ray.method(concurrency_group=CONTROL)
-    def pair(self, buddy: Any) -> None:
-        """The keeper on a node of another failure domain that holds copies of what this one holds."""
-        self._buddy = buddy
+    def pair(self, buddies: Sequence[Any]) -> None:
+        """The keepers on other nodes that are asked to hold copies of what this one holds, until one does."""
+        self._buddies = buddies
 
     @ray.method(concurrency_group=CONTROL)
     def stop(self) -> None:
@@ -110,14 +110,16 @@ class Keeper:
     @ray.method(concurrency_group=SEAL)
     def copy(self, kept: Kept, me: Any) -> str:
         """Returns once a copy of what was sealed is on another node; why there is none where there isn't."""
-        if self._buddy is None:
-            return "there is no other node"
-        try:
-            answer(self._buddy.hold.remote(kept, me), COPY_S)
-        except (RayError, GetTimeoutError) as error:
-            cause = error.cause if isinstance(error, RayTaskError) else None
-            return str(cause) if isinstance(cause, ElasticTrainError) else type(error).__name__
-        return ""
+        why_not = "there is no other node"
+        for buddy in self._buddies:
+            try:
+                answer(buddy.hold.remote(kept, me), COPY_S)
+            except (RayError, GetTimeoutError) as error:
+                cause = error.cause if isinstance(error, RayTaskError) else None
+                why_not = str(cause) if isinstance(cause, ElasticTrainError) else type(error).__name__
+            else:
+                return ""
+        return why_not
 
     @ray.method(concurrency_group=FLUSH)
     def flush(self, kept: Kept) -> None:

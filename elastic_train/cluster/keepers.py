@@ -40,7 +40,9 @@ class Keepers:
         self._run, self._term, self._spec = run, term, spec
         self._controller, self._environment = controller, dict(environment)
         self._handles: dict[str, Any] = {}  # by node
+        self._standby: frozenset[str] = frozenset()
         self._lock = threading.Lock()
+        self._pairing = threading.Lock()
 
     def adopt(self, node: str, handle: Any) -> None:
         """Take over a keeper that an earlier incarnation of the controller started."""
@@ -95,14 +97,16 @@ class Keepers:
             self.start(node)
         self.pair()  # a node that was lost may have held the copies of one that wasn't
 
-    def pair(self) -> None:
-        """Tell every keeper that can be reached who holds its copies."""
-        handles = self.handles()
-        infos = {node: node_info(node) for node in handles if _reachable(node)}
-        domains = {node: domain_of(info) for node, info in infos.items() if info is not None}
-        chosen = buddies(domains)
-        for node in domains:
-            handles[node].pair.remote(handles[chosen[node]] if node in chosen else None)
+    def pair(self, standby: Collection[str] | None = None) -> None:
+        """Tell every keeper that can be reached who may hold its copies. `standby`: nodes without a rank."""
+        with self._pairing:
+            if standby is not None:
+                self._standby = frozenset(standby)
+            handles = self.handles()
+            infos = {node: node_info(node) for node in handles if _reachable(node)}
+            domains = {node: domain_of(info) for node, info in infos.items() if info is not None}
+            for node, chosen in buddies(domains, self._standby).items():
+                handles[node].pair.remote([handles[buddy] for buddy in chosen])
 
     def told(self, within_s: float) -> tuple[Snapshot, ...]:
         """What the keepers that answer in time hold; those that are dead are forgotten."""

@@ -23,6 +23,7 @@ from elastic_train.cluster.names import NAMESPACE, worker_name
 from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.rendezvous import Rendezvous
 from elastic_train.cluster.watch import WorkerWatch, accepts, node_info
+from elastic_train.cluster.worker_actor import THREADS, WorkerActor
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import (
     Abort,
@@ -109,6 +110,7 @@ class Performer:
                 self._groups[command.generation] = command.plan.workers
                 self.aside(self._form, command)
             case Go(generation=generation):
+                self.aside(self.pair)
                 for worker in self._groups.get(generation, ()):
                     if worker in self._handles:
                         ready = self._ready.get(worker)
@@ -160,6 +162,7 @@ class Performer:
         if handle is not None:
             with suppress(RayError):
                 ray.kill(handle, no_restart=True)
+            self.aside(self.pair)
 
     def stop_worker(self, worker: str, reason: str) -> None:
         log.info("stop %s: %s", worker, reason)
@@ -174,11 +177,8 @@ class Performer:
             self._watch.lost(name, Cause(kind="death", detail=detail, phase="starting"))
             return
         self.keepers.start(command.node)
-        # Loads torch, for seconds: a controller that comes back to living workers does without it.
-        from elastic_train.cluster.worker import CONCURRENCY, Worker  # noqa: PLC0415
-
         handle = (
-            remote(Worker, concurrency_groups=CONCURRENCY)
+            remote(WorkerActor, concurrency_groups=THREADS)
             .options(
                 name=worker_name(self._run, self._term, name),
                 namespace=NAMESPACE,
@@ -212,9 +212,17 @@ class Performer:
             self._watch.lost(name, Cause(kind="death", detail=f"{name}: {error}"[:300], phase="starting"))
         else:
             self._ready[name] = ready
+            self.aside(self.pair)
             self._post(WorkerReady(at=0.0, worker=name, node=command.node, pid=ready.pid))
 
     # -- groups
+
+    def pair(self) -> None:
+        """Who holds whose copies: nodes whose workers all stand by are free for it."""
+        group = self._groups.get(max(self._groups, default=0), ())
+        ready = dict(self._ready)
+        seated = {ready[worker].node for worker in group if worker in ready}
+        self.keepers.pair({one.node for one in ready.values()} - seated)
 
     def _form(self, command: Form) -> None:
         began = self._now()
@@ -251,6 +259,8 @@ class Performer:
                     step=formed.step,
                     seconds=seconds,
                     transfer_s=formed.transfer_s,
+                    near_bytes=formed.near_bytes,
+                    far_bytes=formed.far_bytes,
                 )
             )
 

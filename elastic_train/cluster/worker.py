@@ -1,7 +1,8 @@
-"""The worker actor: owns one Member, runs it on a training thread, and speaks for it.
+"""The worker: owns one Member, runs it on a training thread, and speaks for it.
 
-Control methods run in threads of their own and never wait for a step; the ones that belong to the training
-thread wait for their turn on it. A worker never decides: it does what it is told and says what came of it.
+Its public methods are called through an actor, on the threads that `worker_actor` names for them. Those for
+control never wait for a step; what belongs to the training thread waits for its turn on it. A worker never
+decides: it does what it is told and says what came of it.
 """
 
 from __future__ import annotations
@@ -46,8 +47,6 @@ from elastic_train.train.seat import ReplaySeat, Seat
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-CONTROL, READ, LIFE = "control", "read", "life"
-CONCURRENCY = {CONTROL: 8, READ: 4, LIFE: 1}
 
 
 class Worker:
@@ -97,7 +96,6 @@ class Worker:
 
     # -- being there
 
-    @ray.method(concurrency_group=CONTROL)
     def ready(self) -> Ready:
         self._started.result()
         return Ready(
@@ -107,28 +105,23 @@ class Worker:
             address=ray.util.get_node_ip_address(),
         )
 
-    @ray.method(concurrency_group=LIFE)
     def life(self) -> None:
         """Returns when the worker is told to stop, fails when its process dies: the controller waits."""
         self._over.wait()
 
-    @ray.method(concurrency_group=CONTROL)
     def ping(self) -> Standing:
         return self._voice.standing()
 
-    @ray.method(concurrency_group=CONTROL)
     def stack(self) -> str:
         """Where the training thread is, for a person; it may hang in there."""
         return stack_of("training")
 
-    @ray.method(concurrency_group=CONTROL)
     def stop(self) -> None:
         self._over.set()
         threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
 
     # -- forming a group
 
-    @ray.method(concurrency_group=CONTROL)
     def offer(self, origin: Live) -> Offer:
         """Bring the holding that `origin` names to its step and say what it consists of."""
 
@@ -142,7 +135,6 @@ class Worker:
 
         return self._on_training(origin.generation, settle)
 
-    @ray.method(concurrency_group=CONTROL)
     def replay(self, rerun: Rerun, seat: ReplaySeat, senders: Sequence[Any], keepers: Sequence[Any]) -> None:
         """Bring a lost stage back with others, and hold this rank's part beside what is held already."""
         self._generation = rerun.during
@@ -150,12 +142,10 @@ class Worker:
             rerun.during, lambda: replay(self._owner, self._writer.open, rerun, seat, senders, keepers)
         )
 
-    @ray.method(concurrency_group=CONTROL)
     def complete(self, rerun: Rerun, number: int, helpers: Sequence[Any]) -> None:
         """Take what those that helped in a replay had logged of this rank's share."""
         self._on_training(rerun.during, lambda: complete(self._owner, rerun, number, helpers))
 
-    @ray.method(concurrency_group=CONTROL)
     def join(self, seat: Seat, states: Fragments | None) -> Fragments:
         """Take a seat: rendezvous, mesh, model with empty shards. Returns what it then needs."""
         self._generation = seat.generation
@@ -166,7 +156,6 @@ class Worker:
 
         return self._on_training(seat.generation, take)
 
-    @ray.method(concurrency_group=CONTROL)
     def gather(
         self,
         generation: int,
@@ -189,13 +178,11 @@ class Worker:
 
         return self._timed(generation, fill)
 
-    @ray.method(concurrency_group=CONTROL)
     def kept(self, stored: Stored) -> Offer:
         """What a committed checkpoint holds: a holder like any other."""
         checkpoint = self._writer.open(stored)
         return Offer(holds=checkpoint.whole(), document=dict(checkpoint.document))
 
-    @ray.method(concurrency_group=CONTROL)
     def restore(self, generation: int, stored: Stored) -> Filled:
         """Fill the new shards from a committed checkpoint, reading only the bytes this rank needs."""
 
@@ -205,7 +192,6 @@ class Worker:
 
         return self._timed(generation, fill)
 
-    @ray.method(concurrency_group=CONTROL)
     def initialise(self, generation: int) -> Filled:
         """Fill the new shards from the seed."""
 
@@ -215,22 +201,18 @@ class Worker:
 
         return self._timed(generation, fill)
 
-    @ray.method(concurrency_group=CONTROL)
     def go(self, generation: int, keeper: Any = None) -> None:
         """Train, with this node's keeper. Returns at once; how it ends is posted."""
         self._keeping.meet(keeper)
         self._training.submit(lambda: self._run(generation))
 
-    @ray.method(concurrency_group=READ)
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
         return self._owner.read(generation, step, wanted)
 
-    @ray.method(concurrency_group=READ)
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
         """Digest of boxes of a holding, so that what was moved can be compared with what was there."""
         return self._owner.digest_of(generation, step, boxes)
 
-    @ray.method(concurrency_group=READ)
     def sent(
         self, generation: int, stages: tuple[int, int], step: int, share: Collection[int] | None = None
     ) -> Parcel:
@@ -239,7 +221,6 @@ class Worker:
 
     # -- steering a running group
 
-    @ray.method(concurrency_group=CONTROL)
     def request(self, generation: int, *, pause: bool = False, save: bool = False) -> None:
         if generation != self._generation or self._member is None:
             return
@@ -247,18 +228,15 @@ class Worker:
         if save and generation == self._finished:  # its last checkpoint is tried again
             self._training.submit(lambda: self._save_again(generation))
 
-    @ray.method(concurrency_group=CONTROL)
     def forget(self, generation: int, step: int) -> None:
         """What was logged up to a step is needed no more."""
         if self._member is not None:
             self._member.held.forget(generation, step)
 
-    @ray.method(concurrency_group=CONTROL)
     def repeat(self) -> tuple[StepCommitted, ...]:
         """The last steps, for a controller that may have died before they were durable."""
         return self._voice.repeat()
 
-    @ray.method(concurrency_group=CONTROL)
     def abort(self, generation: int) -> None:
         """Break the generation's collectives; the last word follows from the training thread."""
         if self._member is not None:

@@ -108,6 +108,8 @@ class GroupReady:
     step: int
     seconds: float  # from Form to here
     transfer_s: float = 0.0  # of that, until the last rank had fetched and proved its state
+    near_bytes: int = 0  # of that state, from memory of the rank's own node
+    far_bytes: int = 0  # from memory of other nodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, StopWorker
 from elastic_train.control.ending import end
 from elastic_train.control.events import GroupReady, PeersTold
-from elastic_train.control.membership import draining, seats, starting
+from elastic_train.control.membership import at_hand, draining, seats, starting
 from elastic_train.control.outlook import held, last_plan, to_form
-from elastic_train.control.places import keep_stages
+from elastic_train.control.places import keep_places
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan, Seat
@@ -47,6 +47,9 @@ def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
 
 
 def evidence(facts: Facts) -> Evidence:
+    last = last_plan(facts)
+    free = {seat.node for seat in seats(facts, last) if last is None or seat.worker not in last.workers}
+    snapshots = [s for s in facts.snapshots or () if not _suspect(facts, s.generation, s.step)]
     found = Evidence(
         lineage=facts.lineage,
         plans=dict(facts.plans),
@@ -55,13 +58,13 @@ def evidence(facts: Facts) -> Evidence:
         seen=facts.seen,
         stored=_sound(facts),
         ever_stored=facts.ever_stored and (facts.suspect is None or facts.suspect[1] > 0),
-        snapshots=tuple(s for s in facts.snapshots or () if not _suspect(facts, s.generation, s.step)),
+        snapshots=tuple(sorted(snapshots, key=lambda s: s.keeper not in free)),  # the first of equals is read
     )
     plans = {generation: plan for generation, plan in facts.plans if generation > facts.unreplayed}
     return replace(
         found,
         logs=logged(dict(facts.logs), plans, votes(found)),
-        costs=replace(found.costs, replayers=len(seats(facts, last_plan(facts)))),
+        costs=replace(found.costs, replayers=len(seats(facts, last))),
     )
 
 
@@ -101,8 +104,8 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return end(state, "checkpoint", choice.reason)
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
-    planned = replace(planned, plan=keep_stages(planned.plan, last_plan(facts)))
-    return _form(state, planned, choice, at, phase.paused)
+    plan = keep_places(planned.plan, last_plan(facts), at_hand(facts))
+    return _form(state, replace(planned, plan=plan), choice, at, phase.paused)
 
 
 def peers_told(state: State, event: PeersTold) -> Outcome:

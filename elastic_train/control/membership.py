@@ -36,7 +36,8 @@ def seats(facts: Facts, last: Plan | None) -> tuple[Seat, ...]:
     """Ready workers on nodes that stay: the last plan's by rank first, then the others by age.
 
     Of the others, those in failure domains and on nodes with fewer workers before them come first: a plan
-    that takes only some then stands in as many domains and on as many nodes as it can.
+    that takes only some then stands in as many domains and on as many nodes as it can. Of equals, those whose
+    node has what a lost rank held.
     """
     leaving = draining(facts)
     domains = {node.name: node.domain for node in facts.nodes}
@@ -44,14 +45,24 @@ def seats(facts: Facts, last: Plan | None) -> tuple[Seat, ...]:
     ready = [w for w in facts.workers if w.status == "ready" and w.node not in leaving]
     chosen = sorted((w for w in ready if w.name in order), key=lambda w: order[w.name])
     others = [w for w in ready if w.name not in order]
+    lost = set(order.values()) - {order[w.name] for w in chosen}
+    useful = {node for node, rank in at_hand(facts) if rank in lost}
     while others:
         racks = Counter(domains.get(w.node, "") for w in chosen)
         taken = Counter(w.node for w in chosen)
         # The oldest of equals.
-        nearest = min(others, key=lambda w: (racks[domains.get(w.node, "")], taken[w.node]))
+        nearest = min(
+            others, key=lambda w: (racks[domains.get(w.node, "")], taken[w.node], w.node not in useful)
+        )
         others.remove(nearest)
         chosen.append(nearest)
     return tuple(Seat(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in chosen)
+
+
+def at_hand(facts: Facts) -> frozenset[tuple[str, int]]:
+    """Where peer memory holds what: each node, with the ranks of the last plan that it has snapshots of."""
+    last = facts.plans[-1][0] if facts.plans else 0
+    return frozenset((s.keeper, s.rank) for s in facts.snapshots or () if s.generation == last)
 
 
 def starting(facts: Facts) -> tuple[Worker, ...]:

@@ -1,23 +1,29 @@
-"""Who keeps its place: workers that live on stay on their stage where the plan is the last one again."""
+"""Who keeps its place: workers that live on stay on their rank where the plan is the last one again."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from elastic_train.planner.plan import Plan
 
 
-def keep_stages(plan: Plan, last: Plan | None) -> Plan:
-    """The plan with its workers moved so that each stays on the rank that it had. Only for pipelines without
-    replicas or tp, where it matters to nobody else who sits where.
+def keep_places(plan: Plan, last: Plan | None, at_hand: Collection[tuple[str, int]] = ()) -> Plan:
+    """The plan with its workers moved so that each stays on the rank that it had. Only where there are no
+    replicas and no tp, and so it matters to nobody else who sits where.
 
     Whatever the newcomers' order, the survivors then have their whole state already, and what they logged of
-    their stage goes on.
+    their stage goes on. A newcomer needs what the lost rank had: of `at_hand`, nodes and the ranks of which
+    they hold copies, it gets one that its own node has.
     """
-    alone = plan.mesh.pp > 1 and plan.mesh.pp * plan.mesh.dp_shard == plan.mesh.size
+    alone = plan.mesh.pp * plan.mesh.dp_shard == plan.mesh.size
     if last is None or not alone or (plan.mesh, plan.stages) != (last.mesh, last.stages):
         return plan
     seats = dict(zip(plan.workers, plan.nodes, strict=True))
     others = [worker for worker in plan.workers if worker not in last.workers]
-    order = [worker if worker in seats else others.pop(0) for worker in last.workers]
+    order = list(last.workers)
+    vacant = [rank for rank, worker in enumerate(order) if worker not in seats]
+    for rank in sorted(vacant, key=lambda rank: not any((seats[o], rank) in at_hand for o in others)):
+        order[rank] = next((other for other in others if (seats[other], rank) in at_hand), others[0])
+        others.remove(order[rank])
     return replace(plan, workers=tuple(order), nodes=tuple(seats[worker] for worker in order))

@@ -20,7 +20,7 @@ from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, keeper_of, run_key
 from elastic_train.cluster.remote import named_actors
 from elastic_train.config import Checkpoints, Parallelism
-from elastic_train.control.events import CheckpointCommitted, PeersHeld
+from elastic_train.control.events import CheckpointCommitted, GroupReady, PeersHeld
 from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.testing.slow_samples import SlowSamples
@@ -89,6 +89,30 @@ def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(
     formed = [r.formed for r in rough.records if r.formed is not None]
     assert len(formed) == 2, "only the killed rank broke the group"
     assert all(step >= 12 for step in (e.step for e in rough.ledger.superseded))
+
+
+@pytest.mark.trial
+def test_a_worker_that_stood_by_fills_a_lost_rank_from_the_memory_of_its_own_node(runs: Runs) -> None:
+    task, spec = runs.spec(
+        "stood-by",
+        workers="2:2",
+        max_steps=FEW,
+        standby=1,
+        checkpoints=Checkpoints(every=50, keep=2, peers=1),
+        parallelism=Parallelism(dp_replicate=1),
+    )
+    schedule = FaultSchedule(faults=(KillRank(when=Moment(step=8, phase="backward"), rank=1),), seed=5)
+    chaos = Chaos(runs.cluster, schedule, print)
+    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    assert_same_training(rough, runs.calm(steps=FEW))
+    before, after = (r.formed for r in rough.records if r.formed is not None)
+    assert after.source == "mixed"
+    assert after.workers[0] == before.workers[0]
+    assert after.nodes[1] not in before.nodes
+    ready = [r.event for r in rough.records if isinstance(r.event, GroupReady)][-1]
+    assert ready.near_bytes > 0
+    assert ready.far_bytes == 0
+    assert len(rough.ledger.superseded) <= 1
 
 
 @pytest.mark.matrix

@@ -127,3 +127,14 @@ def test_a_checkpoint_that_is_damaged_is_no_source_of_a_mixture_either(kept):
         kept(Settled, generation=kept.facts.generation, worker=worker, holdings=())
     told(kept)
     assert kept.ordered(End)[0].outcome == "checkpoint"
+
+
+def test_of_two_that_stand_by_the_one_whose_node_has_the_copy_takes_the_lost_rank(play):
+    play.policy = replace(play.policy, peers=True, max_workers=3, standby=2)
+    play.running(5, step=6)
+    assert play.plan.workers == ("w0001", "w0002", "w0003")
+    lose_one(play)
+    told(play, *snapshots(play, 6, keeper="e"))
+    (form,) = play.ordered(Form)
+    assert form.plan.workers == ("w0005", "w0002", "w0003")
+    assert [s.keeper for s in form.origin.peers] == ["e"]

@@ -179,7 +179,7 @@ def test_a_draining_node_is_left_at_once_when_its_workers_are_replaced(play):
     assert play.commands == (Pause(generation=1),)
     play.settle()
     (form,) = play.ordered(Form)
-    assert form.plan.workers == ("w0001", "w0003", "w0004", "w0005")
+    assert form.plan.workers == ("w0001", "w0005", "w0003", "w0004")
     assert form.holders == ("w0001", "w0002", "w0003", "w0004")
     play.go()
     assert play.ordered(StopWorker) == [StopWorker(worker="w0002", reason="node b is draining")]

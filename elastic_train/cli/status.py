@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 
 from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cli.steer import STALE_S, WATCH_S, alive
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import StorageNotFound
 from elastic_train.observe.goodput import goodput, words
@@ -22,7 +24,8 @@ from elastic_train.storage.lease import Lease
 from elastic_train.storage.store import Store
 
 
-def show_status(run: str, *, as_json: bool) -> None:
+def show_status(run: str, *, as_json: bool, watch_s: float = WATCH_S) -> None:
+    """A run that is silent for long is watched for `watch_s`: it may be nobody's any more."""
     store, records = _records(run)
     config = RunDirectory(store).config() or {}
     progress = Progress()
@@ -31,6 +34,9 @@ def show_status(run: str, *, as_json: bool) -> None:
     changes = history(records)
     cadence = saving(config, records)
     lease = Lease(store, holder="", lease_s=1.0).look()
+    held = progress.ended is None and lease is not None and not lease.released
+    silent = (datetime.now(UTC) - datetime.fromisoformat(records[-1].wall)).total_seconds() > STALE_S
+    stale = held and silent and not alive(store, watch_s)
     if as_json:
         book = ledger(records)
         print(
@@ -47,6 +53,7 @@ def show_status(run: str, *, as_json: bool) -> None:
                     "restarts": progress.restarts,
                     "ended": progress.ended,
                     "last_event": records[-1].wall,
+                    "stale": stale,
                     "holder": None if lease is None or lease.released else lease.holder,
                     "losses": book.losses,
                     "changes": [asdict(change) for change in changes],
@@ -58,7 +65,9 @@ def show_status(run: str, *, as_json: bool) -> None:
     print(f"last event {records[-1].wall}: {progress.reason}")
     print(cadence)
     print(words(goodput(records)))
-    if progress.ended is None and lease is not None and not lease.released:
+    if stale:
+        print(f"stale since {records[-1].wall}: its controller shows no life; submit the run again to go on")
+    elif held and lease is not None:
         print(f"held by {lease.holder}")
     if changes:
         print("\n" + columns(history_table(changes)))

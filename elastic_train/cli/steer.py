@@ -19,6 +19,7 @@ from elastic_train.storage.wishes import ask_to_save, ask_to_stop
 
 POLL_S = 1.0
 STALE_S = 60.0  # a journal that is silent for so long makes us look at the lease
+WATCH_S = 15.0  # in which a controller that is alive renews it
 
 
 def show_logs(run: str, *, follow: bool) -> int:
@@ -83,7 +84,7 @@ def save_run(run: str, *, within_s: float) -> int:
     return INFRASTRUCTURE
 
 
-def alive(store: Store, watch_s: float = 15.0) -> bool:
+def alive(store: Store, watch_s: float = WATCH_S) -> bool:
     """Whether somebody renews the run's lease, by watching it: no other machine's clock is believed."""
     lease, deadline = Lease(store, holder="", lease_s=1.0), time.monotonic() + watch_s
     seen = lease.look()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 
 from elastic_train.config import Batch, Checkpoints, RunSpec
-from elastic_train.control.events import Tick
+from elastic_train.control.events import StepCommitted, Tick
 from elastic_train.control.faults import (
     AddNode,
     BreakRank,
@@ -169,6 +170,21 @@ def test_a_drained_node_leaves_without_a_failure():
     simulation = play(DrainNode(when=Moment(step=5), node="b", notice_s=60.0))
     facts = simulation.controller.state.facts
     assert (facts.failures_ever, facts.reconfigurations) == (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_ten_nodes_leave_in_turn_while_others_come_and_no_switch_stalls_the_run(seed):
+    names = [*NODES, *(f"e{number}" for number in range(10))]
+    moments = [Moment(step=6 * (number + 1)) for number in range(10)]
+    leaving = [DrainNode(when=at, node=node, notice_s=25.0) for at, node in zip(moments, names, strict=False)]
+    coming = [AddNode(when=at, node=node) for at, node in zip(moments, names[4:], strict=True)]
+    faults = [fault for pair in zip(leaving, coming, strict=True) for fault in pair]
+    simulation = play(*faults, policy=simulated_policy(max_steps=70), seed=seed)
+    assert outcome(simulation) == "finished"
+    assert simulation.controller.state.facts.failures_ever == 0
+    steps = [r.seconds for r in simulation.records if isinstance(r.event, StepCommitted)]
+    assert len(steps) == 70, "no step was lost"
+    assert max(after - before for before, after in pairwise(steps)) < 20.0
 
 
 def test_a_lost_node_is_replaced_by_one_that_comes_later():

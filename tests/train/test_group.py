@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gloo_pool import GlooPool, PerRank, Returned
 from elastic_train.train.group import Group, is_collective_error
-from elastic_train.train.rendezvous import serve_store, store_client
+from elastic_train.train.rendezvous import forget_client, serve_store, store_client
 
 pytestmark = pytest.mark.ring2
 
@@ -166,6 +167,13 @@ def break_group(state: State) -> None:
 def serve(state: State) -> int:
     state["server"], port = serve_store("127.0.0.1")
     return port
+
+
+def leave(state: State, port: int) -> None:
+    """The end of a run's process: its group, its hand on the store, and the store if it is here."""
+    destroy(state)
+    forget_client("127.0.0.1", port)
+    state.pop("server", None)
 
 
 def is_connecting(state: State) -> bool:
@@ -327,3 +335,29 @@ def test_errors_of_user_code_are_not_taken_for_collective_ones() -> None:
     wrapped = ValueError("while reducing")
     wrapped.__cause__ = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
     assert is_collective_error(wrapped)
+
+
+def test_two_runs_start_ten_times_side_by_side_though_the_usual_ports_are_taken(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    """Those of torch's launchers, and each port that a store of the same run had before."""
+    pairs = ((0, 1), (2, 3))
+    with ExitStack() as taken:
+        for port in (29400, 29500):
+            with suppress(OSError):  # somebody else has it, which is as good
+                taken.enter_context(socket.create_server(("", port)))
+        for _ in range(10):
+            generation = next(new_generation)
+            ports = pool.run(serve, ranks=[pair[0] for pair in pairs])
+            assert len(set(ports)) == 2
+            begun = [
+                pool.call_async(form, ("127.0.0.1", port), generation, PerRank((0, 1)), 2, ranks=pair)
+                for port, pair in zip(ports, pairs, strict=True)
+            ]
+            for forming, pair in zip(begun, pairs, strict=True):
+                forming.results()
+                assert pool.run(total, 1.5, ranks=pair) == [3.0, 3.0]
+            pool.run(leave, PerRank([ports[0], ports[0], ports[1], ports[1]]), ranks=[0, 1, 2, 3])
+            for port in ports:
+                with suppress(OSError):
+                    taken.enter_context(socket.create_server(("127.0.0.1", port)))

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import ray
@@ -14,15 +15,17 @@ import ray
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster import segments
+from elastic_train.cluster.board import Update
 from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.launch import fit, prepare_local_environment
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, keeper_of, run_key
 from elastic_train.cluster.remote import named_actors
 from elastic_train.config import Checkpoints, Parallelism
-from elastic_train.control.events import CheckpointCommitted, GroupReady, PeersHeld
+from elastic_train.control.events import CheckpointCommitted, GroupReady, PeersHeld, StepCommitted
 from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
 from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.store import Store
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.cluster.file_reads import FileReads
@@ -31,6 +34,18 @@ from tests.faults.conftest import TIMING, Runs, assert_same_training
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 1
 STEPS, FEW = 20, 13
+
+
+class TwoAtOnce(Chaos):
+    """Two nodes end together at a step: a rank and the copy of what it held."""
+
+    STEP = 9
+
+    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+        steps = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
+        if steps and max(steps) >= self.STEP:
+            for label in ("n1", "n2"):
+                self._leave(self._nodes[label])
 
 
 class Slow(Pretrain):
@@ -153,3 +168,25 @@ def test_lost_nodes_without_a_replica_cost_at_most_one_step_each_and_no_read_of_
     assert any(one.copies > 0 for one in held)
     assert all(one.own > 0 and one.copies < one.room for one in held)
     assert all(one.spilled == 0 for one in held), "copies are refused before anything is spilled"
+
+
+@pytest.mark.trial
+def test_where_both_copies_are_lost_with_their_nodes_storage_is_read_and_it_is_said(runs: Runs) -> None:
+    while len(runs.cluster.nodes) < NODES:
+        runs.cluster.add_node()
+    task, spec = runs.spec(
+        "both-copies",
+        workers="1:3",
+        max_steps=FEW,
+        standby=0,
+        checkpoints=Checkpoints(every=4, keep=2, peers=1),
+        parallelism=Parallelism(dp_replicate=1),
+        timing=replace(TIMING, join_window_s=60.0),
+    )
+    chaos = TwoAtOnce(runs.cluster, FaultSchedule(faults=()), print)
+    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    assert_same_training(rough, runs.calm(steps=FEW))
+    formed = [r for r in rough.records if r.formed is not None]
+    assert [r.formed.source for r in formed if r.formed] == ["fresh", "storage"]
+    assert "checkpoint" in formed[1].reason
+    assert len(rough.ledger.superseded) <= 8

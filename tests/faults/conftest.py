@@ -17,6 +17,9 @@ from elastic_train.cluster.ray_private import draining_nodes
 from elastic_train.cluster.result import Result
 from elastic_train.config import Checkpoints, RunSpec, Timing
 from elastic_train.control.faults import FaultSchedule
+from elastic_train.observe.records import Record, from_json
+from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.journal import read_journal
 from elastic_train.testing.alone import train_alone
 from jobs.pretrain_lm import trainer
 
@@ -56,6 +59,11 @@ class Runs:
             reports = train_alone(*self.spec("calm", max_steps=steps, global_size=global_size))
             self._calm[key] = {r.step: (r.ids_digest, r.loss) for r in reports}
         return self._calm[key]
+
+    def records(self, name: str) -> list[Record]:
+        """What a run's storage knows of it."""
+        store = open_store(child_url(str(self.storage), name))
+        return [from_json(line) for _, part in read_journal(store) for line in part]
 
     def disturbed(self, name: str, schedule: FaultSchedule, **changes: Any) -> Result:
         task, spec = self.spec(name, **changes)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch.distributed as dist
 from torch import nn
 
 from elastic_train.cluster.launch import fit
+from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import (
     AddNode,
     DrainNode,
@@ -27,11 +29,11 @@ STEPS = 24
 
 
 class Breaks(Pretrain):
-    """Raises in `loss`, on the third step."""
+    """Raises in `loss` of rank 1, while the other waits for it."""
 
     def loss(self, output, micro_batch):
         self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
-        if self.__dict__["calls"] == 5:
+        if self.__dict__["calls"] == 5 and dist.get_rank() == 1:
             raise ValueError("a bug of the job's own")
         return super().loss(output, micro_batch)
 
@@ -76,8 +78,13 @@ def test_user_code_that_raises_ends_the_run_with_its_own_traceback(runs: Runs) -
     assert text.startswith("Traceback")
     assert "a bug of the job's own" in text
     assert "in loss" in text
-    assert raised.value.rank >= 0
-    assert raised.value.step >= 1
+    assert raised.value.rank == 1
+    assert raised.value.node
+    records = runs.records("bug")
+    last = max(r.seconds for r in records if isinstance(r.event, StepCommitted))
+    assert max(r.event.step for r in records if isinstance(r.event, StepCommitted)) == raised.value.step - 1
+    assert next(r.seconds for r in records if r.ended) - last < 10.0
+    assert sum(r.formed is not None for r in records) == 1, "nothing was tried again"
 
 
 @pytest.mark.matrix

@@ -1,0 +1,119 @@
+"""Ctrl-C wherever a run may be: it ends as stopped, in time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_train.cli.exits import FINISHED, STOPPED
+from elastic_train.testing.ray_processes import RayProcesses
+from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
+
+pytestmark = [pytest.mark.ring3, pytest.mark.trial, pytest.mark.timeout(600)]
+IN_TIME_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    environment = {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": str(tmp_path_factory.mktemp("home")),
+        "PYTHONPATH": str(REPOSITORY),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    with RayProcesses(environment, head_cpus=2) as cluster:
+        yield Jobs(cluster, tmp_path_factory.mktemp("runs"), copied=False)
+
+
+@contextmanager
+def driver(jobs: Jobs, name: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A run's driver in a terminal, and what it printed."""
+    log = jobs.storage / f"{name}.log"
+    command = [sys.executable, "-u", str(REPOSITORY / "tests/cluster/small_job.py")]
+    command += ["--address", jobs.cluster.address, "--storage", str(jobs.storage), "--name", name, *options]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command,
+            env=jobs.cluster.environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process, log
+        finally:
+            process.kill()
+            process.wait()
+
+
+def nothing_is_left(jobs: Jobs) -> None:
+    eventually("the end of its processes", lambda: not jobs.left(), 60.0)
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("waiting", ("--workers", "5:6")),
+        ("starting 1 worker", ("--workers", "1:1", "--standby", "0")),
+        ("step 3/", ("--workers", "1:1", "--standby", "0", "--seconds-per-sample", "0.05")),
+    ],
+    ids=["waiting", "starting", "running"],
+)
+def test_an_interrupt_stops_a_run(jobs: Jobs, said: str, options: tuple[str, ...]) -> None:
+    name = said.split()[0].replace("/", "")
+    with driver(jobs, name, *options) as (process, log):
+        eventually(said, lambda: said in log.read_text())
+        process.send_signal(signal.SIGINT)
+        assert process.wait(IN_TIME_S) == STOPPED, log.read_text()
+    assert "stopped on request: SIGINT" in log.read_text()
+    end = jobs.records(name)[-1]
+    assert end.ended is not None
+    assert end.ended[0] == "stopped"
+    nothing_is_left(jobs)
+
+
+def test_a_second_interrupt_waits_for_no_step(jobs: Jobs) -> None:
+    options = ("--workers", "1:1", "--standby", "0", "--seconds-per-sample", "20")
+    with driver(jobs, "twice", *options) as (process, log):
+        eventually("a group", lambda: "trains on" in log.read_text())
+        process.send_signal(signal.SIGINT)
+        eventually("the first", lambda: "SIGINT" in log.read_text(), IN_TIME_S)
+        assert process.poll() is None, "a step takes minutes here"
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10.0) == STOPPED, log.read_text()
+    nothing_is_left(jobs)
+
+
+def test_an_interrupt_after_the_last_step_leaves_a_finished_run(jobs: Jobs) -> None:
+    options = ("--workers", "1:1", "--standby", "0", "--max-steps", "6")
+    with driver(jobs, "last", *options) as (process, log):
+        eventually("the last step", lambda: "step 6/6" in log.read_text())
+        process.send_signal(signal.SIGINT)
+        code = process.wait(IN_TIME_S)
+    end = jobs.records("last")[-1]
+    assert end.ended is not None
+    assert (code, end.ended[0]) in (
+        (FINISHED, "finished"),
+        (STOPPED, "stopped"),
+        (-signal.SIGINT, "finished"),
+    )
+    nothing_is_left(jobs)
+
+
+def test_two_runs_share_a_cluster(jobs: Jobs) -> None:
+    options = ("--workers", "1:1", "--standby", "0", "--max-steps", "8")
+    with driver(jobs, "left", *options) as (left, told), driver(jobs, "right", *options) as (right, too):
+        assert left.wait(240.0) == FINISHED, told.read_text()
+        assert right.wait(240.0) == FINISHED, too.read_text()
+    for name in ("left", "right"):
+        assert sorted(jobs.ledger(name).losses) == list(range(1, 9))
+    nothing_is_left(jobs)

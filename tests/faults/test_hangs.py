@@ -1,0 +1,83 @@
+"""Processes that stand still: always at the same step, or until they are replaced."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+import torch.distributed as dist
+
+from elastic_train.cluster.chaos import Chaos
+from elastic_train.cluster.launch import fit
+from elastic_train.config import Checkpoints
+from elastic_train.control.events import Hung, StepCommitted, WorkerLost, WorkerReady
+from elastic_train.control.faults import FaultSchedule, Moment, StopRank
+from elastic_train.errors import InfrastructureError
+from elastic_train.testing.slow_samples import SlowSamples
+from jobs.pretrain_lm import Pretrain
+from tests.faults.conftest import TIMING, Runs, assert_same_training
+
+pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(400)]
+NODES, CPUS = 3, 1
+STEPS = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stuck(Pretrain):
+    """Rank 1 stands still in the loss of a step, and whoever follows it in the same one."""
+
+    mark: str
+    CALLS = 5
+
+    def loss(self, output, micro_batch):
+        calls = self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
+        mark = Path(self.mark)
+        if dist.get_rank() == 1 and (calls >= self.CALLS or mark.exists()):
+            mark.touch()
+            threading.Event().wait()
+        return super().loss(output, micro_batch)
+
+
+class Slow(Pretrain):
+    def dataset(self) -> SlowSamples:
+        return SlowSamples(super().dataset(), 0.08)
+
+
+def test_a_rank_that_always_hangs_at_the_same_step_ends_the_run_with_everybodys_stack(
+    runs: Runs, tmp_path: Path
+) -> None:
+    task, spec = runs.spec(
+        "stuck", workers="2:2", standby=1, timing=replace(TIMING, stall_s=5.0, progress_s=15.0)
+    )
+    with pytest.raises(InfrastructureError, match="the same fault twice at step"):
+        fit(Stuck(**vars(task), mark=str(tmp_path / "mark")), spec, address=None, local_nodes=0, quiet=False)
+    hung = [record.event for record in runs.records("stuck") if isinstance(record.event, Hung)]
+    assert len(hung) == 2
+    for event in hung:
+        assert event.cause.rank == 1
+        assert len(event.stacks) == 2
+        assert "in loss" in dict(event.stacks)[event.worker]
+
+
+def test_a_rank_that_wakes_up_when_it_was_replaced_ends_itself_and_writes_nothing(runs: Runs) -> None:
+    task, spec = runs.spec(
+        "woken", workers="2:2", standby=1, max_steps=STEPS, checkpoints=Checkpoints(every=2, keep=3)
+    )
+    stopped = StopRank(when=Moment(step=6, phase="backward"), rank=1, seconds=15.0)
+    chaos = Chaos(runs.cluster, FaultSchedule(faults=(stopped,), seed=0), print)
+    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    lost = next(r for r in rough.records if isinstance(r.event, WorkerLost))
+    pid = next(
+        r.event.pid
+        for r in rough.records
+        if isinstance(r.event, WorkerReady) and r.event.worker == lost.event.worker
+    )
+    after = [r for r in rough.records if isinstance(r.event, StepCommitted) and r.seconds > lost.seconds + 15]
+    assert after, "it woke up while the others trained on"
+    assert not psutil.pid_exists(pid)
+    formed = [r.formed for r in rough.records if r.formed is not None]
+    assert [lost.event.worker in group.workers for group in formed] == [True, False]

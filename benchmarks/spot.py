@@ -13,19 +13,25 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from benchmarks import record
 from benchmarks.spot_case import START_S, parser
 from benchmarks.trace import scaled
+from elastic_train.testing.ray_processes import end_tree
 
 OURS, PEER = "elastic_train", "ray_train"
 PROGRAMS = {OURS: "benchmarks.spot_run", PEER: "benchmarks.peers.ray_train_spot"}
 QUICK_S = 120.0
+LOOK_S = 1.0
 COLUMNS = {
     "system": "system",
     "goodput": "goodput",
@@ -38,25 +44,32 @@ COLUMNS = {
 }
 
 
-def measured(system: str, trace: Path, options: list[str], seconds: float) -> dict[str, Any]:
-    """One system's way through the trace; a problem is a result too."""
-    load = round(os.getloadavg()[0], 1)
+def measured(system: str, command: list[str], limit_s: float) -> dict[str, Any]:
+    """One system's way through the trace, as its program tells it; a problem is a result too."""
+    load, said = round(os.getloadavg()[0], 1), ""
     with tempfile.TemporaryDirectory(prefix="et-bench-") as directory:
         file, log = Path(directory) / "result.json", Path(directory) / "log"
-        command = [sys.executable, "-m", PROGRAMS[system], str(trace), *options, "--json", str(file)]
         with log.open("wb") as out:
-            program = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-            try:
-                program.wait(2 * START_S + seconds)
-            except subprocess.TimeoutExpired:
-                program.kill()
-                program.wait()
-        found = (
-            json.loads(file.read_text())
-            if file.exists()
-            else {"problem": f"exit code {program.returncode}: {log.read_text()[-1500:]}"}
-        )
+            program = psutil.Popen([*command, "--json", str(file)], stdout=out, stderr=subprocess.STDOUT)
+            until = time.monotonic() + limit_s
+            while program.poll() is None and time.monotonic() < until:
+                time.sleep(LOOK_S)
+                if (now := told(file).get("progress", said)) != said:
+                    said = now
+                    print(f"  {said}", flush=True)
+        found = told(file)
+        if program.poll() is None:
+            found["problem"] = f"it was not over after {limit_s:.0f} s, and was ended"
+            end_tree(program, signal.SIGKILL)  # its cluster too
+        elif program.returncode:
+            found["problem"] = f"exit code {program.returncode}: {log.read_text()[-1500:]}"
+    found.pop("progress", None)
     return {"system": system, "load": load, **found}
+
+
+def told(file: Path) -> dict[str, Any]:
+    """What a program knew when it wrote last."""
+    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -85,19 +98,25 @@ def main() -> int:
     options = [f"--nodes={said.nodes}", f"--seconds={seconds}", f"--seed={said.seed}"]
     systems = [OURS, *([PEER] if importlib.util.find_spec("ray.train") else [])]
     results: list[dict[str, Any]] = []
+
+    def whole() -> dict[str, Any]:
+        return record.record(
+            "spot",
+            results=results,
+            headline=headline(results),
+            trace=[(c.at_s, c.nodes) for c in trace],
+            absent=[] if len(systems) == 2 else [PEER],
+        )
+
     for system in systems:
         print(f"{system}, seed {said.seed}", flush=True)
-        results.append(measured(system, said.trace, options, seconds))
-        print("\n".join(results[-1].get("summary", [results[-1].get("problem", "")])), flush=True)
+        command = [sys.executable, "-m", PROGRAMS[system], str(said.trace), *options]
+        results.append(measured(system, command, 2 * START_S + seconds))
+        print("\n".join([*results[-1].get("summary", []), results[-1].get("problem", "")]), flush=True)
+        if said.json is not None:  # whatever becomes of the next one
+            said.json.write_text(json.dumps(whole(), indent=1) + "\n")
     print("\n" + record.table(COLUMNS, [[r.get(key) for key in COLUMNS.values()] for r in results]))
-    whole = record.record(
-        "spot",
-        results=results,
-        headline=headline(results),
-        trace=[(c.at_s, c.nodes) for c in trace],
-        absent=[] if len(systems) == 2 else [PEER],
-    )
-    record.finish(whole, said.json)
+    record.finish(whole(), said.json)
     ours = results[0]
     return 0 if ours.get("exact") and "problem" not in ours else 1
 

@@ -15,6 +15,7 @@ from elastic_train.testing.slow_samples import SlowSamples
 GLOBAL_BATCH, MICRO_BATCH = 24, 2
 CHECKPOINT_EVERY = 10
 START_S = 180.0  # until the first step at most
+TELL_S = 10.0  # how often a program says how far it is
 
 
 class Waiting(Problem):
@@ -36,7 +37,10 @@ class Given:
         return max(capacity.nodes for capacity in self.trace)
 
     def tell(self, found: dict[str, Any]) -> None:
-        self.result.write_text(json.dumps(found, indent=1))
+        """What is known now. Whoever reads it finds all of it, and the last of it if this process ends."""
+        new = self.result.with_suffix(".new")
+        new.write_text(json.dumps(found, indent=1))
+        new.replace(self.result)
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -7,7 +7,15 @@ import time
 from typing import Any
 
 import elastic_train as et
-from benchmarks.spot_case import CHECKPOINT_EVERY, GLOBAL_BATCH, MICRO_BATCH, Given, Waiting, given
+from benchmarks.spot_case import (
+    CHECKPOINT_EVERY,
+    GLOBAL_BATCH,
+    MICRO_BATCH,
+    TELL_S,
+    Given,
+    Waiting,
+    given,
+)
 from benchmarks.trace import Replay
 from elastic_train.cluster.board import Update
 from elastic_train.cluster.chaos import Chaos
@@ -16,7 +24,14 @@ from elastic_train.cluster.local import LocalCluster
 from elastic_train.config import RunSpec
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule
+from elastic_train.errors import ElasticTrainError
 from elastic_train.observe.goodput import goodput
+from elastic_train.observe.history import history, table
+from elastic_train.observe.ledger import ledger
+from elastic_train.observe.records import from_json
+from elastic_train.observe.text import columns
+from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.journal import read_journal
 from elastic_train.storage.store import Store
 
 
@@ -26,8 +41,9 @@ class Market(Chaos):
     def __init__(self, cluster: LocalCluster, case: Given) -> None:
         super().__init__(cluster, FaultSchedule(faults=()), lambda text: None)
         self.replay = Replay(cluster, case.trace, seed=case.seed)
-        self._case, self._local = case, cluster
+        self.submitted = self._told = time.time()
         self.ended: float | None = None
+        self._case, self._local = case, cluster
 
     def on_update(self, update: Update, controller: Any, store: Store) -> None:
         now = time.time()
@@ -37,6 +53,33 @@ class Market(Chaos):
         if self.ended is None and self.replay.over(now, self._case.seconds):
             self.ended = now
             controller.stop.remote("the trace is over")
+        if now - self._told > TELL_S:
+            self._told = now
+            self._case.tell(self.account(store))
+
+    def account(self, store: Store) -> dict[str, Any]:
+        """What the run's storage knows of it until now, or until the trace was over."""
+        now = time.time()
+        until = self.ended or now
+        records = [from_json(line) for _, part in read_journal(store) for line in part]
+        book, changes = ledger(records), table(history(records))
+        spent = goodput([r for r in records if r.seconds <= until], submitted=self.submitted)
+        kept = [entry.step for entry in book.kept]
+        step = kept[-1] if kept else 0
+        return {
+            "progress": f"{now - self.submitted:.0f} s: step {step}, {self.replay.nodes} nodes",
+            "goodput": spent.good_s / (until - self.submitted),
+            "good_s": spent.good_s,
+            "wall_s": until - self.submitted,
+            "steps": len(kept),
+            "steps_redone": len(book.superseded),
+            "exact": kept == list(range(1, len(kept) + 1)),
+            "groups": sum(record.formed is not None for record in records),
+            "changes": self.replay.done,
+            "badput": dict(spent.badput),
+            "summary": columns(changes).splitlines(),
+            "switches": [dict(zip(changes[0], row, strict=True)) for row in changes[1:]],
+        }
 
 
 def run(case: Given) -> dict[str, Any]:
@@ -57,23 +100,13 @@ def run(case: Given) -> dict[str, Any]:
             standby=0,
             timing=et.Timing(join_window_s=1.0),
         )
-        market, submitted = Market(cluster, case), time.time()
-        result = fit(Waiting(), spec, address=None, local_nodes=0, quiet=False, chaos=market)
-        ended = market.ended or time.time()
-    kept = [entry.step for entry in result.ledger.kept]
-    account = goodput([r for r in result.records if r.seconds <= ended], submitted=submitted)
-    return {
-        "goodput": account.good_s / (ended - submitted),
-        "good_s": account.good_s,
-        "wall_s": ended - submitted,
-        "steps": len(kept),
-        "steps_redone": len(result.ledger.superseded),
-        "exact": kept == list(range(1, len(kept) + 1)),
-        "groups": sum(record.formed is not None for record in result.records),
-        "changes": market.replay.done,
-        "badput": dict(account.badput),
-        "summary": result.summary.splitlines(),
-    }
+        market, problem = Market(cluster, case), {}
+        try:
+            fit(Waiting(), spec, address=None, local_nodes=0, quiet=False, chaos=market)
+        except ElasticTrainError as error:
+            problem = {"problem": str(error)}
+            market.ended = (market.replay.begun or time.time()) + case.seconds
+        return {**market.account(open_store(child_url(storage, spec.name))), **problem}
 
 
 if __name__ == "__main__":

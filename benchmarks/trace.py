@@ -47,22 +47,30 @@ class Replay:
 
     def __init__(self, cluster: LocalCluster, trace: tuple[Capacity, ...], *, seed: int) -> None:
         self._cluster, self._left, self._draw = cluster, list(trace[1:]), random.Random(seed)
-        self._begun: float | None = None
+        self._wanted = trace[0].nodes
+        self.begun: float | None = None
         self.done: list[tuple[float, int]] = []  # when, how many nodes then
 
     def begin(self, now: float) -> None:
-        if self._begun is None:
-            self._begun = now
+        if self.begun is None:
+            self.begun = now
+
+    @property
+    def nodes(self) -> int:
+        return len(self._cluster.nodes)
 
     def due(self, now: float, kill: Callable[[str], object]) -> None:
-        """Do what is due by now; `kill` ends a node."""
-        while self._begun is not None and self._left and now - self._begun >= self._left[0].at_s:
-            wanted = self._left.pop(0).nodes
-            while len(self._cluster.nodes) > wanted:
+        """Do what is due by now; `kill` ends a node. One that does not start in time is tried again later."""
+        while self.begun is not None and self._left and now - self.begun >= self._left[0].at_s:
+            self._wanted = self._left.pop(0).nodes
+            while self.nodes > self._wanted:
                 kill(self._draw.choice(self._cluster.nodes).node_id)
-            while len(self._cluster.nodes) < wanted:
+            self.done.append((now, self._wanted))
+        try:
+            while self.nodes < self._wanted:
                 self._cluster.add_node()
-            self.done.append((now, wanted))
+        except (TimeoutError, RuntimeError) as error:
+            print(f"a node did not start: {error}", flush=True)
 
     def over(self, now: float, seconds: float) -> bool:
-        return self._begun is not None and now - self._begun >= seconds
+        return self.begun is not None and now - self.begun >= seconds

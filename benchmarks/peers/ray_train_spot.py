@@ -23,6 +23,7 @@ from benchmarks.spot_case import (
     GLOBAL_BATCH,
     MICRO_BATCH,
     START_S,
+    TELL_S,
     Given,
     Waiting,
     given,
@@ -83,20 +84,25 @@ def run(case: Given) -> dict[str, Any]:
         submitted = time.time()
         thread = threading.Thread(target=_fit, args=(case, storage, notes, stop, failed), daemon=True)
         thread.start()
-        replay = Replay(cluster, case.trace, seed=case.seed)
+        replay, told = Replay(cluster, case.trace, seed=case.seed), submitted
         while not failed and not replay.over(time.time(), case.seconds):
-            if any(note["kind"] == "step" for note in _read(notes)):
-                replay.begin(time.time())
-            elif time.time() - submitted > START_S:
+            now, seen = time.time(), _read(notes)
+            if any(note["kind"] == "step" for note in seen):
+                replay.begin(now)
+            elif now - submitted > START_S:
                 failed.append(f"no step within {START_S:.0f} s")
-            replay.due(time.time(), cluster.kill_node)
+            replay.due(now, cluster.kill_node)
+            if now - told > TELL_S:
+                told, found = now, account(seen, now - submitted)
+                said = f"{now - submitted:.0f} s: step {found['reached']}, {replay.nodes} nodes"
+                case.tell({"progress": said, **found, "changes": replay.done})
             time.sleep(LOOK_S)
-        ended = time.time()
+        ended = (replay.begun or time.time()) + case.seconds  # also where it gave up before
         seen = [note for note in _read(notes) if note["at"] <= ended]
         stop.touch()
         thread.join(END_S if not failed else 0.0)
-    problem = {"problem": failed[0]} if failed else {}
-    return {**account(seen, ended - submitted), "changes": replay.done, **problem}
+        problem = {"problem": failed[0]} if failed else {}
+        return {**account(seen, ended - submitted), "changes": replay.done, **problem}
 
 
 def account(notes: list[Note], wall_s: float) -> dict[str, Any]:
@@ -116,6 +122,7 @@ def account(notes: list[Note], wall_s: float) -> dict[str, Any]:
         "goodput": good_s / wall_s,
         "good_s": good_s,
         "wall_s": wall_s,
+        "reached": reached,
         "steps": len(first),
         "steps_redone": len(ran) - len(first),
         "groups": sum(note["kind"] == "ready" for note in notes),

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks.peers.ray_train_spot import account
+from benchmarks.spot import measured
 from benchmarks.trace import scaled
 
-pytestmark = pytest.mark.ring0
+pytestmark = pytest.mark.ring1
 
 
 def test_a_trace_keeps_its_shape_at_a_smaller_scale(tmp_path: Path) -> None:
@@ -39,3 +42,32 @@ def test_a_step_of_the_peer_counts_once_with_its_first_execution() -> None:
     assert found["good_s"] == pytest.approx(1.0 + 2.0 + 1.0)
     assert found["goodput"] == pytest.approx(4.0 / 40.0)
     assert (found["steps"], found["steps_redone"], found["groups"]) == (3, 1, 2)
+
+
+FAILS = """
+import json, pathlib, sys
+pathlib.Path(sys.argv[-1]).write_text(json.dumps({"progress": "10 s: step 4", "goodput": 0.5}))
+print("a node vanished")
+sys.exit(3)
+"""
+HANGS = """
+import pathlib, subprocess, sys, time
+child = subprocess.Popen(["sleep", "600"])
+pathlib.Path(sys.argv[-1]).write_text('{"goodput": 0.25, "child": %d}' % child.pid)
+time.sleep(600)
+"""
+
+
+def test_what_a_program_knew_when_it_failed_is_its_row(capsys: pytest.CaptureFixture[str]) -> None:
+    row = measured("ray_train", [sys.executable, "-c", FAILS], 60.0)
+    assert row["goodput"] == 0.5
+    assert row["problem"].startswith("exit code 3")
+    assert "a node vanished" in row["problem"]
+    assert "10 s: step 4" in capsys.readouterr().out
+
+
+def test_a_program_that_is_never_over_is_ended_with_all_that_it_started() -> None:
+    row = measured("ray_train", [sys.executable, "-c", HANGS], 4.0)
+    assert row["goodput"] == 0.25
+    assert "not over after 4 s" in row["problem"]
+    assert not psutil.pid_exists(row["child"])

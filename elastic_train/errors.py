@@ -74,10 +74,13 @@ class UserCodeError(ElasticTrainError):
     traceback: str  # the user's own, as text
 
     def __str__(self) -> str:
+        said = f"{self.traceback.rstrip()}\n\nThe job's own code raised {self.error}"
+        if self.rank < 0:
+            where = f"on {self.worker}" if not self.node else f"on {self.worker} (node {self.node})"
+            return f"{said} {where} while {self.phase}. Fix it and start the run again."
         return (
-            f"{self.traceback.rstrip()}\n\nThe job's own code raised {self.error} on rank {self.rank} "
-            f"(node {self.node}) in {self.phase} of step {self.step}. The run stopped; fix the code and "
-            "start it again under the same name to go on from the last checkpoint."
+            f"{said} on rank {self.rank} (node {self.node}) in {self.phase} of step {self.step}. The run "
+            "stopped; fix the code and start it again under the same name to go on from the last checkpoint."
         )
 
 

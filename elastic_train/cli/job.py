@@ -6,6 +6,7 @@ import functools
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from elastic_train.cli.exits import OUTCOMES, exits
-from elastic_train.errors import ConfigError
+from elastic_train.errors import ConfigError, ElasticTrainError, UserCodeError
 
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer
@@ -48,7 +49,20 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent))
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except ElasticTrainError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever the job's file raises is its own
+        raise UserCodeError(
+            worker="the driver",
+            rank=-1,
+            node="",
+            step=0,
+            phase="loading the job",
+            error=f"{type(error).__name__}: {error}",
+            traceback="".join(traceback.format_exception(error)),
+        ) from None
     if not hasattr(module, "trainer"):
         raise ConfigError(
             field="JOB", problem=f"{path} defines no function `trainer(**options) -> ElasticTrainer`."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -45,6 +46,13 @@ class Empty(Pretrain):
         return []
 
 
+class Missing(Pretrain):
+    """Reads what is not there."""
+
+    def dataset(self):
+        return Path("/no/such/directory/samples.txt").read_text()
+
+
 class Vast(Pretrain):
     """Does not fit on any worker."""
 
@@ -56,10 +64,17 @@ class Vast(Pretrain):
 
 
 @pytest.mark.matrix
-def test_an_empty_data_set_is_a_mistake_of_the_configuration(runs: Runs) -> None:
-    task, spec = runs.spec("empty", max_steps=STEPS)
-    with pytest.raises(ConfigError, match="no samples"):
-        fit(Empty(**vars(task)), spec, address=None, local_nodes=0, quiet=True)
+@pytest.mark.parametrize(
+    ("job", "error", "said"),
+    [(Empty, ConfigError, "no samples"), (Missing, UserCodeError, "/no/such/directory/samples.txt")],
+)
+def test_a_data_set_that_is_empty_or_missing_ends_the_run_at_the_first_try(
+    runs: Runs, job: type[Pretrain], error: type[Exception], said: str
+) -> None:
+    task, spec = runs.spec(job.__name__, max_steps=STEPS)
+    with pytest.raises(error, match=said):
+        fit(job(**vars(task)), spec, address=None, local_nodes=0, quiet=True)
+    assert sum(r.formed is not None for r in runs.records(job.__name__)) <= 1
 
 
 @pytest.mark.matrix

@@ -1,0 +1,35 @@
+"""Job files that cannot be run: what a person is told, and the exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.ring1
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "said"),
+    [
+        ("import no_such_module\n", 1, "No module named 'no_such_module'"),
+        ("def trainer(:\n", 1, "SyntaxError"),
+        ("def other():\n    return None\n", 2, "defines no function `trainer(**options) -> ElasticTrainer`"),
+        (None, 2, "there is no file"),
+    ],
+    ids=["import", "syntax", "trainer", "file"],
+)
+def test_a_job_file_that_cannot_be_loaded_is_told_before_anything_starts(
+    tmp_path: Path, text: str | None, code: int, said: str
+) -> None:
+    job = tmp_path / "job.py"
+    if text is not None:
+        job.write_text(text)
+    program = "from elastic_train.cli import main; main()"
+    command = [sys.executable, "-c", program, "run", str(job)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == code, done.stderr
+    assert said in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -132,6 +132,8 @@ def _cause(event: object) -> Cause | None:
 
 def _words(event: object, cause: Cause) -> str:
     match event:
+        case WorkerLost(worker=worker) if cause.kind == "memory":
+            return f"{worker} out of memory"
         case WorkerLost(worker=worker):
             return f"{cause.kind} of {worker}"
         case GroupBroken(worker=worker) | Settled(worker=worker):

@@ -39,9 +39,10 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
     done: list[Reconfiguration] = []
     current: Reconfiguration | None = None
     workers, step, ready = tuple[str, ...](), 0, False
+    began = False  # whether the first group was up: what happens before is no change of it
     for record in records:
         event = record.event
-        leaves = workers and record.phase not in ("running", "ended")
+        leaves = began and record.phase not in ("running", "ended")
         if leaves and (current is None or ready):
             if current is not None:
                 done.append(current)
@@ -60,7 +61,7 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
                     lost=max(lost, current.lost),
                 )
         if isinstance(event, GroupReady):
-            step, ready = event.step, True
+            step, ready, began = event.step, True, True
         elif isinstance(event, StepCommitted):
             step = max(step, event.step)
             if current is not None and not ready:  # told late, or on the way to a pause

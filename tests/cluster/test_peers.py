@@ -106,7 +106,7 @@ def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(
     assert all(step >= 12 for step in (e.step for e in rough.ledger.superseded))
 
 
-@pytest.mark.trial
+@pytest.mark.matrix
 def test_a_worker_that_stood_by_fills_a_lost_rank_from_the_memory_of_its_own_node(runs: Runs) -> None:
     task, spec = runs.spec(
         "stood-by",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,18 @@ class Slow(Pretrain):
         return SlowSamples(super().dataset(), 0.08)
 
 
+class Looks(Chaos):
+    """Sees which libraries the controller's process has loaded by the time that its group trains."""
+
+    libraries = ""
+
+    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+        if not self.libraries and any(isinstance(r.event, StepCommitted) for r in update.records):
+            pid = ray.get(controller.pid.remote(), timeout=10)
+            self.libraries = Path(f"/proc/{pid}/maps").read_text()
+        super().on_update(update, controller, store)
+
+
 class Pauses(Chaos):
     """Stops the controller's process at a step and lets it go on later."""
 
@@ -51,10 +64,13 @@ class Pauses(Chaos):
 def test_a_killed_controller_adopts_the_group_that_trains_on(runs: Runs, kills: int) -> None:
     steps = EVERY * (kills + 1)
     faults = tuple(KillController(when=Moment(step=EVERY * (n + 1))) for n in range(kills))
-    rough = slow(runs, f"killed-{kills}", steps, Chaos(runs.cluster, FaultSchedule(faults=faults), print))
+    looks = Looks(runs.cluster, FaultSchedule(faults=faults), print)
+    rough = slow(runs, f"killed-{kills}", steps, looks)
     assert_same_training(rough, runs.calm(steps=steps))
     assert rough.ledger.superseded == ()
     assert groups(rough) == 1, "its workers never left their group"
+    assert looks.libraries
+    assert "libtorch" not in looks.libraries, "starting workers takes the controller no import of theirs"
     terms = [r for r in rough.records if type(r.event).__name__ == "TermBegan"]
     assert len(terms) == kills + 1
 

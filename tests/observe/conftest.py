@@ -16,11 +16,17 @@ def recorded() -> Recorded:
     """The records of a simulated run under faults."""
 
     def run(
-        *faults: Fault, replicas: int = 1, max_steps: int = 15, every: int = 5, seed: int = 0
+        *faults: Fault,
+        replicas: int = 1,
+        max_steps: int = 15,
+        every: int = 5,
+        seed: int = 0,
+        nodes: str = "abcd",
     ) -> list[Record]:
         simulation = Simulation(
             policy=simulated_policy(replicas=replicas, max_steps=max_steps, every=every),
             schedule=FaultSchedule(faults=faults, seed=seed),
+            nodes=tuple(nodes),
             records=[],
         )
         simulation.run()

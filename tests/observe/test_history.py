@@ -23,6 +23,11 @@ def test_an_undisturbed_run_has_no_history(recorded):
     assert table(()) == [("cause", "at step", "workers", "from", "seconds", "steps lost")]
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_a_worker_that_comes_up_while_the_first_group_forms_is_no_change_of_it(recorded, seed):
+    assert history(recorded(nodes="abcde", seed=seed)) == ()
+
+
 def test_losses_are_told_with_cause_and_cost(recorded):
     """Two losses after steps 7 and 9 with a checkpoint at 5 cost 2 and 4 steps."""
     told = history(recorded(KillRank(when=Moment(step=8), rank=1), KillRank(when=Moment(step=10), rank=0)))

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 
+import torch
 from safetensors import safe_open
 from torch import nn
 
 from elastic_train.errors import ConfigError
 from elastic_train.models.lora import Up
+from elastic_train.train.stages import Elsewhere
 from elastic_train.train.task import Rules, Style
 
 STYLES: Mapping[str, Style] = MappingProxyType(
@@ -26,15 +29,52 @@ STYLES: Mapping[str, Style] = MappingProxyType(
 
 
 def rules_of(model: nn.Module) -> Rules:
-    """How the model's own `tp_plan` cuts it over tp; nothing where it has none, or one with other styles.
+    """How the model's own `tp_plan` and `pp_plan` divide it; not along an axis that it has no plan for.
 
-    Those are the ones of mixtures of experts and of norms inside attention: such models are divided along the
-    data axes alone. So are all of them along pp: their blocks take more than one tensor.
+    Nor over tp with styles of mixtures of experts and of norms inside attention, nor along pp where its
+    forward does more than to call one module after the other.
     """
-    plan = getattr(model, "tp_plan", None) or {}
+    rules, plan = _stages(model), getattr(model, "tp_plan", None) or {}
     if not all(style in STYLES for style in plan.values()):
+        return rules
+    return replace(rules, tensor_parallel={pattern: STYLES[style] for pattern, style in plan.items()})
+
+
+def _stages(model: nn.Module) -> Rules:
+    """The blocks of a `pp_plan`, which has the modules that hidden states pass through, in their order."""
+    plan = getattr(model, "pp_plan", None) or {}
+    modules = dict(model.named_modules())
+    blocks = [name for name in plan if isinstance(modules.get(name), nn.ModuleList)]
+    if len(blocks) != 1:
         return Rules()
-    return Rules(tensor_parallel={pattern: STYLES[style] for pattern, style in plan.items()})
+    around, _, _ = blocks[0].rpartition(".")
+    everywhere = tuple(
+        name for inner, _ in modules[around].named_children() if (name := f"{around}.{inner}") not in plan
+    )
+    passed = [name for name in plan if name in modules and name != blocks[0]]
+    each = [f"{blocks[0]}.{name}" for name, _ in modules[blocks[0]].named_children()]
+    weighty = any(next(modules[name].parameters(), None) is not None for name in everywhere)
+    if weighty or not _passes_on(model, (*passed, *each, *everywhere)):
+        return Rules()
+    return Rules(stages=(f"{blocks[0]}.*",), everywhere=everywhere, hands_on="logits")
+
+
+def _passes_on(model: nn.Module, parts: Collection[str]) -> bool:
+    """Whether the model is the identity once its parts are: nothing is computed between them.
+
+    Some scale the embeddings outside of a module, say, and every stage would do that again.
+    """
+    modules = {part: model.get_submodule(part) for part in parts}
+    hidden = torch.linspace(-1.0, 1.0, 12).view(1, 3, 4)
+    for part in parts:
+        model.set_submodule(part, Elsewhere())
+    try:
+        return torch.equal(model(hidden).logits, hidden)
+    except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
+        return False
+    finally:
+        for part, module in modules.items():
+            model.set_submodule(part, module)
 
 
 def initialise(module: nn.Module, fqn: str) -> None:

@@ -165,6 +165,15 @@ class GlooPool:
         self._workers[rank] = self._spawn(rank)
         self._await(rank)
 
+    def resize(self, size: int) -> None:
+        """More processes, or the last ones ended."""
+        for worker in self._workers[size:]:
+            self._end(worker)
+        known = len(self._workers)
+        self._workers = self._workers[:size] + [self._spawn(index) for index in range(known, size)]
+        for index in range(known, size):
+            self._await(index)
+
     def alive(self, rank: int) -> bool:
         return self._workers[rank].process.is_alive()
 

@@ -39,17 +39,22 @@ def rows(value: Any, *, size: int, real: int) -> Any:
     return tree_map(first, value)
 
 
-def caller(model: nn.Module, beside: Sequence[str] = ()) -> Callable[..., Any]:
+def caller(model: nn.Module, beside: Sequence[str] = (), hands_on: str = "") -> Callable[..., Any]:
     """Calls the model with what `Task.inputs` returned.
 
     With what an earlier stage handed on as a second argument, the model is called with that and those of the
-    inputs that are named `beside` it, where there are any.
+    inputs that are named `beside` it, where there are any. With `hands_on` that field of the output is
+    returned.
     """
     parameters = inspect.signature(model.forward).parameters.values()
     names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
 
     def call(inputs: Any, received: torch.Tensor | None = None) -> Any:
+        output = called(inputs, received)
+        return getattr(output, hands_on) if hands_on else output
+
+    def called(inputs: Any, received: torch.Tensor | None) -> Any:
         if received is not None:
             there = inputs if isinstance(inputs, Mapping) else {}
             return model(received, **{name: there[name] for name in beside if name in there})

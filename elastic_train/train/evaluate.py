@@ -66,7 +66,8 @@ class Evaluator:
         self._group, self._border = group, border
         self._place, self._regions = place or Place(mesh=plan.mesh, rank=rank), regions
         self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
-        self._call = caller(model, task.parallelize().beside)
+        rules = task.parallelize()
+        self._call = caller(model, rules.beside, "" if self._place.last else rules.hands_on)
         self._seed = derive(spec.batch.seed, "evaluation")
         with border.at("building the evaluation", 0):
             dataset = numbered(evaluation.dataset)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import fnmatch
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Set
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastic_train.config import RunSpec
@@ -58,7 +59,8 @@ def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelSha
     if len(blocks) < 2:
         return shape
     stacks = find_experts(blueprint.model, rules)
-    seen = _forward(task, spec, blueprint, blocks, stacks)
+    forward = partial(_forward, task, spec, blueprint, blocks, stacks)
+    seen = forward(nullcontext()) or forward(FakeTensorMode(allow_non_fake_inputs=True))
     if seen is None:
         return shape
     rows = tuple(
@@ -103,8 +105,12 @@ def _forward(
     blueprint: Blueprint,
     blocks: list[nn.Module],
     stacks: Mapping[str, nn.Module],
+    mode: AbstractContextManager[Any],
 ) -> _Seen | None:
-    """Operations and saved bytes by block, for one micro-batch; None where forward needs values."""
+    """Operations and saved bytes by block, for one micro-batch; None where forward needs values.
+
+    `mode` is where it runs: with fake tensors, models that look for tracing leave out what needs values.
+    """
     seen, counter = _Seen(), FlopCounterMode(display=False)
     parameters = {id(p) for p in blueprint.model.parameters()}
     counted = 0.0
@@ -130,7 +136,7 @@ def _forward(
         samples = [task.dataset()[0]] * spec.batch.micro_size
         batch = collate(samples, torch.device("meta"), DTYPE_OF[spec.precision])
         try:
-            with counter, torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            with counter, mode, torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
                 caller(blueprint.model)(task.inputs(batch))
                 settle(len(blocks))
         except (RuntimeError, NotImplementedError):

@@ -37,6 +37,7 @@ class Blocks:
     path: str
     modules: tuple[nn.Module, ...]
     chained: bool  # whether the model is known to be a chain that a pipeline can be cut out of
+    everywhere: tuple[str, ...] = ()  # patterns of modules that are on every stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,8 @@ def blocks_of(model: nn.Module, rules: Rules) -> Blocks:
         for path, container in containers:
             names = [f"{path}.{name}" if path else name for name, _ in container.named_children()]
             if names and all(any(fnmatch.fnmatchcase(n, p) for p in rules.stages) for n in names):
-                return Blocks(path=path, modules=tuple(container.children()), chained=True)
+                modules = tuple(container.children())
+                return Blocks(path=path, modules=modules, chained=True, everywhere=rules.everywhere)
         raise ConfigError(
             field="task.parallelize",
             problem=f"no ModuleList or Sequential has members that match the stages {list(rules.stages)}.",
@@ -143,7 +145,7 @@ def _check(blueprint: Blueprint, blocks: Blocks, ranges: Sequence[tuple[int, int
 
 def _parts(model: nn.Module, blocks: Blocks) -> Iterator[_Part]:
     """Everything that is on one stage, from the root down to the blocks' container."""
-    at = model
+    at, path = model, ""
     while True:
         if at._parameters and any(p is not None for p in at._parameters.values()):
             raise ConfigError(
@@ -158,10 +160,10 @@ def _parts(model: nn.Module, blocks: Blocks) -> Iterator[_Part]:
             return
         inside = next(n for n, (_, child) in enumerate(children) if _holds(child, blocks))
         for number, (name, _) in enumerate(children):
-            if number != inside:
+            if number != inside and not any(fnmatch.fnmatchcase(path + name, p) for p in blocks.everywhere):
                 block = -1 if number < inside else len(blocks.modules)
                 yield _Part(parent=at, name=name, block=block)
-        at = children[inside][1]
+        path, at = f"{path}{children[inside][0]}.", children[inside][1]
 
 
 def _stage_of(parts: Sequence[_Part], of_block: Mapping[int, int]) -> dict[int, int]:

@@ -108,8 +108,9 @@ class Stepper:
         self._replayed = replayed
         self._task, self._spec, self._shards, self._group = task, spec, shards, group
         self._order, self._loader, self._border, self._mark = order, loader, border, mark
-        self._beside = task.parallelize().beside
-        self._call = caller(shards.model, self._beside)
+        rules, place = task.parallelize(), shards.place
+        self._beside = rules.beside
+        self._call = caller(shards.model, rules.beside, "" if place.last else rules.hands_on)
         assert shards.blueprint is not None
         self._presence = Presence(shards.blueprint)
         self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}

@@ -45,8 +45,9 @@ class Rules:
     member of a ModuleList, ModuleDict or Sequential is one.
 
     `tensor_parallel` says how linear and embedding modules are cut; what lies between a "column" and a "row"
-    module works on a part of the features and must read its sizes off its input. `fused` are projections of
-    several outputs in one, with the shares of each, as in {"*.qkv": (4, 2, 2)}: every part is cut alone.
+    module works on a part of the features and must read its sizes off its input. ColwiseParallel() and
+    RowwiseParallel() of torch mean the same. `fused` are projections of several outputs in one, with the
+    shares of each, as in {"*.qkv": (4, 2, 2)}: every part is cut alone.
 
     With `sequence`, tp divides what lies outside of projections too, by positions (dim 1). "gathered" modules
     get all positions, as DTensors, and contain the projections that are cut; their "row" modules give a part
@@ -61,16 +62,44 @@ class Rules:
     Sequential. Naming them says that the model is a chain: the blocks and each part before and after them are
     modules that take one tensor and return one, and may be replaced by the identity. Blocks may take more
     arguments that `forward` passes to each: those of its own that it needs for it on every stage are named in
-    `beside`, and come from the data, of which every stage loads its micro-batches then.
+    `beside`, and come from the data, of which every stage loads its micro-batches then. Modules that make
+    such arguments from the shape alone are named in `everywhere`: each stage has them. Where the model
+    returns more than a tensor, `hands_on` is the field of it that goes to the next stage.
     """
 
     units: tuple[str, ...] = ()
-    tensor_parallel: Mapping[str, Style] = field(default_factory=lambda: MappingProxyType({}))
+    tensor_parallel: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # to Style
     fused: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     sequence: Mapping[str, Positions] = field(default_factory=lambda: MappingProxyType({}))
     experts: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
+    everywhere: tuple[str, ...] = ()
+    hands_on: str = ""
+
+    def __post_init__(self) -> None:
+        named = {pattern: _named(pattern, style) for pattern, style in self.tensor_parallel.items()}
+        object.__setattr__(self, "tensor_parallel", named)
+
+
+def _named(pattern: str, style: Any) -> str:
+    """The name of a style. One of torch's is told by its class, so that nothing is loaded for it."""
+    if isinstance(style, str):
+        return style
+    kind, (layout, *_) = type(style).__name__, getattr(style, "output_layouts", (None,))
+    gathered = layout is not None and layout.is_replicate()
+    if kind == "RowwiseParallel" and gathered:
+        return "row"
+    if kind == "ColwiseParallel" and gathered:
+        return "column_gathered"
+    if kind == "ColwiseParallel" and layout is not None and layout.is_shard(-1):
+        return "column" if style.use_local_output else "column_loss"
+    raise ConfigError(
+        field="task.parallelize",
+        problem=f"{kind} of {pattern!r} leaves activations in a layout that is not supported.",
+        remedy="Cut projections by ColwiseParallel() and RowwiseParallel(), and name what works on a part of "
+        "the positions in Rules(sequence=...).",
+    )
 
 
 class Task:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
 from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
@@ -47,6 +49,22 @@ def test_more_ranks_than_key_and_value_heads_are_refused_with_the_legal_numbers(
 def test_rules_that_do_not_fit_the_model_are_named(rules: Rules, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         styles(grouped(4), rules, 2)
+
+
+def test_styles_may_be_torchs_own() -> None:
+    given = {
+        "layers.*.attention.wq": ColwiseParallel(),
+        "layers.*.attention.wo": RowwiseParallel(),
+        "head": ColwiseParallel(output_layouts=Replicate()),
+        "loss": ColwiseParallel(use_local_output=False),
+        "embed": "row",
+    }
+    rules = Rules(tensor_parallel=given)
+    assert list(rules.tensor_parallel.values()) == ["column", "row", "column_gathered", "column_loss", "row"]
+    assert rules == replace(rules)
+    for style in (RowwiseParallel(output_layouts=Shard(1)), SequenceParallel()):
+        with pytest.raises(ConfigError, match=r"of 'norm' leaves activations .* Rules\(sequence="):
+            Rules(tensor_parallel={"norm": style})
 
 
 @pytest.mark.parametrize("tied", [True, False])

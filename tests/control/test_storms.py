@@ -23,8 +23,10 @@ from elastic_train.control.faults import (
 )
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended
-from elastic_train.planner.search import planner_for
+from elastic_train.planner.hardware import Hardware, Link
+from elastic_train.planner.search import Search, planner_for
 from elastic_train.testing.simulator import Simulation, simulated_policy
+from tests.planner.models import transformer
 
 pytestmark = pytest.mark.ring0
 
@@ -218,8 +220,19 @@ def test_a_rank_that_dies_at_the_same_step_every_time_spends_the_budget():
     assert outcome(simulation) == "infrastructure"
 
 
+def every_axis() -> Search:
+    return Search(
+        micro_batches=8,
+        shape=transformer(sequence=16, block_s=0.1),
+        hardware=Hardware(between=Link(latency_s=1e-3, bytes_per_s=1e6)),
+        virtual=(1,),
+    )
+
+
+@pytest.mark.parametrize("layers", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_storms_under_the_real_planner_keep_every_invariant(seed):
+def test_storms_under_the_real_planner_keep_every_invariant(seed, layers):
+    """With the model's layers it chooses among plans of all axes; tp needs two workers on a node."""
     spec = RunSpec(
         name="storm",
         storage_path="/runs",
@@ -227,13 +240,13 @@ def test_storms_under_the_real_planner_keep_every_invariant(seed):
         max_steps=15,
         min_workers=2,
         max_workers=4,
-        checkpoints=Checkpoints(every=4),
+        checkpoints=Checkpoints(every=4, peers=None),
         max_failures=50,
         timing=simulated_policy().timing,
     )
     simulation = play(
         *storm(seed, steps=15, nodes=NODES, ranks=4, faults=4).faults,
-        policy=Policy.of(spec, planner_for(spec)),
+        policy=Policy.of(spec, every_axis() if layers else planner_for(spec)),
         seed=seed,
     )
     assert outcome(simulation) in ("finished", "checkpoint")

@@ -8,15 +8,19 @@ its bytes take: the first one tells.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from elastic_train.control.cadence import interval_s, mtbf_s
 from elastic_train.control.membership import seats
 from elastic_train.control.policy import Policy
 from elastic_train.control.progress import measured
 from elastic_train.control.states import Facts, Running
-from elastic_train.planner.outlook import Outlook
+from elastic_train.planner.outlook import Outlook, Pace
 from elastic_train.planner.plan import Plan
 from elastic_train.planner.question import Question
+
+STEPS_THAT_TELL = 5
+"""From which the mean of steps under a plan tells how fast it is."""
 
 TELLING = 1 << 20
 """Bytes from which the time of a transfer tells how fast bytes come."""
@@ -43,6 +47,7 @@ def to_form(facts: Facts, shards: Plan | None, policy: Policy, at: float) -> Que
             bytes_per_s=_bytes_per_s(facts),
             lost_s=_lost_s(facts, policy, at),
             hysteresis=0.0,
+            paces=_paces(facts),
         ),
     )
 
@@ -61,6 +66,7 @@ def to_change(facts: Facts, phase: Running, policy: Policy, at: float) -> Questi
             form_s=_coarse(facts.switch_s if rate is None else max(facts.switch_s - facts.transfer_s, 0.0)),
             bytes_per_s=rate,
             lost_s=_lost_s(facts, policy, at),
+            paces=_paces(facts),
         ),
     )
 
@@ -76,6 +82,13 @@ def _bytes_per_s(facts: Facts) -> float | None:
     if facts.moving < TELLING or facts.transfer_s <= 0.0:
         return None
     return _coarse(facts.moving / facts.transfer_s)
+
+
+def _paces(facts: Facts) -> tuple[Pace, ...]:
+    """What steps took under the kinds of plans that ran long enough; one alone says nothing of others."""
+    told = [p.pace for p in facts.paced if p.steps >= STEPS_THAT_TELL]
+    told.sort(key=str)
+    return tuple(replace(pace, step_s=_coarse(pace.step_s)) for pace in told) if len(told) > 1 else ()
 
 
 def _lost_s(facts: Facts, policy: Policy, at: float) -> float:

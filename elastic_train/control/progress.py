@@ -9,11 +9,16 @@ from elastic_train.control.commands import Save
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.membership import proven
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Facts, Outcome, Running, State
+from elastic_train.control.states import Facts, Outcome, Paced, Running, State
+from elastic_train.planner.outlook import Pace
+from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Vote
 
 PACE = 0.1
 """Weight of a new step in the mean of steps during which nothing is saved."""
+
+KINDS_KEPT = 16
+"""Kinds of plans of which a run knows how long steps were."""
 
 METRICS_KEPT = 64
 """Steps whose metrics are kept for the checkpoint that may be on its way."""
@@ -30,6 +35,8 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
     if not phase.proven:
         facts = proven(facts, phase.plan.workers)
         phase = replace(phase, proven=True)
+    elif facts.saving is None:  # nor the first step of a group, which is longer
+        facts = replace(facts, paced=_paced(facts.paced, phase.plan, event.seconds))
     if event.step >= policy.max_steps:
         state = State(facts=facts, phase=replace(phase, final_since=event.at))
         return Outcome(state=state, reason=f"{said}, the last; its checkpoint is awaited")
@@ -103,6 +110,17 @@ def measured(facts: Facts, policy: Policy, at: float) -> Measured:
         failures=facts.uncovered if policy.peers else facts.failures_ever,
         peers=policy.peers,
     )
+
+
+def _paced(known: tuple[Paced, ...], plan: Plan, seconds: float) -> tuple[Paced, ...]:
+    """The paces of the run's kinds of plans with one more step under `plan`."""
+    pace = Pace(mesh=plan.mesh, schedule=plan.schedule, recompute=plan.recompute, step_s=seconds)
+    before = next((p for p in known if replace(p.pace, step_s=seconds) == pace), None)
+    if before is None:
+        return (*known[1 - KINDS_KEPT :], Paced(pace=pace))
+    step_s = before.pace.step_s
+    now = Paced(pace=replace(pace, step_s=step_s + PACE * (seconds - step_s)), steps=before.steps + 1)
+    return (*(p for p in known if p is not before), now)
 
 
 def _paces(facts: Facts, seconds: float) -> dict[str, float]:

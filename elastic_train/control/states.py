@@ -13,6 +13,7 @@ from typing import Literal
 from elastic_train.control.commands import Command
 from elastic_train.control.commands import Outcome as Ending
 from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
+from elastic_train.planner.outlook import Pace
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Origin, Snapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage
@@ -56,6 +57,14 @@ class Commitment:
 
     stored: Stored
     metrics: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paced:
+    """What steps took under one kind of plan, as a mean of the last ones; `steps` were counted."""
+
+    pace: Pace
+    steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +126,7 @@ class Facts:
     reconfigurations: int = 0
     began: float | None = None  # when the first group trained
     step_s: float = 0.0  # the last step's seconds
+    paced: tuple[Paced, ...] = ()  # by the kind of plan, the present one last
     switch_s: float = 0.0  # the last graceful switch: from the pause to the new group's go
     moving: float = 0.0  # bytes that the worker which receives most of the newest plan's state receives
     transfer_s: float = 0.0  # what that took

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from elastic_train.config import Parallelism
 from elastic_train.planner.hardware import Fleet, Hardware
 from elastic_train.planner.limits import Limits
-from elastic_train.planner.plan import Mesh, Recompute, Schedule
+from elastic_train.planner.plan import Mesh, Plan, Recompute, Schedule
 from elastic_train.planner.shape import ModelShape
 
 Ints = NDArray[np.int64]
@@ -36,6 +36,11 @@ class Candidate:
         if self.split:
             return "ZeroBubble"
         return "1F1B" if self.virtual == 1 else "Interleaved1F1B"
+
+    @classmethod
+    def of(cls, plan: Plan) -> Candidate:
+        split = plan.schedule == "ZeroBubble"
+        return cls(mesh=plan.mesh, virtual=plan.virtual, recompute=plan.recompute, split=split)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

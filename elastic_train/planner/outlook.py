@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from elastic_train.planner.plan import Mesh, Recompute, Schedule
+
 Floats = NDArray[np.float64]
 
 LEAST_SHARE = 1e-9
@@ -25,8 +27,18 @@ def more(gain: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """What a step took under a plan that the run was on."""
+
+    mesh: Mesh
+    schedule: Schedule
+    recompute: Recompute
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """Expected quiet time and measured costs of a change, in seconds."""
+    """What the run expects and has measured: quiet times, costs of a change, in seconds, and paces."""
 
     quiet_s: float = math.inf  # mean time until workers come or go
     left_s: float = math.inf  # until the run is over, under the plan that is held
@@ -35,6 +47,7 @@ class Outlook:
     storage_bytes_per_s: float = math.inf  # reading state that no worker holds
     lost_s: float = 0.0  # work since the last save: lost with a worker whose part has no copy
     hysteresis: float = 0.05  # a change must promise this share more goodput than staying
+    paces: tuple[Pace, ...] = ()
 
     def goodput(self, step_s: float, cost_s: float) -> float:
         """Steps per second of the time until the next change."""

@@ -53,7 +53,8 @@ class Ranking:
             rounds=self._rounds(found),
             micro_batches=problem.micro_batches,
         )
-        self._goodput = problem.outlook.share(self._least_cost(found)) / steps
+        self._corrections = self._corrected(found)
+        self._goodput = problem.outlook.share(self._least_cost(found)) / (steps * self._corrections)
         self._may = np.ones(len(found), bool)
         if hardware.memory_bytes is not None:
             self._may = may_fit(found, self._bounds, hardware.memory_bytes)
@@ -128,7 +129,15 @@ class Ranking:
             micro_batches=problem.micro_batches,
         )
         cost = float(self._least_cost(row)[0])
-        return min(bound, problem.outlook.goodput(float(step), cost))
+        return min(bound, problem.outlook.goodput(float(step * self._corrections[i]), cost))
+
+    def _corrected(self, found: Candidates) -> Floats:
+        """What the run's own measures make of the predicted seconds, by candidate."""
+        factors = np.ones(len(found))
+        for mesh in {pace.mesh for pace in self._problem.outlook.paces}:
+            for i in np.flatnonzero(_is(found, mesh)).tolist():
+                factors[i] = self._scorer.correction(found.at(i))
+        return factors
 
     def _rounds(self, found: Candidates) -> Floats:
         """Micro-batches of the slowest pipeline in times of a worker of speed 1, at least."""

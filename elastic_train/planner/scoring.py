@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -70,6 +71,8 @@ class Scorer:
         kept = () if previous is None else enumerate(previous.workers)
         self._kept = [part_of(previous.mesh, r)[0] for r, w in kept if w in names] if previous else []
         self._whole_group = previous is not None and len(self._kept) == previous.mesh.size
+        self._corrections: dict[Candidate, float] = {}
+        self._corrections = self._measured()
 
     def draft(self, candidate: Candidate) -> Draft:
         """The candidate with its best cut that fits."""
@@ -97,8 +100,15 @@ class Scorer:
             memory=memory,
             cost=cost,
             live=live,
-            goodput=self._problem.outlook.goodput(cost.step_s, change_s),
+            goodput=self._problem.outlook.goodput(cost.step_s * self.correction(candidate), change_s),
         )
+
+    def correction(self, candidate: Candidate) -> float:
+        """What the run measured of a candidate in times of what it was predicted, beside the others'.
+
+        Only the ratio between those counts: that predictions are all too short by half decides nothing.
+        """
+        return self._corrections.get(candidate, 1.0)
 
     def score(self, draft: Draft) -> Scored:
         """The draft on the seats where most bytes stay."""
@@ -124,7 +134,7 @@ class Scorer:
             return None
         by_name = {seat.worker: seat for seat in self._problem.seats}
         ranks = tuple(by_name[worker] for worker in plan.workers)
-        candidate, positions = _candidate(plan), self._positions(plan)
+        candidate, positions = Candidate.of(plan), self._positions(plan)
         memory = self._memory_of(plan)
         if there is not None and memory.training > there:
             return None
@@ -158,7 +168,7 @@ class Scorer:
             cost=cost,
             moves=moved,
             change_s=change_s,
-            goodput=self._problem.outlook.goodput(cost.step_s, change_s),
+            goodput=self._problem.outlook.goodput(cost.step_s * self.correction(draft.candidate), change_s),
             moves_live=draft.live,
         )
 
@@ -203,8 +213,21 @@ class Scorer:
         moving = moved / rate if live else memory.state / outlook.storage_bytes_per_s
         return lost + outlook.form_s + moving
 
+    def _measured(self) -> dict[Candidate, float]:
+        """Of the plans that the run was on and that are possible now: measured over predicted, mean 1."""
+        ratios: dict[Candidate, float] = {}
+        for pace in self._problem.outlook.paces:
+            split = pace.schedule == "ZeroBubble"
+            candidate = Candidate(mesh=pace.mesh, virtual=1, recompute=pace.recompute, split=split)
+            rounds = -(-self._problem.micro_batches // pace.mesh.dp)
+            room = self._fleet.room(pace.mesh.tp * pace.mesh.cp)
+            if pace.mesh.size <= room and math.isfinite(self._stages.slowest(candidate, rounds)):
+                ratios[candidate] = pace.step_s / self.draft(candidate).cost.step_s
+        mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios)) if ratios else 1.0
+        return {candidate: ratio / mean for candidate, ratio in ratios.items()}
+
     def _memory_of(self, plan: Plan) -> Memory:
-        stages = self._stages.memory(_candidate(plan), plan.rounds)
+        stages = self._stages.memory(Candidate.of(plan), plan.rounds)
         return stages.of(self._positions(plan), plan.mesh.pp)
 
     def _positions(self, plan: Plan) -> tuple[int, ...]:
@@ -212,15 +235,6 @@ class Scorer:
         layers = len(self._problem.shape.layers)
         inner = [1 + stop for _, stop in even_stages(Held.by(plan), layers - 2)[:-1]]
         return (0, *inner, layers)
-
-
-def _candidate(plan: Plan) -> Candidate:
-    return Candidate(
-        mesh=plan.mesh,
-        virtual=plan.virtual,
-        recompute=plan.recompute,
-        split=plan.schedule == "ZeroBubble",
-    )
 
 
 def _blocks(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

@@ -101,6 +101,29 @@ def test_what_a_transfer_took_says_how_dear_the_next_one_is() -> None:
     assert (few.bytes_per_s, few.form_s) == (None, pytest.approx(10.0, rel=0.1))
 
 
+def test_paces_of_two_kinds_of_plans_are_told_and_that_of_one_is_not() -> None:
+    play = searching(tp=1, dp_shard=1)
+    play.running(4, step=1)
+    first = play.plan.mesh
+
+    def told() -> dict[Mesh, float]:
+        assert isinstance(play.phase, Running)
+        outlook = to_change(play.facts, play.phase, play.policy, play.at).outlook
+        return {pace.mesh: pace.step_s for pace in outlook.paces}
+
+    for number in range(2, 10):
+        play.step(number, seconds=4.0)
+    assert told() == {}
+    play.lose(play.plan.workers[0])
+    play.settle()
+    play.go()
+    assert play.plan.mesh != first
+    play.step(play.facts.step + 1, seconds=60.0)  # the first of a group is longer
+    for number in range(play.facts.step + 1, play.facts.step + 6):
+        play.step(number, seconds=8.0)
+    assert told() == {first: 4.0, play.plan.mesh: 8.0}
+
+
 def test_after_a_loss_survivors_of_a_pipeline_keep_what_they_hold() -> None:
     """Two stages in two copies; of the three that are left two go on as a pipeline, each on its stage."""
     play = searching(tp=1, pp=2, dp_shard=1)

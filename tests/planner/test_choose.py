@@ -16,8 +16,8 @@ from elastic_train.planner.choose import choose
 from elastic_train.planner.explain import explain, table
 from elastic_train.planner.hardware import Fleet, Hardware, Link
 from elastic_train.planner.limits import limits, refused
-from elastic_train.planner.outlook import Outlook
-from elastic_train.planner.plan import Infeasible, Seat
+from elastic_train.planner.outlook import Outlook, Pace
+from elastic_train.planner.plan import Infeasible, Mesh, Seat
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.ranking import Ranking
@@ -247,6 +247,35 @@ def test_the_end_of_a_run_is_the_end_of_what_a_change_can_gain():
     assert storm.goodput(1.0, 25.0) == pytest.approx((math.exp(-0.5) - math.exp(-2.0)) / (1 - math.exp(-2.0)))
     endless = Outlook(quiet_s=50.0)
     assert endless.goodput(1.0, 25.0) == pytest.approx(math.exp(-0.5))
+
+
+def test_what_the_run_measured_of_its_plans_corrects_what_was_predicted():
+    asked = problem(1, 1, 1, 1)
+    first = best(asked)
+    second = next(s for s in everything(asked) if s.plan.mesh == Mesh(dp_replicate=4))
+    assert second.plan.mesh != first.plan.mesh
+
+    def told(of_first: float, of_second: float) -> Scored:
+        """The choice after both ran, in times of their predictions."""
+        ran = ((first, of_first), (second, of_second))
+        paces = tuple(
+            Pace(
+                mesh=s.plan.mesh,
+                schedule=s.plan.schedule,
+                recompute=s.plan.recompute,
+                step_s=factor * s.cost.step_s,
+            )
+            for s, factor in ran
+        )
+        return best(replace(asked, outlook=Outlook(paces=paces)))
+
+    assert told(3.0, 3.0).plan == first.plan, "all predictions are too short alike"
+    ratio = second.cost.step_s / first.cost.step_s
+    kept = told(1.0, 1.0 / (1.5 * ratio))
+    assert kept.plan.mesh == second.plan.mesh, "it was the faster of the two"
+    assert told(9.0, 1.0).plan.mesh not in (first.plan.mesh,)
+    gone = Pace(mesh=Mesh(dp_replicate=9), schedule="1F1B", recompute="none", step_s=1.0)
+    assert best(replace(asked, outlook=Outlook(paces=(gone, gone)))).plan == first.plan
 
 
 @settings(deadline=None, derandomize=True, max_examples=10)

@@ -14,6 +14,7 @@ from elastic_train.observe.goodput import goodput, words
 from elastic_train.observe.history import history
 from elastic_train.observe.history import table as history_table
 from elastic_train.observe.ledger import ledger
+from elastic_train.observe.planning import planning
 from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record, from_json, to_json
 from elastic_train.observe.saving import peers_held, saving
@@ -50,6 +51,7 @@ def show_status(run: str, *, as_json: bool, watch_s: float = WATCH_S) -> None:
                     "saved": progress.saved,
                     "cadence": cadence,
                     "peer_memory": [asdict(held) for held in peers_held(records)],
+                    "plan": planning(records),
                     "restarts": progress.restarts,
                     "ended": progress.ended,
                     "last_event": records[-1].wall,
@@ -63,6 +65,8 @@ def show_status(run: str, *, as_json: bool, watch_s: float = WATCH_S) -> None:
         return
     print(line(progress, int(config.get("max_steps", 0))))
     print(f"last event {records[-1].wall}: {progress.reason}")
+    if planned := planning(records):
+        print(f"plan: {planned}")
     print(cadence)
     print(words(goodput(records)))
     if stale:

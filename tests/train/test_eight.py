@@ -3,69 +3,56 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import pytest
 
-from elastic_train.config import Batch, RunSpec
+from elastic_train.config import Batch
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.chain import ChainTask
-from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.reference import assert_state_near, reference
+from tests.train.equality import Plans, check, spec
 
 pytestmark = [pytest.mark.ring2, pytest.mark.trial]
 
-SPLITS = {1: (), 2: ((0, 1), (1, 4)), 4: ((0, 1), (1, 2), (2, 3), (3, 4))}
-
 SPREAD = {"sequence_parallel": True}
-DENSE: list[tuple[Mesh, dict[str, Any]]] = [
+DENSE: Plans = [
     (Mesh(pp=2, dp_shard=2, tp=2), SPREAD),
-    (Mesh(dp_replicate=2, dp_shard=2, tp=2), {}),
     (Mesh(pp=2, dp_replicate=2, dp_shard=2), {"recompute": "full"}),
     (Mesh(pp=4, tp=2), {}),
     (Mesh(dp_replicate=2, tp=4), {}),
-    (Mesh(dp_shard=8), {}),
 ]
-EXPERTS: list[tuple[Mesh, dict[str, Any]]] = [
+EXPERTS: Plans = [
     (Mesh(pp=2, dp_shard=2, ep=2, tp=2), SPREAD),
     (Mesh(dp_replicate=2, dp_shard=4, ep=2), {}),
 ]
+THE_OTHERS: Plans = [
+    (Mesh(dp_replicate=2, dp_shard=2, tp=2), {}),
+    (Mesh(pp=2, dp_replicate=2, tp=2), {"recompute": "selective"}),
+    (Mesh(pp=4, dp_replicate=2), {}),
+    (Mesh(pp=4, dp_shard=2), {}),
+    (Mesh(dp_shard=8), {}),
+    (Mesh(dp_replicate=8), {}),
+    (Mesh(dp_shard=2, tp=4), {}),
+    (Mesh(pp=2, tp=4), {}),
+]
 
 
-@pytest.fixture(scope="module")
-def eight() -> Iterator[GlooPool]:
-    with GlooPool(8) as made:
-        yield made
+@pytest.fixture
+def eight(pool: GlooPool) -> Iterator[GlooPool]:
+    """The pool with four processes more."""
+    size = pool.size
+    pool.resize(8)
+    yield pool
+    pool.resize(size)
 
 
-@pytest.mark.parametrize(
-    ("task", "plans"),
-    [(ChainTask(), DENSE), (ChainTask(experts=6, hidden=10, tied=False), EXPERTS)],
-    ids=["dense", "experts"],
-)
-def test_plans_of_eight_ranks_equal_the_reference(
-    eight: GlooPool, new_generation: Iterator[int], task: ChainTask, plans: list[tuple[Mesh, dict[str, Any]]]
-) -> None:
-    run = RunSpec(
-        name="eight",
-        storage_path="/nowhere",
-        batch=Batch(global_size=13, micro_size=2, seed=11),
-        max_steps=3,
-        min_workers=1,
-        max_workers=8,
-        precision="fp64",
-        clip_norm=2.0,
-    )
-    gang = Gang(eight, new_generation, task, run)
-    gang.form(gang.plan(1, 1))
-    expected = reference(task, run, gang.whole())
-    for mesh, changes in plans:
-        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp], **changes))
-        reports = gang.run()
-        np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9, err_msg=str(mesh))
-        np.testing.assert_allclose(
-            [r.grad_norm for r in reports], expected.norms, rtol=1e-9, err_msg=str(mesh)
-        )
-        assert_state_near(gang.whole(), expected.state)
+def test_six_plans_of_eight_ranks_equal_the_reference(eight: GlooPool, new_generation: Iterator[int]) -> None:
+    run = spec(batch=Batch(global_size=13, micro_size=2, seed=11), max_steps=2, max_workers=8)
+    check(eight, new_generation, ChainTask(samples=20), DENSE, run)
+    check(eight, new_generation, ChainTask(samples=20, experts=6, hidden=10, tied=False), EXPERTS, run)
+
+
+@pytest.mark.matrix
+def test_the_other_plans_of_eight_ranks_do_too(eight: GlooPool, new_generation: Iterator[int]) -> None:
+    run = spec(batch=Batch(global_size=13, micro_size=1, seed=11), max_workers=8)
+    check(eight, new_generation, ChainTask(), THE_OTHERS, run)

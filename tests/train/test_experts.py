@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from elastic_train.config import Batch, Parallelism, RunSpec
+from elastic_train.config import Parallelism
 from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
 from elastic_train.models.moe import MixtureOfExperts
@@ -22,44 +21,25 @@ from elastic_train.planner.rows import rows, tensors_of
 from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.reference import assert_state_near, reference
+from elastic_train.testing.reference import assert_state_near
 from elastic_train.train.experts import number_of_experts
 from elastic_train.train.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
 from elastic_train.train.task import Rules
+from tests.train.equality import SPLITS, check, spec
 
 pytestmark = pytest.mark.ring2
 
-SPLITS = {1: (), 2: ((0, 1), (1, 4))}
 EXPERTS = 6
-
-
-def spec(max_steps: int = 5) -> RunSpec:
-    return RunSpec(
-        name="experts",
-        storage_path="/nowhere",
-        batch=Batch(global_size=13, micro_size=3, seed=11),
-        max_steps=max_steps,
-        min_workers=1,
-        max_workers=4,
-        precision="fp64",
-        clip_norm=2.0,
-    )
 
 
 def task(**changes: object) -> ChainTask:
     return ChainTask(**{"experts": EXPERTS, "hidden": 10, **changes})
 
 
-def plan_on(gang: Gang, mesh: Mesh, **changes: Any) -> Plan:
-    return gang.plan_on(mesh, stages=SPLITS[mesh.pp], **changes)
-
-
-TOGETHER = [
+PLANS = [
     (Mesh(dp_shard=4, ep=2), {}),  # three experts over two ranks
     (Mesh(pp=2, dp_shard=2, ep=2), {}),
-]
-THE_OTHERS = [
     (Mesh(dp_shard=2, ep=2), {}),
     (Mesh(dp_replicate=2, dp_shard=2, ep=2), {"recompute": "full"}),
     (Mesh(dp_shard=3, ep=3), {"shares": ((0,), (), (1, 2, 3, 4))}),
@@ -67,26 +47,11 @@ THE_OTHERS = [
 ]
 
 
-@pytest.mark.parametrize("plans", [TOGETHER, pytest.param(THE_OTHERS, marks=pytest.mark.matrix)])
+@pytest.mark.matrix
 def test_every_kind_of_plan_with_ep_equals_the_reference(
-    pool: GlooPool, new_generation: Iterator[int], plans: list[tuple[Mesh, dict[str, Any]]]
+    pool: GlooPool, new_generation: Iterator[int]
 ) -> None:
-    run = spec()
-    gang = Gang(pool, new_generation, task(), run)
-    gang.form(gang.plan(1, 1))
-    initial = gang.whole()
-    expected = reference(task(), run, initial)
-    for mesh, changes in plans:
-        gang.form(plan_on(gang, mesh, **changes))
-        started = gang.whole()
-        assert started.keys() == initial.keys(), mesh
-        assert all(np.array_equal(started[name], initial[name]) for name in initial), mesh
-        reports = gang.run()
-        np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9, err_msg=str(mesh))
-        np.testing.assert_allclose(
-            [r.grad_norm for r in reports], expected.norms, rtol=1e-9, err_msg=str(mesh)
-        )
-        assert_state_near(gang.whole(), expected.state)
+    check(pool, new_generation, task(), PLANS, spec(max_steps=5))
 
 
 @pytest.mark.matrix
@@ -105,7 +70,7 @@ def test_experts_move_between_plans_with_and_without_ep(
     losses: list[float] = []
     for number, (mesh, processes) in enumerate(moves, start=1):
         before = gang.whole() if number > 1 else {}
-        gang.form(plan_on(gang, mesh), processes, gang.held() if number > 1 else None)
+        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, gang.held() if number > 1 else None)
         after = gang.whole()
         assert all(np.array_equal(before[name], after[name]) for name in before), mesh
         losses += [r.loss for r in (gang.run() if number == len(moves) else gang.pause_at(2 * number))]

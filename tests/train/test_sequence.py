@@ -6,80 +6,37 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.reference import assert_state_near, reference
 from elastic_train.train.dropout import Slice, keyed_dropout
 from elastic_train.train.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
 from elastic_train.train.task import Rules
+from tests.train.equality import check, spec
 
 pytestmark = pytest.mark.ring2
 
-SPLITS = {1: (), 2: ((0, 1), (1, 4))}
-
-
-def spec(**changes: Any) -> RunSpec:
-    return RunSpec(
-        **{
-            "name": "sequence",
-            "storage_path": "/nowhere",
-            "batch": Batch(global_size=13, micro_size=3, seed=11),
-            "max_steps": 3,
-            "min_workers": 1,
-            "max_workers": 4,
-            "precision": "fp64",
-            "clip_norm": 2.0,
-            **changes,
-        }
-    )
-
-
-def check(
-    pool: GlooPool,
-    generations: Iterator[int],
-    task: ChainTask,
-    plans: list[tuple[Mesh, dict[str, Any]]],
-) -> None:
-    run = spec()
-    gang = Gang(pool, generations, task, run)
-    gang.form(gang.plan(1, 1))
-    initial = gang.whole()
-    expected = reference(task, run, initial)
-    for mesh, changes in plans:
-        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp], sequence_parallel=True, **changes))
-        reports = gang.run()
-        np.testing.assert_allclose([r.loss for r in reports], expected.losses, rtol=1e-9, err_msg=str(mesh))
-        np.testing.assert_allclose(
-            [r.grad_norm for r in reports], expected.norms, rtol=1e-9, err_msg=str(mesh)
-        )
-        assert_state_near(gang.whole(), expected.state)
-
-
-TOGETHER = [(Mesh(pp=2, tp=2), {"recompute": "full"}), (Mesh(dp_shard=2, tp=2), {})]
-THE_OTHERS = [(Mesh(tp=2), {}), (Mesh(dp_replicate=2, tp=2), {})]
+SPREAD = {"sequence_parallel": True}
+PLANS = [
+    (Mesh(pp=2, tp=2), {**SPREAD, "recompute": "full"}),
+    (Mesh(dp_shard=2, tp=2), SPREAD),
+    (Mesh(tp=2), SPREAD),
+    (Mesh(dp_replicate=2, tp=2), SPREAD),
+]
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("plans", [TOGETHER, pytest.param(THE_OTHERS, marks=pytest.mark.trial)])
 def test_positions_are_divided_under_every_kind_of_plan(
-    pool: GlooPool, new_generation: Iterator[int], plans: list[tuple[Mesh, dict[str, Any]]]
+    pool: GlooPool, new_generation: Iterator[int]
 ) -> None:
-    check(pool, new_generation, ChainTask(), plans)
-
-
-def test_experts_take_a_part_of_the_positions_too(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    task = ChainTask(experts=6, hidden=10, tied=False)
-    check(pool, new_generation, task, [(Mesh(dp_shard=2, ep=2, tp=2), {})])
+    check(pool, new_generation, ChainTask(), PLANS)
 
 
 def test_a_part_of_the_positions_gets_its_part_of_the_mask() -> None:

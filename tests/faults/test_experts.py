@@ -1,0 +1,44 @@
+"""A mixture of experts over ep, its positions divided over tp, goes on through kills."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from elastic_train.cluster.chaos import Chaos
+from elastic_train.cluster.launch import fit
+from elastic_train.config import Parallelism
+from elastic_train.control.faults import FaultSchedule, KillRank, Moment
+from elastic_train.testing.alone import train_alone
+from tests.faults.conftest import TIMING, Runs, assert_same_training
+
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.trial, pytest.mark.timeout(600)]
+NODES, CPUS = 2, 2
+STEPS = 14
+
+STORM = FaultSchedule(
+    faults=(
+        KillRank(when=Moment(step=4, phase="backward"), rank=1),
+        KillRank(when=Moment(step=9, phase="reduce"), rank=2),
+    ),
+    seed=0,
+)
+
+
+def test_experts_and_positions_are_divided_again_after_each_loss(runs: Runs) -> None:
+    task, spec = runs.spec(
+        "experts",
+        workers="4:4",
+        standby=0,
+        max_steps=STEPS,
+        parallelism=Parallelism(tp=2, dp_shard=2, ep=2),
+        timing=dataclasses.replace(TIMING, join_window_s=60.0),
+    )
+    task = dataclasses.replace(task, size="tiny_moe")
+    chaos = Chaos(runs.cluster, STORM, print)
+    rough = fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    alone = train_alone(task, dataclasses.replace(spec, name="alone"))
+    assert_same_training(rough, {r.step: (r.ids_digest, r.loss) for r in alone})
+    meshes = [r.formed.mesh for r in rough.records if r.formed is not None]
+    assert meshes == ["dp_shard 2 x tp 2 x ep 2"] * 3

@@ -1,0 +1,71 @@
+"""What every plan is held to: the losses, norms, metrics and state of one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from elastic_train.config import Batch, RunSpec
+from elastic_train.planner.plan import Mesh
+from elastic_train.testing.chain import ChainTask
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.reference import assert_state_near, reference
+
+SPLITS = {1: (), 2: ((0, 1), (1, 4)), 3: ((0, 2), (2, 4), (4, 4)), 4: ((0, 1), (1, 2), (2, 3), (3, 4))}
+"""Blocks by stage: uneven, and with a stage that is the head alone."""
+
+Plans = Sequence[tuple[Mesh, dict[str, Any]]]
+"""Meshes and what else their plans have: `recompute`, `sequence_parallel`, `shares`, `stages`."""
+
+
+def spec(**changes: Any) -> RunSpec:
+    """Three steps with the end of an epoch among them: one of two micro-batches, of which one is padded."""
+    return RunSpec(
+        **{
+            "name": "chain",
+            "storage_path": "/nowhere",
+            "batch": Batch(global_size=13, micro_size=3, seed=11),
+            "max_steps": 3,
+            "min_workers": 1,
+            "max_workers": 4,
+            "precision": "fp64",
+            "clip_norm": 2.0,
+            **changes,
+        }
+    )
+
+
+def check(
+    pool: GlooPool, generations: Iterator[int], task: ChainTask, plans: Plans, run: RunSpec | None = None
+) -> None:
+    """A run from the start under each of the plans."""
+    run = run or spec()
+    gang = Gang(pool, generations, task, run)
+    gang.form(gang.plan(1, 1))
+    initial = gang.whole()
+    expected = reference(task, run, initial)
+    metrics = _metrics(gang) if task.evaluate_every else []
+    for mesh, changes in plans:
+        gang.form(gang.plan_on(mesh, **{"stages": SPLITS[mesh.pp], **changes}))
+        started = gang.whole()
+        assert started.keys() == initial.keys(), mesh
+        assert all(np.array_equal(started[name], initial[name]) for name in initial), mesh
+        reports = gang.run()
+        steps = {r.step: r for r in reports}.values()  # one with metrics is told again
+        found = {
+            "loss": ([r.loss for r in steps], expected.losses),
+            "norm": ([r.grad_norm for r in steps], expected.norms),
+            "metric": ([value for r in reports for _, value in r.metrics], metrics),
+        }
+        for name, (values, wanted) in found.items():
+            np.testing.assert_allclose(values, wanted, rtol=1e-9, err_msg=f"{name} of {mesh}")
+        assert_state_near(gang.whole(), expected.state)
+
+
+def _metrics(gang: Gang) -> list[float]:
+    found = [value for report in gang.run() for _, value in report.metrics]
+    assert found
+    return found

@@ -49,18 +49,20 @@ bench-quick: env
 bench: env
 	for name in overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
-# Systems that stall and reshard are compared with, in an environment of their own beside ours; tests of
-# DeepSpeed run where it is.
+# Systems that stall, reshard and recovery are compared with, in an environment of their own beside ours; tests
+# of DeepSpeed run where it is.
 bench-peers: env
 	test -x $(PEERS)/bin/python || $(BIN)/python -m venv --without-pip $(PEERS)
 	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 		"$$($(PEERS)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth"
 	$(BIN)/python -m pip --python $(PEERS)/bin/python install --quiet --disable-pip-version-check \
-		torchsnapshot==0.1.0 torch_checkpointing==0.1.1 dlrover==0.6.1 nvidia-resiliency-ext==0.4.1 grpcio protobuf
+		torchsnapshot==0.1.0 torch_checkpointing==0.1.1 dlrover==0.6.1 nvidia-resiliency-ext==0.4.1 grpcio protobuf \
+		torchft==0.2.0
 	DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(BIN)/python -m pip --python $(PEERS)/bin/python install --quiet \
 		--disable-pip-version-check --no-build-isolation deepspeed==0.19.8
 	$(BIN)/python -m benchmarks.stall --peers $(PEERS)/bin/python
 	$(BIN)/python -m benchmarks.reshard --peers $(PEERS)/bin/python
+	$(BIN)/python -m benchmarks.recovery --case node --case crash --peers $(PEERS)/bin/python
 
 clean:
 	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis

@@ -28,6 +28,12 @@ def options(description: str) -> argparse.ArgumentParser:
     return parser
 
 
+def peers_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peers", type=Path, default=PEERS_PYTHON, metavar="PYTHON", help="runs systems in other packages"
+    )
+
+
 def machine() -> dict[str, Any]:
     """The machine in numbers that matter, without its name."""
     return {

@@ -1,13 +1,14 @@
 """How long from a SIGKILL to the next committed step, beside Ray Train, torchrun and torchft?
 
-python -m benchmarks.recovery [--quick] [--json FILE]
+python -m benchmarks.recovery [--quick] [--json FILE] [--peers PYTHON]
 
 Each system runs each case in a process and a cluster of its own, one after the other, in turns: the same
 model (a 0.2 M parameter Llama, AdamW, data parallel, a checkpoint every 10 steps), the same nodes, the same
 kill five steps after a checkpoint. Measured is the wall time from just before the signal to the first step
 that all planned workers of a new group committed. For Ray Train and torchrun that is a step which they run
 again: the time until a step that was never run before stands in a column of its own. torchft's survivors
-commit steps of smaller batches at once; its time is the first of those.
+commit steps of smaller batches at once; its time is the first of those. It runs in an environment of its own
+(`make bench-peers` makes one).
 
 Ours is taken apart: until the loss was noticed, until a new group was ordered, until its ranks had met, until
 they had their state, until the first step. Rows for each rung of the ladder back are ours alone: live replica
@@ -59,13 +60,13 @@ COLUMNS = {
 }
 
 
-def measured(system: str, case: str, repetition: int) -> dict[str, Any]:
+def measured(system: str, case: str, repetition: int, python: str = sys.executable) -> dict[str, Any]:
     """One case of one system; a problem is a result too."""
     program = "benchmarks.recovery_hole" if case == HOLE else PROGRAMS[system]
     load = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="et-bench-") as directory:
         file, log = Path(directory) / "result.json", Path(directory) / "log"
-        command = [sys.executable, "-m", program, case, "--json", str(file)]
+        command = [python, "-m", program, case, "--json", str(file)]
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
             try:
@@ -107,8 +108,9 @@ def main() -> int:
     parser = record.options(__doc__ or "")
     every = (*CASES, HOLE)
     parser.add_argument("--case", action="append", choices=every, help="only this row; may be repeated")
+    record.peers_option(parser)
     given = parser.parse_args()
-    missing = absent()
+    missing = absent(given.peers)
     systems = [system for system in PROGRAMS if system not in missing]
     results: list[dict[str, Any]] = []
     for repetition in range(1 if given.quick else REPETITIONS):
@@ -117,7 +119,8 @@ def main() -> int:
             says = "a host is cut off without a word" if case == HOLE else CASES[case].says
             for system in [OURS] if alone else systems:
                 print(f"{case}: {says}; {system}, run {repetition + 1}", flush=True)
-                results.append(measured(system, case, repetition))
+                python = str(given.peers.absolute()) if system == "torchft" else sys.executable
+                results.append(measured(system, case, repetition, python))
                 print(f"  {_words(results[-1])}", flush=True)
     print("\n" + record.table(COLUMNS, [[r.get(key) for key in COLUMNS.values()] for r in results]))
     for system, why in missing.items():
@@ -135,11 +138,11 @@ def main() -> int:
     return 1 if any("kill_to_step_s" not in r for r in ours) else 0
 
 
-def absent() -> dict[str, str]:
+def absent(peers: Path) -> dict[str, str]:
     """The peers that cannot run here, and why."""
     found = {
         "ray_train": "" if importlib.util.find_spec("ray.train") else "this Ray has no ray.train",
-        "torchft": torchft.absent(),
+        "torchft": torchft.absent(peers),
     }
     return {system: why for system, why in found.items() if why}
 

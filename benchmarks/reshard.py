@@ -165,9 +165,7 @@ def main() -> int:
     parser.add_argument(
         "--at", type=Path, help="directory on the disk to measure; a temporary one by default"
     )
-    parser.add_argument(
-        "--peers", type=Path, default=record.PEERS_PYTHON, metavar="PYTHON", help="runs what isn't ours"
-    )
+    record.peers_option(parser)
     given = parser.parse_args()
     size = given.size or ("tiny" if given.quick else "small")
     repetitions = 1 if given.quick else 3

@@ -164,9 +164,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--repetitions", type=int, default=0)
     parser.add_argument("--budget", type=float, default=0.0, metavar="SECONDS", help="begin nothing after it")
-    parser.add_argument(
-        "--peers", type=Path, default=record.PEERS_PYTHON, metavar="PYTHON", help="runs what isn't ours"
-    )
+    record.peers_option(parser)
     parser.add_argument("--systems", nargs="+", default=NAMES, choices=NAMES, metavar="SYSTEM")
     options = parser.parse_args()
     quick = options.quick

@@ -2,7 +2,9 @@
 
 An agent stands for a node, with two workers. The same model, batch and kill as ours, data parallel over gloo;
 rank 0 saves a file every few steps and all ranks load it when they start. After a failure torchrun restarts
-every worker. Its agents look after their workers every 0.1 s here, and wait a second for more of them.
+every worker. At its best setting: its agents look after their workers every 0.1 s, keep alive every second,
+wait a second for more of them, and make a new store for each group. By default restarted workers share the
+agent's store, read there the addresses of the group before, and restart for ever.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from benchmarks.peers.step import train_step
 from benchmarks.problem import LEARNING_RATE, Problem
 
 RESTARTS = 20
-MONITOR_S, LAST_CALL_S = 0.1, 1
+MONITOR_S, LAST_CALL_S, KEEP_ALIVE_S = 0.1, 1, 1
 COLLECTIVE_S = 60.0
 TAG = "BENCHMARK_NODE"
 
@@ -69,7 +71,9 @@ def run(case: Case) -> dict[str, Any]:
         failed: list[str] = []
         killed_at, found = None, None
         if wait(lambda: due(notes, case.workers), failed):
-            victim = max(read(notes), key=lambda n: (n["rank"], n["step"]))
+            # The first agent serves the rendezvous: without it torchrun never comes back.
+            others = [n for n in read(notes) if n["node"] != "0"]
+            victim = max(others, key=lambda n: (n["rank"], n["step"]))
             agent = agents[int(victim["node"])]
             pids = [victim["pid"]] if case.kills == "worker" else [agent.pid, *_below(agent)]
             killed_at = sigkill(pids)
@@ -100,16 +104,26 @@ def _agents(case: Case, directory: Path) -> Iterator[list[subprocess.Popen[bytes
 
 def _agent(case: Case, directory: Path, number: int, port: int) -> subprocess.Popen[bytes]:
     least = max(1, case.least // case.cpus)
+    meeting = {
+        "is_host": int(number == 0),
+        "last_call_timeout": LAST_CALL_S,
+        "keep_alive_interval": KEEP_ALIVE_S,
+    }
     command = [
         *(sys.executable, "-m", "torch.distributed.run"),
         *("--nnodes", f"{least}:{case.nodes}", "--nproc-per-node", str(case.cpus)),
         *("--max-restarts", str(RESTARTS), "--monitor-interval", str(MONITOR_S)),
         *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", case.name),
-        *("--rdzv-conf", f"is_host={int(number == 0)},last_call_timeout={LAST_CALL_S}"),
+        *("--rdzv-conf", ",".join(f"{key}={value}" for key, value in meeting.items())),
         *("--local-addr", "127.0.0.1"),
         *("-m", "benchmarks.peers.torchrun", case.name, "--work", str(directory)),
     ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", TAG: str(number)}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        TAG: str(number),
+    }
     with (directory / f"agent{number}.log").open("wb") as log:
         return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
 

@@ -76,11 +76,12 @@ def death_of(worker: str, error: RayError | None, last: Standing | None) -> Caus
     lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
     said = lines[0][:300] if lines else "it ended"
     step, rank, node = (last.step, last.rank, last.node) if last is not None else (0, -1, "")
+    phase = last.phase if last is not None else "starting"
     if isinstance(error, OutOfMemoryError):
-        return Cause(kind="memory", detail=f"{worker}: {said}", step=step, rank=rank, node=node)
+        return Cause(kind="memory", detail=f"{worker}: {said}", phase=phase, step=step, rank=rank, node=node)
     if last is not None and last.memory.short:
         detail = f"{worker} (rank {rank}) was killed at step {step}: {last.memory}"
-        return Cause(kind="memory", detail=detail, step=step, rank=rank, node=node)
+        return Cause(kind="memory", detail=detail, phase=phase, step=step, rank=rank, node=node)
     preempted = isinstance(error, ActorDiedError) and bool(getattr(error, "preempted", False))
     return Cause(kind="preemption" if preempted else "death", detail=f"{worker}: {said}")
 

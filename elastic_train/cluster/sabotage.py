@@ -9,12 +9,23 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
 import psutil
 
-from elastic_train.control.faults import BreakRank, Fault, FaultSchedule, KillNode, KillRank, StopRank
+from elastic_train.cluster.exhaust import exhaust
+from elastic_train.control.faults import (
+    BreakRank,
+    ExhaustMemory,
+    Fault,
+    FaultSchedule,
+    KillNode,
+    KillRank,
+    SlowNode,
+    StopRank,
+)
 from elastic_train.errors import AlreadyExists
 from elastic_train.storage.store import Store
 
@@ -34,9 +45,11 @@ class Saboteur:
         rank: Callable[[], int],
         break_group: Callable[[], None],
     ) -> None:
+        label = labels.get(node, node)
         self._faults = dict(enumerate(schedule.faults))
+        self._slow = [f for f in schedule.faults if isinstance(f, SlowNode) and f.node == label]
         self._store, self._rank, self._break_group = store, rank, break_group
-        self._label = labels.get(node, node)
+        self._label = label
         self._step = 0  # of the last call
         self._calls: Counter[str] = Counter()  # in it, by phase: the rank's own
 
@@ -44,6 +57,9 @@ class Saboteur:
         if step != self._step:
             self._step = step
             self._calls.clear()
+        for fault in self._slow:
+            if phase in ("forward", "backward") and fault.when.step <= step:
+                threading.Event().wait(fault.seconds)
         count = self._calls[phase]
         self._calls[phase] += 1
         for number, fault in list(self._faults.items()):
@@ -57,7 +73,7 @@ class Saboteur:
 
     def _mine(self, fault: Fault) -> bool:
         match fault:
-            case KillRank(rank=rank) | StopRank(rank=rank) | BreakRank(rank=rank):
+            case KillRank(rank=rank) | StopRank(rank=rank) | BreakRank(rank=rank) | ExhaustMemory(rank=rank):
                 return rank == self._rank()
             case KillNode(node=node):
                 return node == self._label
@@ -70,6 +86,8 @@ class Saboteur:
                 os.kill(os.getpid(), signal.SIGKILL)
             case BreakRank():
                 self._break_group()
+            case ExhaustMemory():
+                exhaust()
             case StopRank(seconds=seconds):
                 if seconds is not None:
                     wake = f"sleep {seconds}; kill -CONT {os.getpid()}"

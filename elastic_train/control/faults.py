@@ -66,6 +66,23 @@ class BreakRank:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExhaustMemory:
+    """One worker takes memory until the kernel ends it."""
+
+    when: Moment
+    rank: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowNode:
+    """From that step on each forward and backward of a rank on this node takes `seconds` longer."""
+
+    when: Moment
+    node: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddNode:
     when: Moment
     node: str
@@ -106,6 +123,8 @@ Fault = (
     | KillRank
     | StopRank
     | BreakRank
+    | ExhaustMemory
+    | SlowNode
     | AddNode
     | DrainNode
     | KillController

@@ -296,10 +296,12 @@ class SimulatedCluster:
             if group.save:
                 self._save(group)
             return
+        nodes = {w.node for w in group.workers}
+        seconds = self.step_s + max((n.slow_s for n in self.nodes.values() if n.name in nodes), default=0.0)
         for phase, share in PHASE_AT:
             if self.watched(step, phase):
-                self.clock.after(share * self.step_s, lambda p=phase: self._reach(group, step, p))
-        self.clock.after(self.step_s, lambda: self._end_step(group, step))
+                self.clock.after(share * seconds, lambda p=phase: self._reach(group, step, p))
+        self.clock.after(seconds, lambda: self._end_step(group, step))
 
     def _reach(self, group: SimulatedGroup, step: int, phase: At) -> None:
         if self.group is group and not group.broken and group.step == step - 1:

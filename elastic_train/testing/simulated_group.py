@@ -16,6 +16,7 @@ class SimulatedNode:
     name: str
     slots: int
     alive: bool = True
+    slow_s: float = 0.0  # that a step takes longer with it
     drain_by: float | None = None
 
 

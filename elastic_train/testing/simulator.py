@@ -13,12 +13,14 @@ from elastic_train.control.faults import (
     BreakRank,
     DamageCheckpoint,
     DrainNode,
+    ExhaustMemory,
     FailStorage,
     Fault,
     FaultSchedule,
     KillController,
     KillNode,
     KillRank,
+    SlowNode,
     StopRank,
 )
 from elastic_train.control.journal import changed, fold
@@ -274,15 +276,20 @@ class Simulation:
                 cluster.add_node(node, slots)
             case DrainNode(node=node, notice_s=notice_s):
                 cluster.drain_node(node, notice_s)
-            case KillRank(rank=rank) | StopRank(rank=rank) | BreakRank(rank=rank):
+            case KillRank(rank=rank) | StopRank(rank=rank) | BreakRank(rank=rank) | ExhaustMemory(rank=rank):
                 assert cluster.group is not None
                 worker = cluster.group.workers[rank % len(cluster.group.workers)]
                 if isinstance(fault, KillRank):
                     cluster.kill(worker)
+                elif isinstance(fault, ExhaustMemory):
+                    cluster.kill(worker, kind="memory")
                 elif isinstance(fault, BreakRank):
                     cluster.break_group("a collective raised")
                 else:
                     cluster.stop(worker, fault.seconds)
+            case SlowNode(node=node, seconds=seconds):
+                if node in cluster.nodes:
+                    cluster.nodes[node].slow_s = seconds
             case KillController():
                 self._doomed = True
             case DamageCheckpoint():

@@ -1,6 +1,6 @@
 """The whole matrix: every kind of fault at every phase, under plans over every axis.
 
-Each storm is one run that suffers one fault at each phase in turn.
+Each storm is one run that suffers one fault at each phase in turn. A node that is slow hangs on to its run.
 """
 
 from __future__ import annotations
@@ -9,16 +9,19 @@ from dataclasses import dataclass
 
 import pytest
 
+from elastic_train.cluster.exhaust import why_not
 from elastic_train.config import Parallelism
-from elastic_train.control.events import WorkerLost
+from elastic_train.control.events import Straggling, WorkerLost
 from elastic_train.control.faults import (
     PHASES,
     BreakRank,
+    ExhaustMemory,
     Fault,
     FaultSchedule,
     KillNode,
     KillRank,
     Moment,
+    SlowNode,
     StopRank,
 )
 from tests.faults.conftest import Runs, assert_same_training
@@ -47,7 +50,9 @@ PLANS = {
     "pp2dp2": Plan(parallelism=Parallelism(pp=2, dp_shard=1), least=2, ranks=4),
     "tp2pp2": Plan(parallelism=Parallelism(tp=2, pp=2), least=4, ranks=4),
 }
-KINDS = ("rank 0", "rank 1", "stopped", "node", "broken")
+KINDS = ("rank 0", "rank 1", "stopped", "node", "broken", "memory")
+SLOW_S = 0.1
+"""For each forward and backward, which take a tenth of it or less."""
 
 
 def storm(kind: str, least: int) -> FaultSchedule:
@@ -66,6 +71,8 @@ def storm(kind: str, least: int) -> FaultSchedule:
                 faults.append(StopRank(when=when, rank=1, seconds=None))
             case "broken":
                 faults.append(BreakRank(when=when, rank=1))
+            case "memory":
+                faults.append(ExhaustMemory(when=when, rank=1))
             case _:
                 faults.append(KillRank(when=when, rank=1 if kind == "rank 1" else 0))
     return FaultSchedule(faults=tuple(faults), seed=0)
@@ -74,6 +81,8 @@ def storm(kind: str, least: int) -> FaultSchedule:
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.replace(" ", ""))
 def test_a_storm_leaves_the_losses_as_they_were(runs: Runs, plan: str, kind: str) -> None:
+    if kind == "memory" and why_not():
+        pytest.skip(why_not())
     chosen = PLANS[plan]
     while len(runs.cluster.nodes) < NODES:  # the storm before took some
         runs.cluster.add_node()
@@ -89,5 +98,33 @@ def test_a_storm_leaves_the_losses_as_they_were(runs: Runs, plan: str, kind: str
     source = {r.formed.generation: r.formed.source for r in rough.records if r.formed is not None}
     again = {source[entry.superseded_by] for entry in rough.ledger.superseded if entry.superseded_by}
     assert not again & {"live", "replay"}, "while a copy or a log is left no committed step is run again"
-    if kind == "broken":
-        assert not any(isinstance(r.event, WorkerLost) for r in rough.records), "nobody ended"
+    lost = [r.event.cause.kind for r in rough.records if isinstance(r.event, WorkerLost)]
+    ended = {"broken": 0, "node": CPUS * (NODES - 1) + len(PHASES)}.get(kind, len(PHASES))
+    assert len(lost) <= ended, "nobody ended whom no fault struck"
+    if kind == "memory":
+        assert set(lost) == {"memory"}, "the last heartbeat of each told how full its memory was"
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_slow_node_is_named_where_its_ranks_compute_alone_and_ends_nowhere(runs: Runs, plan: str) -> None:
+    chosen = PLANS[plan]
+    while len(runs.cluster.nodes) < NODES:
+        runs.cluster.add_node()
+    rough = runs.disturbed(
+        f"{plan}-slow",
+        FaultSchedule(faults=(SlowNode(when=Moment(step=6), node="n1", seconds=SLOW_S),), seed=0),
+        workers=f"{chosen.least}:{chosen.ranks}",
+        max_steps=STEPS,
+        standby=0,
+        parallelism=chosen.parallelism,
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    assert rough.ledger.superseded == ()
+    assert len([r for r in rough.records if r.formed is not None]) == 1
+    assert not any(isinstance(r.event, WorkerLost) for r in rough.records)
+    (formed,) = [r.formed for r in rough.records if r.formed is not None]
+    told = {r.event.node for r in rough.records if isinstance(r.event, Straggling)}
+    if plan in ("dp2", "dp3"):
+        assert told, "the slow node is named"
+    assert len(told) <= 1, "and no other"
+    assert told <= set(formed.nodes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from elastic_train.planner.plan import bytes_text
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_STATM = Path("/proc/self/statm")
+_PROCESS = Path("/proc/self")
+UNLIMITED = 2**60  # the first version of control groups says so with a number
 SHORT = 0.05
 """Share of memory below which what is free counts as nothing."""
 
@@ -35,28 +37,62 @@ class Memory:
 
 def free_memory() -> int:
     """Bytes that this process may still take: of the machine, or of its control group if that has less."""
-    free = _machine()["MemAvailable"]
-    limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
-    if limit.exists() and (most := limit.read_text().strip()) != "max":
-        free = min(free, int(most) - int(used.read_text()))
-    return max(free, 0)
+    free = [_machine()["MemAvailable"], *(room - used for used, room in _bounds())]
+    return max(min(free), 0)
 
 
 def memory_now() -> Memory:
     """Of this process, in the tightest of its bounds: the machine, its control group, its address space."""
-    size, held = (int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in _STATM.read_text().split()[:2])
+    statm = (_PROCESS / "statm").read_text().split()
+    size, held = (int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in statm[:2])
     machine = _machine()
-    bounds = [(machine["MemTotal"] - machine["MemAvailable"], machine["MemTotal"])]
-    limit = _CGROUP / "memory.max"
-    if limit.exists() and (most := limit.read_text().strip()) != "max":
-        stat = dict(line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
-        cached = int(stat["file"]) - int(stat["shmem"])  # what the kernel gives back
-        bounds.append((int((_CGROUP / "memory.current").read_text()) - cached, int(most)))
+    bounds = [(machine["MemTotal"] - machine["MemAvailable"], machine["MemTotal"]), *_bounds()]
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
         bounds.append((size, space))
     used, room = min(bounds, key=lambda bound: bound[1] - bound[0])
     return Memory(held=held, used=used, room=room)
+
+
+def memory_groups(process: Path = _PROCESS, mounted: Path = _CGROUP) -> Iterator[Path]:
+    """The control groups that bound the memory of a process, from its own to the outermost."""
+    for line in (process / "cgroup").read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            root = mounted / "memory"
+        elif not controllers and (mounted / "cgroup.controllers").exists():
+            root = mounted
+        else:
+            continue
+        group = root / path.lstrip("/")
+        if not group.is_dir():  # in a container its own group is the root
+            group = root
+        while group.is_dir():
+            yield group
+            if group == root:
+                break
+            group = group.parent
+
+
+def bound_of(group: Path) -> tuple[int, int] | None:
+    """Bytes that are used of those allowed, without what the kernel would give back; None without a limit."""
+    first = (group / "memory.limit_in_bytes").exists()
+    limit, used = ("limit_in_bytes", "usage_in_bytes") if first else ("max", "current")
+    try:
+        most = (group / f"memory.{limit}").read_text().strip()
+        current = int((group / f"memory.{used}").read_text())
+        stat = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+    except FileNotFoundError:  # the outermost group of the second version has none of these
+        return None
+    if most == "max" or int(most) >= UNLIMITED:
+        return None
+    files, shared = ("total_cache", "total_shmem") if first else ("file", "shmem")
+    cached = int(stat.get(files, 0)) - int(stat.get(shared, 0))
+    return max(current - cached, 0), int(most)
+
+
+def _bounds() -> list[tuple[int, int]]:
+    return [bound for group in memory_groups() if (bound := bound_of(group)) is not None]
 
 
 def _machine() -> dict[str, int]:

@@ -82,19 +82,30 @@ class Timed:
     off_by: float
 
 
+def logs(number: int) -> bool:
+    """Whether a block of steps is logged. Block 0 warms up; of each two one is, the first or the second."""
+    pair, second = divmod(number - 1, 2)
+    return number > 0 and second == (pair + 1) % 2
+
+
 def log_in_turns(rank: Rank, block: int) -> None:
-    """From the end of the first block on: a block without the log, one with it, and so on."""
+    """Keep the log in some blocks of steps; note when each update begins, by the clock and the processor."""
     shards = rank["member"].held.current
     log, shards.log = shards.log, None
     assert log is not None
+    rank["marks"] = []
 
     def fault(phase: str, step: int, micro_batch: int) -> None:
         if phase == "optimizer":
-            number = step // block  # of the step that follows
-            shards.log = log if number and number % 2 == 0 else None
+            rank["marks"].append((time.perf_counter(), time.process_time()))
+            shards.log = log if logs(step // block) else None  # of the step that follows
             log.forget(step - 2 * block)  # as after a checkpoint: memory is used again
 
     rank["faults"] = fault
+
+
+def marks(rank: Rank) -> list[tuple[float, float]]:
+    return rank["marks"]
 
 
 def part_of(rank: Rank) -> Base:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import recovery_run
+from benchmarks.paired import Middle, middle
 from benchmarks.peers import notes
 from elastic_train.control.events import Cause, GroupBroken, GroupReady, StepCommitted, Tick
 from elastic_train.observe.records import Formed, Record, wall_text
@@ -107,3 +108,8 @@ def test_a_peer_is_back_when_the_last_rank_ended_a_step_and_regained_when_it_is_
     found = notes.measure([*old, *new, *late, note(9.5, "step", 14, 1, 21)], KILLED_AT, planned=2)
     assert found is not None
     assert found["kill_to_regained_s"] == 9.5
+
+
+def test_the_middle_of_pairs_is_as_sure_as_the_sign_test_says() -> None:
+    assert middle([*range(40)]) == Middle(median=19.5, low=13, high=26), "ranks 14 and 27 of 40"
+    assert middle([3.0, 1.0, 2.0]) == Middle(median=2.0, low=None, high=None), "three pairs prove nothing"

@@ -99,6 +99,7 @@ def _join(
                 store_host=store[0],
                 store_port=store[1],
                 address=cast.addresses[worker],
+                step=command.lineage[-1][1],
             ),
             states,
         )

@@ -54,7 +54,7 @@ class Saboteur:
         self._calls: Counter[str] = Counter()  # in it, by phase: the rank's own
 
     def __call__(self, phase: str, step: int, micro_batch: int) -> None:
-        if step != self._step:
+        if step != self._step or phase == "forming":
             self._step = step
             self._calls.clear()
         for fault in self._slow:

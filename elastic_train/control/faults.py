@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-At = Literal["forward", "backward", "update", "reduce", "vote", "optimizer", "evaluation", "save", "forming"]
-PHASES: tuple[At, ...] = tuple(phase for phase in get_args(At) if phase not in ("update", "evaluation"))
+At = Literal[
+    "forward", "backward", "update", "reduce", "vote", "optimizer", "evaluation", "save", "forming", "replay"
+]
+SOME = ("update", "evaluation", "replay")
+PHASES: tuple[At, ...] = tuple(phase for phase in get_args(At) if phase not in SOME)
 """Those of every run."""
 
 
@@ -21,7 +24,7 @@ class Moment:
     """The first time that somebody is at `phase` of the step which leads to `step`.
 
     In forward, backward and update `micro_batch` counts the rank's own; `forming` is the group that starts
-    from `step - 1` or later.
+    from `step - 1` or later; in replay a step is run again.
     """
 
     step: int

@@ -56,12 +56,12 @@ class Entry:
         if self._group is not None:
             self._group.check()
 
-    def enter(self, group: Group, plan: Plan, rank: int) -> None:
-        """Others may break it from now on, and some may have: GroupBroken."""
+    def enter(self, group: Group, plan: Plan, rank: int, step: int) -> None:
+        """Others may break it from now on, and some may have: GroupBroken. `step` will be its first one."""
         with self._lock:
             self._group = group
             aborted = group.generation in self._aborted
-        self.mark(group.generation, rank, "forming", 0, -1)
+        self.mark(group.generation, rank, "forming", step, -1)
         if aborted:
             group.break_()
         group.check()

@@ -145,7 +145,7 @@ class Member:
             device=str(self._device),
             form_timeout_s=self._spec.timing.form_s,
         )
-        self._entry.enter(group, seat.plan, seat.rank)
+        self._entry.enter(group, seat.plan, seat.rank, seat.step + 1)
         group.form()
         mesh = group.mesh(seat.plan.mesh) if seat.plan.world_size > 1 else None
         self._next = self._assembled(seat.generation, seat.rank, seat.plan, mesh)
@@ -158,7 +158,7 @@ class Member:
         self._leave()
         plan = seat.stand_in.plan
         group = replaying_group(seat, str(self._device), self._spec.timing.form_s)
-        self._entry.enter(group, plan, seat.rank)
+        self._entry.enter(group, plan, seat.rank, 0)
         mesh = None
         if group.world_size > 1:
             group.form()

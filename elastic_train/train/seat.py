@@ -10,7 +10,7 @@ from elastic_train.recovery.standin import StandIn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seat:
-    """A place in a generation. `address` is this node's IP, which gloo binds to."""
+    """A place in a generation, which starts from `step`. `address` is this node's IP, which gloo binds to."""
 
     generation: int
     rank: int
@@ -18,6 +18,7 @@ class Seat:
     store_host: str
     store_port: int
     address: str
+    step: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -58,12 +58,14 @@ SLOW_S = 0.1
 def storm(kind: str, least: int) -> FaultSchedule:
     """One fault at each phase, five steps apart; saves are due at every fifth step.
 
-    Nodes are lost as long as the rest has room for the least workers.
+    The one in forming strikes the group that comes after one of the two before it. Nodes are lost as long as
+    the rest has room for the least workers.
     """
     lost = ("backward", "vote")[: NODES - -(-least // CPUS)]
     faults: list[Fault] = []
     for number, phase in enumerate(PHASES):
-        when = Moment(step=5 * (number + 1), phase=phase)
+        step = 5 * number - 4 if phase == "forming" else 5 * (number + 1)
+        when = Moment(step=step, phase=phase)
         match kind:
             case "node" if phase in lost:
                 faults.append(KillNode(when=when, node=f"n{number % 3}"))

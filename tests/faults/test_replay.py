@@ -83,6 +83,23 @@ def test_a_lost_stage_is_replayed_and_no_step_is_lost(runs: Runs, calm: Result) 
     assert "stage 0 is replayed from step 8" in reasons[3]
 
 
+def test_a_replay_that_loses_its_worker_begins_again(runs: Runs, calm: Result) -> None:
+    rough = trained(
+        runs,
+        "again",
+        KillRank(when=Moment(step=13, phase="backward"), rank=1),
+        KillRank(when=Moment(step=11, phase="replay"), rank=1),
+    )
+    assert_equal_to_the_bit(rough, calm)
+    assert rough.ledger.superseded == ()
+    assert [(source, step) for source, step, _ in formed(rough)] == [
+        ("fresh", 0),
+        ("replay", 12),
+        ("replay", 12),
+    ]
+    assert sum(isinstance(r.event, WorkerLost) for r in rough.records) == 2
+
+
 def test_survivors_share_the_replay_and_each_stage_can_be_lost_in_turn(runs: Runs, calm: Result) -> None:
     """The newcomer and the survivor, by halves; the log that they made between them serves the next one."""
     rough = trained(

@@ -1,0 +1,46 @@
+"""Failures while a failure is answered: each starts the choice again from the evidence that is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_train.control.events import TermBegan, WorkerLost
+from elastic_train.control.faults import FaultSchedule, KillController, KillRank, Moment
+from tests.faults.conftest import Runs, assert_same_training
+from tests.faults.test_matrix import PLANS
+
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
+NODES, CPUS = 3, 2
+STEPS = 20
+
+SCHEDULE = FaultSchedule(
+    faults=(
+        KillRank(when=Moment(step=8, phase="backward"), rank=1),
+        KillRank(when=Moment(step=6, phase="forming"), rank=0),  # the group that should go on from there
+        KillRank(when=Moment(step=8, phase="reduce"), rank=1),  # its first step, or one of those run again
+        KillController(when=Moment(step=14)),
+        KillRank(when=Moment(step=14, phase="backward"), rank=0),
+    ),
+    seed=0,
+)
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_failures_during_a_recovery_and_without_a_controller_leave_the_losses(runs: Runs, plan: str) -> None:
+    chosen = PLANS[plan]
+    rough = runs.disturbed(
+        f"{plan}-double",
+        SCHEDULE,
+        workers=f"{chosen.least}:{chosen.ranks}",
+        max_steps=STEPS,
+        standby=NODES * CPUS - chosen.ranks,
+        parallelism=chosen.parallelism,
+    )
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    source = {r.formed.generation: r.formed.source for r in rough.records if r.formed is not None}
+    again = {source[entry.superseded_by] for entry in rough.ledger.superseded if entry.superseded_by}
+    assert not again & {"live", "replay"}, "while a copy or a log is left no committed step is run again"
+    assert sum(isinstance(r.event, WorkerLost) for r in rough.records) == 4, (
+        "every kill was felt, nobody else"
+    )
+    assert sum(isinstance(r.event, TermBegan) for r in rough.records) == 2

@@ -72,7 +72,7 @@ class Size:
     repetitions: int
 
 
-FULL, QUICK = Size(pairs=40, steps=40, repetitions=3), Size(pairs=8, steps=6, repetitions=1)
+FULL, QUICK = Size(pairs=24, steps=40, repetitions=3), Size(pairs=6, steps=6, repetitions=1)
 
 
 class Bench:

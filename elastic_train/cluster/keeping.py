@@ -58,7 +58,7 @@ class Keeping:
         self._since = 0  # steps since the last snapshot
         self._at = time.monotonic()
         self._cost_s = 0.0
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._threads = ThreadPoolExecutor(max_workers=2 * SLOTS, thread_name_prefix="keeping")
 
     def meet(self, keeper: Any) -> None:
@@ -85,6 +85,15 @@ class Keeping:
                 self._note(f"no snapshots in peer memory: {why}")
         return memory(generation, size)
 
+    def awaited(self, timeout: float) -> bool:
+        """Whether the snapshot before is complete, if one is due now by a number of steps: they lose at most
+        that many, so none is left out. What a snapshot of `auto` would meet is no reason to wait.
+        """
+        with self._lock:
+            if self._every == "auto" or self._since + 1 < self._every:
+                return True
+            return self._lock.wait_for(lambda: not self._open or not self._shared, timeout)
+
     def crowded(self, storage: bool) -> bool:
         """Whether a snapshot now would meet one that is not complete, or comes sooner than it is worth.
 
@@ -105,6 +114,7 @@ class Keeping:
     def dropped(self, step: int) -> None:
         with self._lock:
             self._open.discard(step)
+            self._lock.notify_all()
 
     def deliver(self, share: Share) -> None:
         """On a thread of the engine, which must not wait for storage."""
@@ -187,13 +197,13 @@ class Keeping:
         with self._lock:
             if share.generation != self._generation:
                 return
-            self._open.discard(share.step)
             self._first = False
             pair = sorted((s for s in (self._used, share if shared else None) if s), key=lambda s: s.step)
             self._used = pair[-1] if pair and shared else None
             gone = [s for s in pair if s is not self._used and s not in self._flushing]
         for before in gone:
             before.release()
+        self.dropped(share.step)  # it is under way no more, and there is a slot for the next one
 
     def _flushed(self, share: Share) -> None:
         with self._lock:
@@ -209,6 +219,7 @@ class Keeping:
         self._note(f"the keeper of this node is gone ({type(error).__name__}): snapshots go to storage only")
         with self._lock:
             self._shared = False
+            self._lock.notify_all()
 
 
 def _kept(worker: str, share: Share, *, first: bool) -> Kept:

@@ -265,6 +265,7 @@ class Worker:
             note=log.warning,
             every_step=self._spec.checkpoints.peers is not None,
             crowded=keeping.crowded,
+            awaited=keeping.awaited,
             taking=keeping.taking,
             dropped=keeping.dropped,
         )

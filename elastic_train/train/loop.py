@@ -22,6 +22,9 @@ from elastic_train.train.update import commit, gradient_norm
 from elastic_train.train.user_code import Border
 from elastic_train.train.vote import Ballot
 
+SNAPSHOT_S, POLL_S = 10.0, 0.05
+"""How long a step waits for the snapshot before, and how often it looks whether its group was broken."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
@@ -143,6 +146,7 @@ class Loop:
         pause, save = self._requests.pause, self._requests.save
         ballot = replace(ballot, pause=float(pause), save=float(save))
         if self._saver is not None:
+            self._wait_for(self._saver)
             busy, behind = self._saver.busy(storage=False), self._saver.busy(storage=True)
             ballot = replace(ballot, busy=float(busy), behind=float(behind))
         vote = self._stepper.vote(step, ballot)
@@ -159,6 +163,12 @@ class Loop:
             commit(self._shards, vote, self._spec)
         self._evaluate(report)
         return outcome, report
+
+    def _wait_for(self, saver: Saver) -> None:
+        """Where a snapshot belongs to every so many steps, the one before has to be whole on all ranks."""
+        give_up = time.monotonic() + SNAPSHOT_S
+        while not saver.ready(POLL_S) and time.monotonic() < give_up:
+            self._group.check()
 
     def _evaluate(self, report: StepReport) -> None:
         """Where it is due and was not done: measure, and report the step again with its metrics."""

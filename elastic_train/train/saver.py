@@ -31,6 +31,10 @@ class Saver(Protocol):
     every_step: bool
 
     def start(self, shards: Shards) -> None: ...
+    def ready(self, timeout: float) -> bool:
+        """Where no snapshot may be left out: whether the one before is whole, within `timeout` seconds."""
+        ...
+
     def busy(self, *, storage: bool) -> bool:
         """Whether this rank has no slot for a snapshot now: it enters the vote, so that all ranks agree."""
         ...
@@ -55,6 +59,9 @@ class Direct:
 
     def start(self, shards: Shards) -> None:
         return None
+
+    def ready(self, timeout: float) -> bool:
+        return True
 
     def busy(self, *, storage: bool) -> bool:
         return False
@@ -92,7 +99,8 @@ class Lazy:
     of the engine, and gives its slot back by `share.release()`.
 
     `crowded(storage)` says what beside the slots speaks against a snapshot now, such as a copy on another
-    node that is not complete; `taking` is told when one begins, `dropped` when it came to nothing.
+    node that is not complete; `awaited(timeout)` waits for that where no snapshot may be left out. `taking`
+    is told when one begins, `dropped` when it came to nothing.
     """
 
     def __init__(
@@ -104,12 +112,14 @@ class Lazy:
         note: Callable[[str], None],
         every_step: bool = False,
         crowded: Callable[[bool], bool] = lambda storage: False,
+        awaited: Callable[[float], bool] = lambda timeout: True,
         taking: Callable[[int], None] = lambda step: None,
         dropped: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.every_step = every_step
         self._described, self._deliver, self._memory, self._note = described, deliver, memory, note
-        self._crowded, self._taking, self._dropped = crowded, taking, dropped
+        self._crowded, self._awaited = crowded, awaited
+        self._taking, self._dropped = taking, dropped
         self._engine: Engine[_Note] | None = None
         self._reserved = 0
         self._before = Counts()
@@ -126,6 +136,9 @@ class Lazy:
         if not any(shards.optimizer.state.values()):  # each may come to begin on a page of its own
             sizes = [aligned(size) for size in sizes for _ in range(1 + EXPECTED_SLOTS)]
         self._reserve(shards, slot_bytes(sizes))
+
+    def ready(self, timeout: float) -> bool:
+        return self._awaited(timeout)
 
     def busy(self, *, storage: bool) -> bool:
         engine = self._engine

@@ -64,11 +64,43 @@ class MeddlingTask(TinyTask):
         return Meddler(0.1)
 
 
-def start_lazily(state: dict[str, Any], task: Task, spec: RunSpec, slow: bool = False) -> None:
+class Copies:
+    """Snapshots on their way to another node: `taken` at a step, `whole` later."""
+
+    def __init__(self) -> None:
+        self._open: set[int] = set()
+        self._changed = threading.Condition()
+
+    def taken(self, step: int) -> None:
+        with self._changed:
+            self._open.add(step)
+
+    def whole(self, step: int) -> None:
+        with self._changed:
+            self._open.discard(step)
+            self._changed.notify_all()
+
+    def crowded(self, storage: bool) -> bool:
+        return bool(self._open)
+
+    def awaited(self, timeout: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._open, timeout)
+
+
+COPY_S = 0.05
+
+
+def start_lazily(
+    state: dict[str, Any], task: Task, spec: RunSpec, slow: bool = False, copies: bool = False
+) -> None:
     """A member that takes a snapshot at every step where there is room, and keeps what is delivered.
 
-    `slow`: the first one is being delivered until `let_go`.
+    `slow`: the first one is being delivered until `let_go`. `copies`: none begins before the one before it is
+    whole, which takes longer than a step, and none may be left out.
     """
+    way = Copies()
+    waits: dict[str, Any] = {"crowded": way.crowded, "awaited": way.awaited, "taking": way.taken}
     end(state)
     state["reports"], state["saved"], state["notes"] = [], [], []
     state["last"], state["gate"] = threading.Event(), threading.Event()
@@ -77,9 +109,12 @@ def start_lazily(state: dict[str, Any], task: Task, spec: RunSpec, slow: bool = 
 
     def deliver(share: Share) -> None:
         state["gate"].wait()
+        if copies:
+            threading.Event().wait(COPY_S)
         pieces = [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in share.pieces]
         state["saved"].append((share.step, share.storage, pieces, share.document["step"]))
         share.release()
+        way.whole(share.step)
         if share.step == spec.max_steps:
             state["last"].set()
 
@@ -94,6 +129,7 @@ def start_lazily(state: dict[str, Any], task: Task, spec: RunSpec, slow: bool = 
             memory=lambda generation, size: Arena.private(size, slots=2),
             note=state["notes"].append,
             every_step=True,
+            **(waits if copies else {}),
         ),
     )
 
@@ -168,3 +204,15 @@ def test_a_snapshot_on_its_way_while_the_group_is_resized_is_still_that_of_its_s
         assert first[0] <= 4, "begun before the group was resized"
         assert by_step([first])[first[0]] == known[first[0]]
     assert all(max(own, key=lambda entry: entry[0])[:2] == (STEPS, True) for own in saved)
+
+
+def test_a_step_waits_for_the_snapshot_before_it_where_none_may_be_left_out(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    lazy = Gang(pool, new_generation, TinyTask(), replace(spec(), checkpoints=Checkpoints(every=1000)))
+    pool.run(start_lazily, TinyTask(), lazy.spec, False, True, ranks=[0, 1])
+    lazy.form(lazy.plan(1, 2))
+    lazy.run()
+    assert all(pool.run(wait_for_last, ranks=[0, 1], timeout=30))
+    for own in pool.run(take, "saved", ranks=[0, 1]):
+        assert [entry[0] for entry in own] == [*range(1, STEPS + 1)]

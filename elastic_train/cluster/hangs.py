@@ -13,6 +13,7 @@ from elastic_train.control.events import Cause, Event, Hung, Straggling
 from elastic_train.control.stall import Mark, Stall, culprit, stalled
 from elastic_train.control.states import Facts, Pausing, Running, State
 from elastic_train.control.stragglers import Pace
+from elastic_train.planner.plan import Mesh
 
 Stacks = Callable[[tuple[str, ...]], Mapping[str, str]]
 
@@ -40,7 +41,7 @@ class HangWatch:
         if not isinstance(phase, Running | Pausing):
             return
         group = [s for s in standings if s.generation == facts.generation and s.worker in phase.plan.workers]
-        self._compare(facts.generation, group)
+        self._compare(facts.generation, phase.plan.mesh, group)
         if self._told == facts.generation or len(group) < phase.plan.world_size:
             return
         marks = [
@@ -79,10 +80,11 @@ class HangWatch:
             )
         )
 
-    def _compare(self, generation: int, group: Iterable[Standing]) -> None:
+    def _compare(self, generation: int, mesh: Mesh, group: Iterable[Standing]) -> None:
         """Feed each rank's own time; tell when a rank becomes slow, and when it no longer is."""
         if self._paced != generation:
-            self._paced, self._pace, self._slow = generation, Pace(), {}
+            stages = {rank: mesh.coordinate(rank)["pp"] for rank in range(mesh.size)}
+            self._paced, self._pace, self._slow = generation, Pace(stages=stages), {}
         members = {s.rank: s for s in group}
         for rank, member in members.items():
             self._pace.heard(rank, member.paced_step, member.own_s)

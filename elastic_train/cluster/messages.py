@@ -24,7 +24,7 @@ class Standing:
     micro_batch: int
     phase_s: float  # seconds it has been in this phase
     paced_step: int = 0  # the last step whose own part is done here
-    own_s: float = 0.0  # seconds of that part: forward and backward, before waiting for others
+    own_s: float = 0.0  # seconds of it for each micro-batch: forward and backward, before waiting for others
     memory: Memory
 
 

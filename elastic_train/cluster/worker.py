@@ -41,6 +41,7 @@ from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.errors import UserCodeError
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
+from elastic_train.train.interruptible import waited
 from elastic_train.train.member import Member
 from elastic_train.train.saver import Described, Lazy
 from elastic_train.train.seat import ReplaySeat, Seat
@@ -69,7 +70,7 @@ class Worker:
         self._generation = 0
         self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
-        self._stopwatch = Stopwatch()
+        self._stopwatch = Stopwatch(waited)
         self._voice = Voice(worker=name, node=node, stopwatch=self._stopwatch)
         self._training = TrainingThread()
         self._outbox = Outbox(

@@ -1,7 +1,7 @@
 """Ranks that are slower than their peers, step after step: named with their node and by how much.
 
-Compared is each rank's own time in forward and backward, before it waits for others. With parameters that
-are gathered on the way that time includes waiting, and slowness shows less.
+Compared is each rank's own time in forward and backward of a micro-batch, without what it waits for others,
+among the ranks of its stage: stages are not alike.
 """
 
 from __future__ import annotations
@@ -18,14 +18,18 @@ STEPS = 5
 
 @dataclass(slots=True, kw_only=True)
 class Pace:
-    """Own seconds of the last steps, by rank. Mutable: whoever watches a group feeds it."""
+    """Own seconds of the last steps, by rank. Mutable: whoever watches a group feeds it.
 
+    `stages`: each rank's, where there is more than one.
+    """
+
+    stages: Mapping[int, int] = field(default_factory=dict[int, int])
     steps: dict[int, int] = field(default_factory=dict[int, int])  # the last step heard of
     slow: dict[int, int] = field(default_factory=dict[int, int])  # consecutive slow steps
     seconds: dict[int, float] = field(default_factory=dict[int, float])
 
     def heard(self, rank: int, step: int, seconds: float) -> None:
-        """A rank took so many seconds for its part of a step."""
+        """A rank took so many seconds for each micro-batch of its part of a step."""
         if self.steps.get(rank) == step or seconds <= 0:
             return
         self.steps[rank], self.seconds[rank] = step, seconds
@@ -34,7 +38,8 @@ class Pace:
 
     def factor(self, rank: int) -> float | None:
         """How many times slower than the median of the others a rank is; None without others."""
-        others = [s for r, s in self.seconds.items() if r != rank]
+        stage = self.stages.get(rank)
+        others = [s for r, s in self.seconds.items() if r != rank and self.stages.get(r) == stage]
         return self.seconds[rank] / median(others) if others and rank in self.seconds else None
 
     def stragglers(self) -> Mapping[int, float]:

@@ -30,6 +30,8 @@ GRACE_S = 0.25
 
 _NO_TIMEOUT = timedelta(0)
 
+_waited_s = 0.0
+
 _COLLECTIVES = (
     "_allgather_base",
     "all_gather_single",
@@ -51,6 +53,11 @@ _COLLECTIVES = (
 _REDUCE_SCATTERS = ("_reduce_scatter_base", "reduce_scatter_single")
 _COALESCED_REDUCE_SCATTERS = ("reduce_scatter_tensor_coalesced", "reduce_scatter_single_coalesced")
 _POINT_TO_POINT = ("send", "recv", "recv_anysource")
+
+
+def waited() -> float:
+    """Seconds that this process has waited for others so far, in operations of whichever group."""
+    return _waited_s
 
 
 class InterruptibleGroup(dist.ProcessGroup):
@@ -115,15 +122,19 @@ class _Collective(Work):
         self._check = check
 
     def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
-        patience = _Patience(self._check, timeout)
-        while not self._inner.is_completed():
-            try:
-                self._inner.wait(timedelta(seconds=SLICE_S))
-            except RuntimeError:
-                if self._inner.is_completed():
-                    break
-                patience.spend()
-        return self._inner.wait()
+        global _waited_s
+        patience, began = _Patience(self._check, timeout), time.monotonic()
+        try:
+            while not self._inner.is_completed():
+                try:
+                    self._inner.wait(timedelta(seconds=SLICE_S))
+                except RuntimeError:
+                    if self._inner.is_completed():
+                        break
+                    patience.spend()
+            return self._inner.wait()
+        finally:
+            _waited_s += time.monotonic() - began
 
     def is_completed(self) -> bool:
         return self._inner.is_completed()
@@ -177,9 +188,13 @@ class _Transfer(Work):
         if self._waiter is None:
             self._waiter = threading.Thread(target=self._wait, daemon=True, name="transfer")
             self._waiter.start()
-        patience = _Patience(self._check, timeout)
-        while not self._ended.wait(SLICE_S):
-            patience.spend()
+        global _waited_s
+        patience, began = _Patience(self._check, timeout), time.monotonic()
+        try:
+            while not self._ended.wait(SLICE_S):
+                patience.spend()
+        finally:
+            _waited_s += time.monotonic() - began
         if self._error is not None:
             raise self._error
         return True

@@ -138,3 +138,11 @@ def test_who_is_slow_is_noted_and_reported_and_nothing_else_follows(replicated) 
     play(Straggling, factor=0.0, **word)
     assert play.facts.slow == ()
     assert "keeps up again" in play.outcome.reason
+
+
+def test_ranks_are_compared_within_their_stage():
+    pace = Pace(stages={0: 0, 1: 0, 2: 1, 3: 1, 4: 2})
+    for step in range(1, 8):
+        for rank, seconds in enumerate((1.0, 1.1, 3.0, 9.0, 50.0)):
+            pace.heard(rank, step, seconds)
+    assert pace.stragglers() == {3: pytest.approx(3.0)}, "one of its stage, and one alone in its own"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from elastic_train.cluster.exhaust import why_not
+from elastic_train.cluster.watch import short
 from elastic_train.config import Parallelism
 from elastic_train.control.events import Straggling, WorkerLost
 from elastic_train.control.faults import (
@@ -126,7 +127,10 @@ def test_a_slow_node_is_named_where_its_ranks_compute_alone_and_ends_nowhere(run
     assert not any(isinstance(r.event, WorkerLost) for r in rough.records)
     (formed,) = [r.formed for r in rough.records if r.formed is not None]
     told = {r.event.node for r in rough.records if isinstance(r.event, Straggling)}
-    if plan in ("dp2", "dp3"):
-        assert told, "the slow node is named"
-    assert len(told) <= 1, "and no other"
-    assert told <= set(formed.nodes)
+    slow = {short(runs.cluster.nodes[1].node_id)} & set(formed.nodes)
+    if plan == "pp2":  # a stage of one rank has nobody to be compared with
+        slow = set()
+    if plan in ("pp2dp2", "tp2pp2"):  # if both ranks of a stage are on it, neither is slower than the other
+        assert told <= slow
+    else:
+        assert told == slow, "it is named, and no other"

@@ -108,10 +108,11 @@ def main() -> int:
     parser = record.options(__doc__ or "")
     every = (*CASES, HOLE)
     parser.add_argument("--case", action="append", choices=every, help="only this row; may be repeated")
+    parser.add_argument("--system", action="append", choices=PROGRAMS, help="only this one; may be repeated")
     record.peers_option(parser)
     given = parser.parse_args()
     missing = absent(given.peers)
-    systems = [system for system in PROGRAMS if system not in missing]
+    systems = [s for s in PROGRAMS if s not in missing and s in (given.system or PROGRAMS)]
     results: list[dict[str, Any]] = []
     for repetition in range(1 if given.quick else REPETITIONS):
         for case in given.case or (QUICK if given.quick else every):

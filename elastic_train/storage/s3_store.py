@@ -1,13 +1,14 @@
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
 from elastic_train.errors import ConfigError, StorageNotFound
 from elastic_train.storage.object_store import ObjectStore
-from elastic_train.storage.store import Names, check_path, check_prefix
+from elastic_train.storage.s3_upload import Upload
+from elastic_train.storage.store import Names, Sink, check_path, check_prefix
 
 
 class S3Store(ObjectStore):
@@ -18,6 +19,22 @@ class S3Store(ObjectStore):
         bucket, key = self._split(self._key(path))
         found = self._run(lambda: self._fs.call_s3("head_object", Bucket=bucket, Key=key), "look at", path)
         return int(found["ContentLength"])
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Sink]:
+        bucket, key = self._split(self._key(path))
+
+        def call(method: str, **arguments: Any) -> Any:
+            request = {"Bucket": bucket, "Key": key, **arguments}
+            return self._run(lambda: self._fs.call_s3(method, **request), "write", path)
+
+        sink = Upload(call, lambda: self.size(path))
+        try:
+            yield sink
+            sink.commit()
+        except BaseException:
+            sink.discard()
+            raise
 
     def delete(self, paths: Iterable[str]) -> None:
         rest = iter(paths)

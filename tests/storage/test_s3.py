@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
 import s3fs
 
+from elastic_train.errors import StorageError, StorageNotFound
 from elastic_train.storage import object_store
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.retry import Backoff, Retry
 from elastic_train.storage.s3_store import S3Store
+from elastic_train.storage.s3_upload import Upload
 from elastic_train.storage.store import Store
 from elastic_train.testing.s3_server import S3Server
 
@@ -66,3 +69,34 @@ def test_credentials_that_ended_are_replaced_by_those_of_now(s3: S3Server) -> No
     store.write("a", b"1")
     assert store.read("a") == b"1"
     assert (retry.renewals, secrets) == (1, [])
+
+
+def test_a_completion_whose_answer_was_lost_counts_and_a_lost_part_leaves_nothing(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_store, "BLOCK", 5 << 20)
+    bucket = s3.bucket("upload").removeprefix("s3://")
+    system = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True, use_listings_cache=False)
+    store = open_store(f"s3://{bucket}", options=s3.options)
+    data = bytes(11 << 20)
+
+    def upload(key: str, fails: str, error: type[StorageError]) -> Upload:
+        def call(method: str, **arguments: Any) -> Any:
+            answer = system.call_s3(method, Bucket=bucket, Key=key, **arguments)
+            if method == fails:
+                raise error(path=key, operation="write", problem="the answer was lost.")
+            return answer
+
+        return Upload(call, lambda: store.size(key))
+
+    whole = upload("whole", "complete_multipart_upload", StorageNotFound)
+    whole.write(data)
+    whole.commit()
+    assert store.read("whole") == data
+    torn = upload("torn", "upload_part", StorageError)
+    torn.write(data)
+    with pytest.raises(StorageError, match="the answer was lost"):
+        torn.commit()
+    torn.discard()
+    assert store.list() == ["whole"]
+    assert store.unfinished() == []

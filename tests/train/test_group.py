@@ -337,7 +337,6 @@ def test_errors_of_user_code_are_not_taken_for_collective_ones() -> None:
     assert is_collective_error(wrapped)
 
 
-@pytest.mark.trial
 def test_two_runs_start_ten_times_side_by_side_though_the_usual_ports_are_taken(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:

@@ -10,6 +10,7 @@ from elastic_train.control.events import (
     Cause,
     GroupBroken,
     GroupReady,
+    Hung,
     NodesChanged,
     Settled,
     StepCommitted,
@@ -125,7 +126,12 @@ def _node_lost(record: Record) -> bool:
 
 def _cause(event: object) -> Cause | None:
     match event:
-        case WorkerLost(cause=cause) | GroupBroken(cause=cause) | Settled(error=Cause() as cause):
+        case (
+            WorkerLost(cause=cause)
+            | GroupBroken(cause=cause)
+            | Hung(cause=cause)
+            | Settled(error=Cause() as cause)
+        ):
             return cause
         case _:
             return None
@@ -135,7 +141,9 @@ def _words(event: object, cause: Cause) -> str:
     match event:
         case WorkerLost(worker=worker) if cause.kind == "memory":
             return f"{worker} out of memory"
-        case WorkerLost(worker=worker):
+        case Hung(worker=""):
+            return f"hang at step {cause.step}"
+        case WorkerLost(worker=worker) | Hung(worker=worker):
             return f"{cause.kind} of {worker}"
         case GroupBroken(worker=worker) | Settled(worker=worker):
             return f"{cause.kind} error on {worker}"

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from elastic_train.control.events import Cause, Hung
 from elastic_train.control.faults import (
     AddNode,
     DrainNode,
@@ -47,6 +50,16 @@ def test_a_silent_rank_is_named(recorded):
     told = history(recorded(StopRank(when=Moment(step=8), rank=1), replicas=2))
     assert told[0].cause == "silence of w0002"
     assert (told[0].source, told[0].lost) == ("live", 0)
+
+
+@pytest.mark.parametrize(("worker", "said"), [("w0002", "hang of w0002"), ("", "hang at step 8")])
+def test_a_hang_is_told_in_few_words(recorded, worker, said):
+    records = recorded(KillRank(when=Moment(step=8), rank=1), replicas=2)
+    first = next(r for r in records if r.phase == "settling")
+    cause = Cause(kind="hang", detail="w0002 (rank 1, node b) has been in forward of step 8 for 31 s", step=8)
+    hung = Hung(at=0.0, generation=1, worker=worker, cause=cause, stacks=())
+    told = history([replace(r, event=hung) if r is first else r for r in records])
+    assert told[0].cause == said
 
 
 def test_growth_and_drain_are_graceful_and_lose_nothing(recorded):

@@ -7,7 +7,8 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -49,20 +50,8 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent))
-    try:
+    with _theirs("loading the job"):
         spec.loader.exec_module(module)
-    except ElasticTrainError:
-        raise
-    except Exception as error:  # noqa: BLE001 - whatever the job's file raises is its own
-        raise UserCodeError(
-            worker="the driver",
-            rank=-1,
-            node="",
-            step=0,
-            phase="loading the job",
-            error=f"{type(error).__name__}: {error}",
-            traceback="".join(traceback.format_exception(error)),
-        ) from None
     if not hasattr(module, "trainer"):
         raise ConfigError(
             field="JOB", problem=f"{path} defines no function `trainer(**options) -> ElasticTrainer`."
@@ -73,6 +62,28 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     return module.trainer
 
 
+@contextmanager
+def _theirs(phase: str) -> Iterator[None]:
+    """Whatever the job's file raises is its own, with its own traceback."""
+    try:
+        yield
+    except ElasticTrainError:
+        raise
+    except Exception as error:  # noqa: BLE001
+        frame, ours = error.__traceback__, (__file__, "<frozen importlib")
+        while frame is not None and frame.tb_frame.f_code.co_filename.startswith(ours):
+            frame = frame.tb_next
+        raise UserCodeError(
+            worker="the driver",
+            rank=-1,
+            node="",
+            step=0,
+            phase=phase,
+            error=f"{type(error).__name__}: {error}".splitlines()[0],
+            traceback="".join(traceback.format_exception(type(error), error, frame)),
+        ) from None
+
+
 def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
     """`trainer`'s signature with the options of a place added; typer reads flags and types from it."""
 
@@ -81,7 +92,8 @@ def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
         import os
 
         with exits() as leave:
-            made = trainer(**options)
+            with _theirs("making the trainer of its options"):
+                made = trainer(**options)
             result = made.fit(address=address or os.environ.get("RAY_ADDRESS"), local_nodes=local_nodes)
             leave(OUTCOMES[result.outcome])
 

@@ -11,6 +11,23 @@ import pytest
 pytestmark = pytest.mark.ring1
 
 
+def test_what_a_job_makes_of_its_options_is_told_in_its_own_lines(tmp_path: Path) -> None:
+    job = tmp_path / "job.py"
+    job.write_text(
+        "import elastic_train as et\n"
+        "def trainer(*, workers: str = '1:2') -> et.ElasticTrainer:\n"
+        "    least, most = (int(number) for number in workers.split(':'))\n"
+    )
+    program = "from elastic_train.cli import main; main()"
+    command = [sys.executable, "-c", program, "run", str(job), "--workers", "many"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert (
+        "invalid literal for int() with base 10: 'many' on the driver while making the trainer" in done.stderr
+    )
+    assert "typer" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "code", "said"),
     [

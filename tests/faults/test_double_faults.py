@@ -9,7 +9,7 @@ from elastic_train.control.faults import FaultSchedule, KillController, KillRank
 from tests.faults.conftest import Runs, assert_same_training
 from tests.faults.test_matrix import PLANS
 
-pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.trial, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 2
 STEPS = 20
 

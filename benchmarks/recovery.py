@@ -7,7 +7,8 @@ model (a 0.2 M parameter Llama, AdamW, data parallel, a checkpoint every 10 step
 kill five steps after a checkpoint. Measured is the wall time from just before the signal to the first step
 that all planned workers of a new group committed. For Ray Train and torchrun that is a step which they run
 again: the time until a step that was never run before stands in a column of its own. torchft's survivors
-commit steps of smaller batches at once; its time is the first of those. It runs in an environment of its own
+commit steps of smaller batches at once; its time is the first of those, and "with all" the first of a whole
+batch. It runs in an environment of its own
 (`make bench-peers` makes one).
 
 Ours is taken apart: until the loss was noticed, until a new group was ordered, until its ranks had met, until
@@ -53,6 +54,7 @@ COLUMNS = {
     "transfer": "transfer_s",
     "first step": "first_step_s",
     "to a new step s": "kill_to_regained_s",
+    "with all s": "kill_to_whole_s",
     "steps redone": "steps_redone",
     "from": "from",
     "step s": "step_s",
@@ -80,6 +82,7 @@ def measured(system: str, case: str, repetition: int, python: str = sys.executab
         )
     if system == OURS:  # nothing is run again unless steps were lost: the first step is a new one
         found["kill_to_regained_s"] = found.get("kill_to_step_s") if not found.get("steps_redone") else None
+    found.setdefault("kill_to_whole_s", found.get("kill_to_step_s"))  # only torchft goes on with fewer before
     return {"case": case, "system": system, "repetition": repetition, "load": load, **found}
 
 
@@ -101,6 +104,10 @@ def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
         if CASES[case].everybody:
             peers = [system for system in PROGRAMS if system != OURS]
             numbers |= {f"{prefix}x_vs_{peer}": record.ratio(of[peer], of[OURS]) for peer in peers}
+            whole = record.median(
+                r.get("kill_to_whole_s") for r in results if r["case"] == case and r["system"] == "torchft"
+            )
+            numbers[f"{prefix}x_vs_torchft_whole"] = record.ratio(whole, of[OURS])
     return numbers
 
 

@@ -12,7 +12,7 @@ from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gloo_pool import GlooPool
 from tests.train.equality import Plans, check, spec
 
-pytestmark = [pytest.mark.ring2, pytest.mark.trial]
+pytestmark = [pytest.mark.ring2, pytest.mark.timeout(400)]
 
 SPREAD = {"sequence_parallel": True}
 DENSE: Plans = [
@@ -53,6 +53,7 @@ def test_six_plans_of_eight_ranks_equal_the_reference(eight: GlooPool, new_gener
 
 
 @pytest.mark.matrix
+@pytest.mark.trial
 def test_the_other_plans_of_eight_ranks_do_too(eight: GlooPool, new_generation: Iterator[int]) -> None:
     run = spec(batch=Batch(global_size=13, micro_size=1, seed=11), max_workers=8)
     check(eight, new_generation, ChainTask(), THE_OTHERS, run)

@@ -65,16 +65,21 @@ def test_a_run_of_such_a_model_is_planned_over_tp_and_pp() -> None:
     assert (planned.plan.mesh, planned.plan.stages) == (Mesh(pp=2, tp=2), ((0, 1), (1, 2)))
 
 
+APART = [Mesh(tp=2), Mesh(dp_shard=2, tp=2), Mesh(pp=2)]
+TOGETHER = [Mesh(pp=2, tp=2)]
+
+
 @pytest.mark.ring2
 @pytest.mark.matrix
+@pytest.mark.parametrize("meshes", [APART, pytest.param(TOGETHER, marks=pytest.mark.trial)])
 def test_plans_of_all_axes_compute_what_one_process_does(
-    pool: GlooPool, new_generation: Iterator[int]
+    pool: GlooPool, new_generation: Iterator[int], meshes: list[Mesh]
 ) -> None:
     job = trainer(seq_len=16, max_steps=3)
     spec = replace(job.spec, precision="fp64")
     gang = Gang(pool, new_generation, job.task, spec)
     found = []
-    for mesh in (Mesh(), Mesh(tp=2), Mesh(dp_shard=2, tp=2), Mesh(pp=2), Mesh(pp=2, tp=2)):
+    for mesh in (Mesh(), *meshes):
         gang.form(gang.plan_on(mesh, stages=((0, 1), (1, 2)) if mesh.pp > 1 else ()))
         found.append([report.loss for report in gang.run()])
     for losses in found[1:]:

@@ -109,8 +109,7 @@ def test_a_bug_ends_a_run_at_once_and_mended_it_goes_on(runs: Runs, tmp_path: Pa
         (tmp_path / place).unlink()
     whole = fit(job, spec, address=None, local_nodes=0, quiet=True)
     assert_same_training(whole, runs.calm(steps=STEPS))
-    assert {e.step for e in whole.ledger.superseded} <= {6, 7, 8, 11, 12, 13, 1, 2, 3}
-    assert len(whole.ledger.superseded) <= len(PLACES) * EVERY, "those since a checkpoint, once each"
+    assert len(whole.ledger.superseded) < len(PLACES) * 2 * EVERY, "those since a checkpoint that was durable"
 
 
 def recorded(runs: Runs, name: str) -> list[Record]:

@@ -1,3 +1,5 @@
+"""A prefix of an S3 bucket as a store: what S3 can do in fewer or safer requests than any object store."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator

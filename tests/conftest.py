@@ -10,7 +10,11 @@ from hypothesis import settings
 
 from elastic_train.testing.s3_server import S3Server, binary, s3_server
 
-settings.register_profile("any machine", deadline=None)  # how long a test takes is measured, not asserted
+settings.register_profile(
+    "any machine",
+    deadline=None,  # how long a test takes is measured, not asserted
+    derandomize=os.environ.get("SEED", "0") == "0",  # others are drawn where a seed is asked for
+)
 settings.load_profile("any machine")
 
 

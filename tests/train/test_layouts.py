@@ -11,7 +11,7 @@ from elastic_train.testing.fused import FusedTask
 from elastic_train.testing.gang import Gang, call
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.layouts import held, plan_on
-from tests.train.test_axes import spec
+from tests.train.equality import spec
 
 pytestmark = pytest.mark.ring2
 

@@ -23,7 +23,7 @@ from elastic_train.train.fragments import parts
 from elastic_train.train.merging import merged
 from elastic_train.train.seat import ReplaySeat
 from elastic_train.train.serving import Index
-from tests.train.test_axes import SPLITS, spec
+from tests.train.equality import SPLITS, spec
 
 pytestmark = pytest.mark.ring2
 
@@ -177,7 +177,7 @@ def test_any_lost_stage_replays_to_the_bit_alone(
     pool: GlooPool, new_generation: Iterator[int], precision: str
 ) -> None:
     """Clipping, dropout, a tied embedding on the first and the last stage, a partial batch."""
-    lost = Lost(pool, new_generation, spec(precision=precision), Mesh(pp=3))
+    lost = Lost(pool, new_generation, spec(max_steps=STEPS, precision=precision), Mesh(pp=3))
     before = lost.base[1][1]
     assert not all(np.array_equal(a, b) for a, b in zip(before, lost.final[1][1], strict=False))
     for stage in (0, 1, 2):
@@ -189,7 +189,7 @@ def test_any_lost_stage_replays_to_the_bit_alone(
 def test_workers_that_share_a_lost_stage_agree_to_the_bit_and_are_within_rounding(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:
-    lost = Lost(pool, new_generation, spec(), Mesh(pp=3))
+    lost = Lost(pool, new_generation, spec(max_steps=STEPS), Mesh(pp=3))
     for stage, workers in ((1, 2), (0, 3), (2, 2)):
         _, found = lost.replayed((stage, stage + 1), workers)
         for each, _ in found[1:]:
@@ -210,7 +210,7 @@ def test_the_ranks_of_a_lost_stage_replay_it_together_to_the_bit(
     pool: GlooPool, new_generation: Iterator[int], mesh: Mesh
 ) -> None:
     """Also where some of its ranks are left, and where the stages share the embedding."""
-    lost = Lost(pool, new_generation, spec(precision="fp32"), mesh)
+    lost = Lost(pool, new_generation, spec(max_steps=STEPS, precision="fp32"), mesh)
     for stage in (0, 1):
         _, found = lost.replayed((stage, stage + 1), 2, exact=True)
         for number, (each, _) in enumerate(found):
@@ -220,7 +220,7 @@ def test_the_ranks_of_a_lost_stage_replay_it_together_to_the_bit(
 def test_adjacent_stages_that_log_nothing_between_them_replay_as_one(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:
-    lost = Lost(pool, new_generation, spec(), Mesh(pp=3), groups=((0, 2), (2, 3)))
+    lost = Lost(pool, new_generation, spec(max_steps=STEPS), Mesh(pp=3), groups=((0, 2), (2, 3)))
     sent, _ = lost.kept((2, 3))
     assert {(c.source, c.target) for c in sent if c.kind != "tie"} == {(1, 2)}
     _, [(found, logged)] = lost.replayed((0, 2), 1)

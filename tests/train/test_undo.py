@@ -27,12 +27,12 @@ MAKERS = {
 }
 
 BOUNDS = {  # in roundings of the tensor's largest element: of parameters, of states
-    "SGD": (16, 64),
+    "SGD": (16, 256),
     "Adam": (16, 256),
     "AdamW": (16, 256),
     "Adagrad": (64, 256),
     "RMSprop": (64, 512),
-    "Lion": (16, 64),
+    "Lion": (16, 256),
     "LAMB": (32, 256),
 }
 

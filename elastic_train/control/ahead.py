@@ -11,7 +11,10 @@ from elastic_train.planner.question import Question
 
 
 def likely(state: State, policy: Policy, at: float, turn: int) -> Question | None:
-    """One question in each turn: the loss of each node of a running group, and then its growth."""
+    """One question in each turn: the loss of each node of a running group, and then its growth.
+
+    None where a run would not ask, as too few workers were left.
+    """
     facts, phase = state.facts, state.phase
     if not isinstance(phase, Running):
         return None
@@ -19,8 +22,10 @@ def likely(state: State, policy: Policy, at: float, turn: int) -> Question | Non
     which = turn % (len(nodes) + 1)
     if which < len(nodes):
         left = tuple(w for w in facts.workers if w.node != nodes[which])
-        return to_form(replace(facts, workers=left), phase.plan, policy, at)
-    if all(w.name in phase.plan.workers for w in facts.workers):
+        question = to_form(replace(facts, workers=left), phase.plan, policy, at)
+    elif all(w.name in phase.plan.workers for w in facts.workers):
         return None
-    ready = tuple(replace(w, status="ready") for w in facts.workers)
-    return to_change(replace(facts, workers=ready), phase, policy, at)
+    else:
+        ready = tuple(replace(w, status="ready") for w in facts.workers)
+        question = to_change(replace(facts, workers=ready), phase, policy, at)
+    return question if len(question.seats) >= policy.min_workers else None

@@ -58,3 +58,11 @@ def test_nothing_is_asked_ahead_where_no_group_trains_or_nobody_comes(real: Play
     play.ready()
     play.go()
     assert likely(play.state, play.policy, play.at, 3) is None
+
+
+def test_the_loss_after_which_too_few_are_left_is_no_question(real: Play) -> None:
+    play = real.running(2, step=5)
+    alone = replace(play.policy, min_workers=2)
+    assert [likely(play.state, alone, play.at, turn) for turn in range(3)] == [None] * 3
+    one = replace(play.policy, min_workers=1)
+    assert likely(play.state, one, play.at, 0) is not None

@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,8 +73,9 @@ def measured(system: str, case: str, repetition: int, python: str = sys.executab
         with log.open("wb") as out:
             process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
             try:
-                process.wait(LIMIT_S)
-            except subprocess.TimeoutExpired:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(LIMIT_S)
+            finally:
                 _end(process)
         found = (
             json.loads(file.read_text())
@@ -166,7 +168,9 @@ def _words(result: dict[str, Any]) -> str:
 
 
 def _end(program: subprocess.Popen[bytes]) -> None:
-    """As a person would: the program ends its cluster when it is interrupted."""
+    """As a person would, where it still runs: the program ends its cluster when it is interrupted."""
+    if program.poll() is not None:
+        return
     program.send_signal(signal.SIGINT)
     try:
         program.wait(60.0)

@@ -107,7 +107,7 @@ def measured(gang: Gang, plans: dict[str, Scored], rounds: int) -> dict[str, lis
     began = time.perf_counter()
     times: dict[str, list[float]] = {name: [] for name in plans}
     for number in range(rounds):
-        if time.perf_counter() - began > LIMIT_S * (rounds - 1) / rounds:
+        if number and time.perf_counter() - began > LIMIT_S * (rounds - 1) / rounds:
             break
         print(f"round {number + 1} of {rounds}", flush=True)
         for name, found in plans.items():

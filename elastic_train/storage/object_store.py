@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 
 import fsspec
 from botocore.exceptions import ClientError
@@ -91,13 +91,8 @@ class ObjectStore:
         with failures_named(what="write", path=self._named(path)):
             # `open` would keep every such file in the file system's transaction for ever; `_open` doesn't.
             file = self._fs._open(self._key(path), "wb", block_size=BLOCK, autocommit=False)
-        sink = _UploadSink(file, self._named(path))
-        try:
+        with published(_UploadSink(file, self._named(path))) as sink:
             yield sink
-            sink.commit()
-        except BaseException:
-            sink.discard()
-            raise
 
     def list(self, prefix: str = "") -> Names:
         top = self._join(check_prefix(prefix))
@@ -152,6 +147,24 @@ class ObjectStore:
 
     def _named(self, path: str) -> str:
         return f"{self._url}/{path}"
+
+
+class Publishing(Sink, Protocol):
+    """A sink of which nothing is seen before `commit`, and nothing is left by `discard`."""
+
+    def commit(self) -> None: ...
+    def discard(self) -> None: ...
+
+
+@contextmanager
+def published(upload: Publishing) -> Iterator[Sink]:
+    """What is written inside is published on a clean exit, and discarded on any other."""
+    try:
+        yield upload
+        upload.commit()
+    except BaseException:
+        upload.discard()
+        raise
 
 
 class _UploadSink:

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from elastic_train.errors import ConfigError, StorageNotFound
-from elastic_train.storage.object_store import ObjectStore
+from elastic_train.storage.object_store import ObjectStore, published
 from elastic_train.storage.s3_upload import Upload
 from elastic_train.storage.store import Names, Sink, check_path, check_prefix
 
@@ -30,13 +30,8 @@ class S3Store(ObjectStore):
             request = {"Bucket": bucket, "Key": key, **arguments}
             return self._run(lambda: self._fs.call_s3(method, **request), "write", path)
 
-        sink = Upload(call, lambda: self.size(path))
-        try:
+        with published(Upload(call, lambda: self.size(path))) as sink:
             yield sink
-            sink.commit()
-        except BaseException:
-            sink.discard()
-            raise
 
     def delete(self, paths: Iterable[str]) -> None:
         rest = iter(paths)

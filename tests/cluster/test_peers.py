@@ -21,6 +21,7 @@ from elastic_train.cluster.launch import fit, prepare_local_environment
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, keeper_of, run_key
 from elastic_train.cluster.remote import named_actors
+from elastic_train.cluster.result import Result
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.events import CheckpointCommitted, GroupReady, PeersHeld, StepCommitted
 from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
@@ -34,6 +35,13 @@ from tests.faults.conftest import TIMING, Runs, assert_same_training
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 1
 STEPS, FEW = 20, 13
+THREE: dict[str, Any] = {
+    "workers": "1:3",
+    "standby": 0,
+    "checkpoints": Checkpoints(every=4, keep=2, peers=1),
+    "timing": replace(TIMING, join_window_s=60.0),
+}
+"""Three workers, of which none that is lost comes back."""
 
 
 class TwoAtOnce(Chaos):
@@ -53,6 +61,13 @@ class Slow(Pretrain):
 
     def dataset(self) -> SlowSamples:
         return SlowSamples(super().dataset(), 0.2)
+
+
+def without_replicas(runs: Runs, name: str, chaos: Chaos, **changes: Any) -> Result:
+    """A run of few steps, each part of whose state is on one worker."""
+    wanted = {"max_steps": FEW, "parallelism": Parallelism(dp_replicate=1), **changes}
+    task, spec = runs.spec(name, **wanted)
+    return fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
 
 
 @pytest.fixture(scope="module")
@@ -108,17 +123,15 @@ def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(
 
 @pytest.mark.matrix
 def test_a_worker_that_stood_by_fills_a_lost_rank_from_the_memory_of_its_own_node(runs: Runs) -> None:
-    task, spec = runs.spec(
+    schedule = FaultSchedule(faults=(KillRank(when=Moment(step=8, phase="backward"), rank=1),), seed=5)
+    rough = without_replicas(
+        runs,
         "stood-by",
+        Chaos(runs.cluster, schedule, print),
         workers="2:2",
-        max_steps=FEW,
         standby=1,
         checkpoints=Checkpoints(every=50, keep=2, peers=1),
-        parallelism=Parallelism(dp_replicate=1),
     )
-    schedule = FaultSchedule(faults=(KillRank(when=Moment(step=8, phase="backward"), rank=1),), seed=5)
-    chaos = Chaos(runs.cluster, schedule, print)
-    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
     assert_same_training(rough, runs.calm(steps=FEW))
     before, after = (r.formed for r in rough.records if r.formed is not None)
     assert after.source == "mixed"
@@ -133,15 +146,6 @@ def test_a_worker_that_stood_by_fills_a_lost_rank_from_the_memory_of_its_own_nod
 @pytest.mark.matrix
 def test_lost_nodes_without_a_replica_cost_at_most_one_step_each_and_no_read_of_storage(runs: Runs) -> None:
     """The second node that is lost held, or had its copies on, a node that had to find another one first."""
-    task, spec = runs.spec(
-        "fsdp-peers",
-        workers="1:3",
-        max_steps=FEW,
-        standby=0,
-        checkpoints=Checkpoints(every=4, keep=2, peers=1),
-        parallelism=Parallelism(dp_replicate=1),
-        timing=replace(TIMING, join_window_s=60.0),
-    )
     schedule = FaultSchedule(
         faults=(
             KillNode(when=Moment(step=5, phase="backward"), node="n1"),
@@ -149,13 +153,12 @@ def test_lost_nodes_without_a_replica_cost_at_most_one_step_each_and_no_read_of_
         ),
         seed=3,
     )
-    chaos = Chaos(runs.cluster, schedule, print)
     with FileReads(runs.storage, ".safetensors") as reads:
-        rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+        rough = without_replicas(runs, "fsdp-peers", Chaos(runs.cluster, schedule, print), **THREE)
         committed = [r.event.stored.step for r in rough.records if isinstance(r.event, CheckpointCommitted)]
         assert min(committed) < 9, "there was a checkpoint to read when a node was lost"
         assert not reads.names()
-        open_checkpoint(child_url(str(runs.storage), spec.name))["norm.weight"]["param"][:]
+        open_checkpoint(child_url(str(runs.storage), "fsdp-peers"))["norm.weight"]["param"][:]
         assert reads.names(), "reads are counted"
     assert_same_training(rough, runs.calm(steps=FEW))
     formed = [r.formed for r in rough.records if r.formed is not None]
@@ -174,17 +177,8 @@ def test_lost_nodes_without_a_replica_cost_at_most_one_step_each_and_no_read_of_
 def test_where_both_copies_are_lost_with_their_nodes_storage_is_read_and_it_is_said(runs: Runs) -> None:
     while len(runs.cluster.nodes) < NODES:
         runs.cluster.add_node()
-    task, spec = runs.spec(
-        "both-copies",
-        workers="1:3",
-        max_steps=FEW,
-        standby=0,
-        checkpoints=Checkpoints(every=4, keep=2, peers=1),
-        parallelism=Parallelism(dp_replicate=1),
-        timing=replace(TIMING, join_window_s=60.0),
-    )
     chaos = TwoAtOnce(runs.cluster, FaultSchedule(faults=()), print)
-    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    rough = without_replicas(runs, "both-copies", chaos, **THREE)
     assert_same_training(rough, runs.calm(steps=FEW))
     formed = [r for r in rough.records if r.formed is not None]
     assert [r.formed.source for r in formed if r.formed] == ["fresh", "storage"]

@@ -121,3 +121,10 @@ def assert_same_training(rough: Result, calm: Calm, *, relative: float = 1e-5) -
     assert len(rough.ledger.kept) == len(calm)
     losses = {step: loss for step, (_, loss) in calm.items()}
     assert rough.ledger.losses == pytest.approx(losses, rel=relative)
+
+
+def assert_copies_and_logs_spare_every_step(rough: Result) -> None:
+    """While a copy or a log is left no committed step is run again."""
+    source = {r.formed.generation: r.formed.source for r in rough.records if r.formed is not None}
+    again = {source[entry.superseded_by] for entry in rough.ledger.superseded if entry.superseded_by}
+    assert not again & {"live", "replay"}

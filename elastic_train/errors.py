@@ -21,6 +21,7 @@ ElasticTrainError
 |-- Fenced                    a newer term owns the run; this writer must end itself
 `-- CheckpointError           a checkpoint cannot be used
     |-- NoCheckpoint          the run committed before and nothing loadable is left
+    |-- CheckpointDeleted     its run deleted it, maybe while it was read: a newer one is committed
     |-- FragmentMissing       the manifest names bytes that are not there, or no fragment covers a box
     |-- ChecksumMismatch      the bytes are there and are not the ones written
     |-- FormatUnsupported     a version or a required feature this release does not know
@@ -257,6 +258,11 @@ class CheckpointError(ElasticTrainError):
 @dataclass(kw_only=True, eq=False)
 class NoCheckpoint(CheckpointError):
     """The run has a history, and nothing of it can be loaded."""
+
+
+@dataclass(kw_only=True, eq=False)
+class CheckpointDeleted(CheckpointError):
+    """Its run no longer keeps it; a newer one was committed before it was deleted."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -18,6 +18,7 @@ from elastic_train.checkpoint.piece import span
 from elastic_train.checkpoint.ranges import Read, Request, Segment, strides_of
 from elastic_train.checkpoint.straight import targets
 from elastic_train.errors import (
+    CheckpointDeleted,
     ChecksumMismatch,
     FragmentMissing,
     StorageError,
@@ -36,9 +37,19 @@ T = TypeVar("T")
 class Files:
     """The files that a manifest in `directory` of `store` names, those elsewhere included. Counts bytes
     read.
+
+    `kept` says whether the run still keeps the checkpoint: what its run deleted is not damaged.
     """
 
-    def __init__(self, store: Store, directory: str, *, options: Options | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        directory: str,
+        *,
+        options: Options | None = None,
+        kept: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._kept = kept
         self._store, self._directory, self._options = store, directory, options
         self._foreign: dict[str, Store] = {}
         self.url = f"{store.url}/{directory}" if directory else store.url.rstrip("/")
@@ -64,6 +75,13 @@ class Files:
         store, path = self.at(file)
         return f"{store.url}/{path}" if "://" in store.url else posixpath.abspath(f"{store.url}/{path}")
 
+    def load(self, name: str) -> bytes:
+        """All of a file in the checkpoint's own directory; FragmentMissing if it isn't there."""
+        try:
+            return self._store.read(f"{self._directory}/{name}")
+        except StorageNotFound as error:
+            raise self._missing(f"{name} is gone") from error
+
     def read(self, row: Row, start: int, length: int) -> bytes:
         """Bytes of the file that a row names; FragmentMissing if they aren't there."""
         return self._read(row, start, length, lambda store, path: store.read(path, start, length))
@@ -77,21 +95,32 @@ class Files:
         store, path = self.at(row.file)
         try:
             found = work(store, path)
-        except StorageNotFound as error:
-            raise self.missing(row, "is gone") from error
         except StorageError as error:
-            if (size := store.size(path)) < start + length:
-                raise self.missing(row, f"ends at byte {size}, too early") from error
+            if (what := _lacks(store, path, start + length)) is not None:
+                raise self._missing(f"{row.file} {what}; it holds {_held(row)}") from error
             raise
         with self._count:
             self.bytes_read += length
         return found
 
-    def missing(self, row: Row, what: str) -> FragmentMissing:
-        name = f"{row.tensor} ({row.state}) {span(row.box)}"
-        return FragmentMissing(
-            url=self.url, problem=f"{row.file} {what}; it holds {name}. Use an older checkpoint."
-        )
+    def _missing(self, what: str) -> CheckpointDeleted | FragmentMissing:
+        """Why bytes are absent: the log says that a checkpoint goes before the first of its files does."""
+        if not self._kept():
+            return CheckpointDeleted(url=self.url, problem=f"its run deleted it ({what}). Open a newer one.")
+        return FragmentMissing(url=self.url, problem=f"{what}. Use an older checkpoint.")
+
+
+def _lacks(store: Store, path: str, end: int) -> str | None:
+    """Why a file can't have bytes up to `end`, if that is so."""
+    try:
+        size = store.size(path)
+    except StorageNotFound:
+        return "is gone"
+    return f"ends at byte {size}, too early" if size < end else None
+
+
+def _held(row: Row) -> str:
+    return f"{row.tensor} ({row.state}) {span(row.box)}"
 
 
 def fetch(files: Files, reads: Sequence[Read], requests: Sequence[Request], outputs: Sequence[Array]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -20,13 +21,7 @@ from elastic_train.checkpoint.ranges import Index, Request
 from elastic_train.checkpoint.resharding import kinds_of
 from elastic_train.checkpoint.run_directory import CHECKPOINTS, RunDirectory
 from elastic_train.checkpoint.views import View, check_views
-from elastic_train.errors import (
-    ChecksumMismatch,
-    FragmentMissing,
-    NoCheckpoint,
-    StorageNotFound,
-    TensorMismatch,
-)
+from elastic_train.errors import CheckpointDeleted, ChecksumMismatch, NoCheckpoint, TensorMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.follow import Kind
 from elastic_train.geometry.fragments import Fragments
@@ -52,10 +47,9 @@ def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
                 return Checkpoint.of(run, stored, options=options)
         raise NoCheckpoint(url=url, problem=f"it was never committed, or was removed. Open {top} instead.")
     if not is_local(url) or not is_file(url, options=options):  # objects with names inside it may be a run
-        run = RunDirectory(store)
-        newest = run.newest()
+        newest = Checkpoint.newest(RunDirectory(store), options=options)
         if newest is not None:
-            return Checkpoint.of(run, newest, options=options)
+            return newest
     foreign = import_checkpoint(url, options=options)
     if foreign is None:
         raise NoCheckpoint(url=url, problem="nothing was committed here. Check the path, or wait for a save.")
@@ -100,19 +94,21 @@ class Checkpoint(Mapping[str, States]):
         *,
         manifest_hash: str | None = None,
         options: Options | None = None,
+        kept: Callable[[], bool] = lambda: True,
     ) -> Checkpoint:
         """Open a directory of the store; with `manifest_hash`, from the commit log, exactly what was
         committed.
 
-        `options` open foreign files that the manifest may point at.
+        `options` open foreign files that the manifest may point at; `kept` says whether the run still keeps
+        it.
         """
-        files = Files(store, directory, options=options)
-        table = _load(store, f"{directory}/{MANIFEST}", files.url)
+        files = Files(store, directory, options=options, kept=kept)
+        table = files.load(MANIFEST)
         if manifest_hash is not None and digest(table) != manifest_hash:
             problem = f"{MANIFEST} isn't the one that was committed. Use an older checkpoint."
             raise ChecksumMismatch(url=files.url, problem=problem)
         manifest = Manifest.decode(table, url=files.url)
-        state = _load(store, f"{directory}/{STATE}", files.url)
+        state = files.load(STATE)
         if digest(state) != manifest.extra.get("state_hash"):
             raise ChecksumMismatch(
                 url=files.url,
@@ -124,7 +120,21 @@ class Checkpoint(Mapping[str, States]):
     def of(cls, run: RunDirectory, stored: Stored, *, options: Options | None = None) -> Checkpoint:
         """A checkpoint of the run's commit log, if its manifest is the committed one."""
         record = run.record(stored)
-        return cls.open(run.store, record.path, manifest_hash=record.manifest_hash, options=options)
+        return cls.open(
+            run.store,
+            record.path,
+            manifest_hash=record.manifest_hash,
+            options=options,
+            kept=lambda: run.keeps(stored),
+        )
+
+    @classmethod
+    def newest(cls, run: RunDirectory, *, options: Options | None = None) -> Checkpoint | None:
+        """The newest of the run's commit log while others may commit and delete; None if none ever was."""
+        while (stored := run.newest()) is not None:
+            with suppress(CheckpointDeleted):  # a newer one was committed since
+                return cls.of(run, stored, options=options)
+        return None
 
     @property
     def url(self) -> str:
@@ -174,6 +184,7 @@ class Checkpoint(Mapping[str, States]):
 
         New arrays, or those of `into`: of the same sizes, with items of as many bytes, any strides.
         ChecksumMismatch and FragmentMissing name file, tensor and elements; `into` is then partly filled.
+        CheckpointDeleted if the run deleted it meanwhile.
         """
         wanted = [(self.aliases.get(t, t), s, b) for t, s, b in requests]
         kinds = [ELEMENTS[self.info(tensor, state).dtype].numpy for tensor, state, _ in wanted]
@@ -218,10 +229,3 @@ class Checkpoint(Mapping[str, States]):
 
     def __len__(self) -> int:
         return len(self._states) + len(self.aliases)
-
-
-def _load(store: Store, path: str, url: str) -> bytes:
-    try:
-        return store.read(path)
-    except StorageNotFound as error:
-        raise FragmentMissing(url=url, problem=f"{path} is gone. Use an older checkpoint.") from error

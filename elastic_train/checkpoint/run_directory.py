@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from elastic_train.checkpoint.commit import MANIFEST, Assembled
 from elastic_train.checkpoint.document import Json, decode, encode
 from elastic_train.checkpoint.manifest import Manifest
-from elastic_train.errors import AlreadyExists, ConfigError, NoCheckpoint, StorageNotFound
+from elastic_train.errors import AlreadyExists, CheckpointDeleted, ConfigError, NoCheckpoint, StorageNotFound
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive
 from elastic_train.storage.log import CommitLog, Record
@@ -107,8 +107,12 @@ class RunDirectory:
 
     def commits(self) -> list[Stored]:
         """The checkpoints that are kept, in the order of their commits: the newest is last."""
+        return [_stored(r) for r in self.records()]
+
+    def records(self) -> tuple[Record, ...]:
+        """Their whole records, with lineage, metrics and hash."""
         self._check_log()
-        return [_stored(r) for r in self.log.valid()]
+        return self.log.valid()
 
     def newest(self) -> Stored | None:
         """What a run goes on from; None only if it never committed.
@@ -126,13 +130,18 @@ class RunDirectory:
         return any(r.kind == "commit" for r in self.log.records())
 
     def record(self, stored: Stored) -> Record:
-        """The commit's whole record, with lineage, metrics and hash."""
+        """The commit's whole record; CheckpointDeleted if it isn't kept."""
         for record in self.log.valid():
             if record.slot == stored.slot:
                 return record
-        raise NoCheckpoint(
-            url=self.store.url, problem=f"slot {stored.slot} holds no kept checkpoint (any more)."
+        raise CheckpointDeleted(
+            url=f"{self.store.url}/{stored.path}",
+            problem="its run doesn't keep it (any more). Open a newer one.",
         )
+
+    def keeps(self, stored: Stored) -> bool:
+        """Whether its bytes must all be there."""
+        return any(r.slot == stored.slot for r in self.log.valid())
 
     def before(self, stored: Stored) -> Stored | None:
         """The newest kept checkpoint that `stored` descends from: where to go when it is damaged."""

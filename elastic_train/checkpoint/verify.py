@@ -15,7 +15,7 @@ from elastic_train.checkpoint.fetch import THREADS, verify_pages
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.ranges import MOST, strides_of
 from elastic_train.checkpoint.reader import Checkpoint
-from elastic_train.errors import CheckpointError, ChecksumMismatch, StorageError
+from elastic_train.errors import CheckpointDeleted, CheckpointError, ChecksumMismatch, StorageError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,10 @@ class Report:
 
 
 def verify(checkpoint: Checkpoint) -> Report:
-    """Coverage, aliases, and every byte of every fragment against its page checksums and its content hash."""
+    """Coverage, aliases, and every byte of every fragment against its page checksums and its content hash.
+
+    CheckpointDeleted if the run deletes it meanwhile: that is no damage.
+    """
     manifest = checkpoint.manifest
     with ThreadPoolExecutor(THREADS) as pool:
         found = pool.map(lambda i: _problem(checkpoint, manifest.row(i)), range(len(manifest)))
@@ -73,6 +76,8 @@ def _structure(checkpoint: Checkpoint) -> Iterator[str]:
 def _problem(checkpoint: Checkpoint, row: Row) -> str | None:
     try:
         _check(checkpoint, row)
+    except CheckpointDeleted:
+        raise
     except (CheckpointError, StorageError) as error:
         return str(error)
     return None

@@ -15,13 +15,14 @@ from elastic_train.observe.text import columns
 from elastic_train.planner.plan import bytes_text
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.log import Record
 
 
 def list_checkpoints(run: str, *, as_json: bool) -> None:
     directory = RunDirectory(open_store(run))
-    commits = directory.commits()
+    commits = directory.records()
     if as_json:
-        print(json.dumps([_plain(c) | {"metrics": dict(directory.record(c).metrics)} for c in commits]))
+        print(json.dumps([_plain(c) | {"metrics": dict(c.metrics)} for c in commits]))
         return
     rows = [("step", "generation", "term", "slot", "path")]
     rows += [(str(c.step), str(c.generation), str(c.term), str(c.slot), c.path) for c in commits]
@@ -102,11 +103,11 @@ def choose(directory: RunDirectory, run: str, step: int | None) -> Stored:
     return found[-1]
 
 
-def _plain(stored: Stored) -> dict[str, object]:
+def _plain(record: Record) -> dict[str, object]:
     return {
-        "step": stored.step,
-        "generation": stored.generation,
-        "term": stored.term,
-        "slot": stored.slot,
-        "path": stored.path,
+        "step": record.step,
+        "generation": record.generation,
+        "term": record.term,
+        "slot": record.slot,
+        "path": record.path,
     }

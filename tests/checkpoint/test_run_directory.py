@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,12 +22,19 @@ from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.verify import verify
 from elastic_train.checkpoint.writer import write_part
-from elastic_train.errors import ConfigError, Fenced, NoCheckpoint, StorageError
+from elastic_train.errors import (
+    CheckpointDeleted,
+    ConfigError,
+    Fenced,
+    FragmentMissing,
+    NoCheckpoint,
+    StorageError,
+)
 from elastic_train.geometry.box import Box
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
-from elastic_train.testing.faulty_store import Fail, FaultyStore
+from elastic_train.testing.faulty_store import Fail, FaultyStore, Hold
 from elastic_train.testing.s3_server import S3Server
 
 pytestmark = pytest.mark.ring1
@@ -190,7 +199,7 @@ def test_pruned_checkpoints_are_history_and_count_as_such(run: RunDirectory, sav
     first, second = save(run, term=term, step=1), save(run, term=term, step=2)
     pruned = run.prune([second.slot], term=term)
     assert (pruned.slots, pruned.directories) == ((first.slot,), (first.path,))
-    with pytest.raises(NoCheckpoint, match=f"slot {first.slot}"):
+    with pytest.raises(CheckpointDeleted, match="doesn't keep it"):
         Checkpoint.of(run, first)
     assert run.prune([second.slot], term=term).directories == ()
     assert RunDirectory(run.store).ever_committed()
@@ -212,6 +221,42 @@ def test_an_attempt_whose_writers_did_not_report_yet_stays(run: RunDirectory, sa
         write_part(run.store, attempt_path(step=step, generation=generation), 0, [cut("w", np.zeros(2))])
     run.prune([stored.slot], term=term, writing=3)
     assert directories(run) == {stored.path, attempt_path(step=4, generation=3)}
+
+
+def test_what_the_run_deletes_while_it_is_read_is_not_called_damaged(run: RunDirectory, save: Save) -> None:
+    term = run.begin_term("a")
+    first = save(run, term=term, step=1)
+    opened = Checkpoint.of(run, first)
+    second = save(run, term=term, step=2)
+    run.prune([second.slot], term=term)
+    with pytest.raises(CheckpointDeleted, match="its run deleted it"):
+        opened.read("w", "param")
+    with pytest.raises(CheckpointDeleted):
+        verify(opened)
+    run.store.delete_tree(second.path)  # nobody said that it may go
+    with pytest.raises(FragmentMissing, match="is gone"):
+        Checkpoint.of(run, second)
+
+
+def test_who_opens_the_newest_gets_the_one_that_took_its_place(run: RunDirectory, save: Save) -> None:
+    term = run.begin_term("a")
+    first = save(run, term=term, step=1)
+    counting = FaultyStore(run.store, [])
+    log = RunDirectory(counting)
+    assert log.newest() == first
+    log.record(first)
+    manifest = counting.calls["read"] + 1
+    hold = Hold(operation="read", call=manifest, reached=threading.Event(), go=threading.Event())
+    reader = RunDirectory(FaultyStore(run.store, [hold]))
+    with ThreadPoolExecutor(1) as pool:
+        opening = pool.submit(Checkpoint.newest, reader)
+        assert hold.reached.wait(60)
+        second = save(run, term=term, step=2)
+        run.prune([second.slot], term=term)
+        hold.go.set()
+        opened = opening.result()
+    assert opened is not None
+    assert opened.document["step"] == 2
 
 
 def test_a_prune_that_died_half_way_is_finished_by_the_next(run: RunDirectory, save: Save) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import inspect
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from elastic_train.cli.exits import OUTCOMES, exits
+from elastic_train.cli.exits import OUTCOMES, STOPPED, exits
 from elastic_train.errors import ConfigError, ElasticTrainError, UserCodeError
 
 if TYPE_CHECKING:
@@ -84,6 +85,18 @@ def _theirs(phase: str) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def _interrupted_too_early(leave: Callable[[int], None]) -> Iterator[None]:
+    """A run that goes on heeds interrupts itself; before it there is nothing to stop, after it no more."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("stopped on request: SIGINT, before the run began", file=sys.stderr)
+        leave(STOPPED)
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # how the run ended is the exit code
+
+
 def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
     """`trainer`'s signature with the options of a place added; typer reads flags and types from it."""
 
@@ -91,7 +104,7 @@ def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
     def command(address: str | None = None, local_nodes: int = 3, **options: Any) -> None:
         import os
 
-        with exits() as leave:
+        with exits() as leave, _interrupted_too_early(leave):
             with _theirs("making the trainer of its options"):
                 made = trainer(**options)
             result = made.fit(address=address or os.environ.get("RAY_ADDRESS"), local_nodes=local_nodes)

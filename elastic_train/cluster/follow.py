@@ -41,6 +41,7 @@ ANSWER_S = 20.0
 GONE_S = 120.0  # how long a controller may be away before its driver gives up
 AT_ONCE_S = 0.6  # how long a controller may take to end the run without a checkpoint
 LEAVE_S = 0.3  # what this process needs for its own end
+HEEDED = (signal.SIGINT, signal.SIGTERM)
 
 
 def follow(
@@ -55,7 +56,8 @@ def follow(
     """Until the run ended.
 
     A first signal stops it at the next step boundary with a checkpoint. A second one, or the end of the
-    `grace_s` after which a SIGTERM is followed by SIGKILL, stops it where it is.
+    `grace_s` after which a SIGTERM is followed by SIGKILL, stops it where it is. Call within
+    `signals_restored`.
     """
     screen = Screen(spec, quiet=quiet)
     store = open_store(child_url(spec.storage_path, spec.name))
@@ -97,11 +99,15 @@ class _Wish:
 
     def __init__(self, grace_s: float) -> None:
         self.reason = ""
+        self.done = False  # how the run ended is final
         self._grace_s = grace_s
         self._said = 0
         self._at_once = self._over = float("inf")
 
     def hear(self, number: int) -> None:
+        if self.done:  # it comes too late; the next one ends whatever holds this process up
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            return
         now = time.monotonic()
         if self.reason:
             self._at_once = min(self._at_once, now)
@@ -128,17 +134,30 @@ class _Wish:
 def _signals(grace_s: float) -> Iterator[_Wish]:
     """SIGINT and SIGTERM become a wish. Installed after ray.init, which puts its own handlers in place."""
     wish = _Wish(grace_s)
-    if threading.current_thread() is not threading.main_thread():
-        yield wish
-        return
-    old = {
-        number: signal.signal(number, lambda n, _: wish.hear(n)) for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    if _hears_signals():
+        for number in HEEDED:
+            signal.signal(number, lambda n, _: wish.hear(n))
     try:
         yield wish
     finally:
+        wish.done = True
+
+
+@contextmanager
+def signals_restored() -> Iterator[None]:
+    """Who handled signals before a run handles them again once its cluster is left: a run that ended is not
+    interrupted any more.
+    """
+    old = {number: signal.getsignal(number) for number in HEEDED} if _hears_signals() else {}
+    try:
+        yield
+    finally:
         for number, handler in old.items():
             signal.signal(number, handler)
+
+
+def _hears_signals() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _raise_for(end: End, spec: RunSpec) -> None:

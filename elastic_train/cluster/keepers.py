@@ -43,6 +43,7 @@ class Keepers:
         self._standby: frozenset[str] = frozenset()
         self._lock = threading.Lock()
         self._pairing = threading.Lock()
+        self._stopped = False
 
     def adopt(self, node: str, handle: Any) -> None:
         """Take over a keeper that an earlier incarnation of the controller started."""
@@ -68,7 +69,7 @@ class Keepers:
             return
         with self._lock:
             info = node_info(node)
-            if node in self._handles or info is None:
+            if node in self._handles or info is None or self._stopped:
                 return
             self._handles[node] = (
                 remote(Keeper, concurrency_groups=CONCURRENCY)
@@ -121,10 +122,18 @@ class Keepers:
         return tuple(found)
 
     def stop(self) -> None:
-        """End them all, and their segments with them; a moment is given to those that can be reached."""
-        calls = [handle.stop.remote() for handle in self.handles().values()]
-        if calls:
-            ray.wait(calls, num_returns=len(calls), timeout=STOP_S)
+        """End them all, and their segments with them. One that doesn't answer in a moment is killed: it may
+        be starting still, and has nothing yet.
+        """
+        with self._lock:
+            self._stopped = True
+        calls = {handle.stop.remote(): handle for handle in self.handles().values()}
+        if not calls:
+            return
+        _, silent = ray.wait(list(calls), num_returns=len(calls), timeout=STOP_S)
+        for call in silent:
+            with suppress(RayError):
+                ray.kill(calls[call], no_restart=True)
 
     def _answered(self, node: str, call: Any) -> Any:
         try:

@@ -18,7 +18,7 @@ from elastic_train.cluster import ray_private
 from elastic_train.cluster.callbacks import Callbacks
 from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.controller import Controller
-from elastic_train.cluster.follow import follow
+from elastic_train.cluster.follow import follow, signals_restored
 from elastic_train.cluster.ground import hosts, problems_of
 from elastic_train.cluster.local import LocalCluster
 from elastic_train.cluster.names import NAMESPACE, controller_name, run_key
@@ -66,7 +66,7 @@ def fit(
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
     job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
-    with _cluster(address, local_nodes):
+    with signals_restored(), _cluster(address, local_nodes):
         try:
             _check_nodes_see(spec, token)
         finally:

@@ -88,6 +88,7 @@ class Performer:
         self._ready: dict[str, Ready] = {}
         self._groups: dict[int, tuple[str, ...]] = {}  # members by generation
         self._rendezvous: Any = None
+        self._over = False  # what was still being started is stopped, too
         self.keepers = Keepers(run=run, term=term, spec=spec, controller=controller, environment=environment)
         self._store_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="perform")
@@ -127,6 +128,7 @@ class Performer:
             case AskPeers():
                 self.aside(self._ask_peers, command.generation)
             case End():
+                self._over = True
                 for worker in list(self._handles):
                     self.stop_worker(worker, f"the run ended: {command.outcome}")
                 self.keepers.stop()
@@ -201,6 +203,9 @@ class Performer:
         )
         self._handles[name] = handle
         self._watch.add(name, handle)
+        if self._over:
+            self.stop_worker(name, "the run ended")
+            return
         try:
             ready: Ready = answer(handle.ready.remote(), spec.timing.start_worker_s)
         except (ConfigError, UserCodeError) as error:

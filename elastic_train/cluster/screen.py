@@ -10,6 +10,7 @@ from elastic_train.config import RunSpec
 from elastic_train.control.events import (
     CheckpointCommitted,
     GroupReady,
+    NodesChanged,
     PartWritten,
     Settled,
     StepCommitted,
@@ -69,8 +70,9 @@ class Screen:
         return columns(table(history(self._records)))
 
     def _say(self, record: Record) -> None:
-        worth = record.commands or isinstance(record.event, GroupReady)
-        if self._quiet or not worth or isinstance(record.event, QUIET_EVENTS):
+        worth = record.commands or isinstance(record.event, GroupReady | NodesChanged)
+        often = isinstance(record.event, QUIET_EVENTS) and record.ended is None
+        if self._quiet or not worth or often:
             return
         start = "\r\x1b[K" if self._live else ""
         self._write(f"{start}[{record.wall[11:19]}] {record.reason}\n")

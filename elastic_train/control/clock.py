@@ -148,5 +148,6 @@ def _no_capacity(state: State, phase: Waiting, policy: Policy, at: float) -> Out
     return end(
         state,
         "capacity",
-        f"waited {at - phase.since:.0f} s for {policy.min_workers} workers, {present} are there{why}",
+        f"waited {at - phase.since:.0f} s for {policy.min_workers} workers{policy.each}, "
+        f"{present} are there{why}",
     )

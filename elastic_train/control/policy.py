@@ -22,6 +22,7 @@ class Policy:
     timing: Timing
     peers: bool = False  # whether nodes have keepers
     logs: bool = False  # whether stages log what they send
+    each: str = ""  # what a worker needs, for people: " of 1 CPU"
     evict_slower_than: float | None = None  # times the median of the others from which a node is left
     flaps: int = 3  # workers of a node that ended before they were of use, until it is quarantined
     flap_window_s: float = 600.0
@@ -48,6 +49,7 @@ class Policy:
             peers=spec.checkpoints.peers is not None,
             evict_slower_than=spec.evict_slower_than,
             logs=spec.boundary_logs is not None,
+            each=f" of {needs(spec)}",
         )
 
     @property
@@ -59,3 +61,13 @@ class Policy:
     def target(self) -> int:
         """Workers to have where there is room: those of the largest plan and the standby."""
         return self.max_workers + self.standby
+
+
+def needs(spec: RunSpec) -> str:
+    """What a worker takes of a node, in words."""
+    parts = [
+        f"{amount:g} {name}"
+        for name, amount in (("CPU", spec.cpus_per_worker), ("GPU", spec.gpus_per_worker))
+        if amount
+    ]
+    return " and ".join(parts) + (f" on {spec.accelerator}" if spec.accelerator is not None else "")

@@ -153,7 +153,9 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
     notices = [n.name for n in event.nodes if n.drain_by is not None and before.get(n.name) != n]
     outcome = Outcome(
         state=replace(state, facts=replace(state.facts, nodes=event.nodes)),
-        reason=f"{len(names)} nodes" + (f", {', '.join(notices)} leaving" if notices else ""),
+        reason=f"{len(names)} nodes"
+        + (f", {', '.join(notices)} leaving" if notices else "")
+        + _lacking(state, event, policy),
     )
     for worker in state.facts.workers:
         if worker.node not in names:
@@ -166,6 +168,14 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
                 commands=(*outcome.commands, StopWorker(worker=worker.name, reason="its node is gone")),
             )
     return outcome.then(lambda s: staff(s, policy, event.at))
+
+
+def _lacking(state: State, event: NodesChanged, policy: Policy) -> str:
+    """What is waited for, where the cluster has too little room."""
+    room = sum(node.slots for node in event.nodes if node.drain_by is None)
+    if not isinstance(state.phase, Waiting) or room >= policy.min_workers:
+        return ""
+    return f" with room for {room} workers{policy.each}: at least {policy.min_workers} are waited for"
 
 
 def _worker_ready(state: State, event: WorkerReady) -> Outcome:

@@ -67,7 +67,7 @@ class RayProcesses:
             f"--temp-dir={self._directory / f's{self._starts}'}",
             *self._head_options(),
         )
-        self._wait_for(f"{self.jobs}/api/version")
+        self._wait_for(f"{self.jobs}/api/gcs_healthz")  # nobody is asked for a token there
 
     def add_node(self, cpus: int = 1) -> psutil.Popen:
         """Start a node; the process of its `ray start`, whose children are the node's processes."""

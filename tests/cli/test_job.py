@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from elastic_train.cli.exits import STOPPED
 
 pytestmark = pytest.mark.ring1
 
@@ -50,3 +54,24 @@ def test_a_job_file_that_cannot_be_loaded_is_told_before_anything_starts(
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupt_before_the_run_begins_is_a_stop(tmp_path: Path) -> None:
+    job, here = tmp_path / "job.py", tmp_path / "here"
+    job.write_text(
+        "import threading\n"
+        "from pathlib import Path\n"
+        "import elastic_train as et\n"
+        "def trainer(*, here: str = '') -> et.ElasticTrainer:\n"
+        "    Path(here).write_text(str(1))\n"
+        "    threading.Event().wait(60)\n"
+        "    raise AssertionError\n"
+        "et.main(trainer)\n"
+    )
+    os.mkfifo(here)
+    with subprocess.Popen([sys.executable, str(job), "--here", str(here)], stderr=subprocess.PIPE) as process:
+        here.read_bytes()  # until it is there
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == STOPPED
+    assert b"stopped on request: SIGINT" in said

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from ray.job_submission import JobSubmissionClient
@@ -65,11 +65,13 @@ class Jobs:
     def client(self) -> JobSubmissionClient:
         return JobSubmissionClient(self.cluster.jobs)
 
-    def submit(self, key: str, *options: str) -> str:
+    def submit(self, key: str, *options: str, stop_wait_s: int | None = None) -> str:
         """Submit the small job under a submission id and return at once."""
         file = "tests/cluster/small_job.py" if self.copied else str(REPOSITORY / "tests/cluster/small_job.py")
         command = shlex.join(("python", file, "--storage", str(self.storage), *options))
-        environment = {"working_dir": str(REPOSITORY)} if self.copied else {}
+        environment: dict[str, Any] = {"working_dir": str(REPOSITORY)} if self.copied else {}
+        if stop_wait_s is not None:
+            environment["env_vars"] = {"RAY_JOB_STOP_WAIT_TIME_S": str(stop_wait_s)}
 
         def accepted() -> bool:  # a cluster that has just been started takes no jobs yet
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from elastic_train.testing.ray_processes import RayProcesses
-from tests.cluster.conftest import BIN, Jobs
+from tests.cluster.conftest import BIN, Jobs, assert_starting, eventually
 
 pytestmark = [pytest.mark.ring3, pytest.mark.trial, pytest.mark.timeout(400)]
 
@@ -27,8 +27,15 @@ def test_a_job_runs_on_a_cluster_that_asks_for_a_token_and_nobody_without_one_ge
     with RayProcesses(asked, head_cpus=2) as cluster:
         jobs = Jobs(cluster, tmp_path / "runs")
         command = ("python", "tests/cluster/small_job.py", "--max-steps", "6", "--storage", str(jobs.storage))
-        done = jobs.cli("submit", "--working-dir", ".", "--", *command, "--standby", "0")
-        assert done.returncode == 0, done.stdout + done.stderr
+
+        def taken() -> str | None:  # a cluster that has just been started takes no jobs yet
+            done = jobs.cli("submit", "--working-dir", ".", "--", *command, "--standby", "0")
+            said = done.stdout + done.stderr
+            if done.returncode != 0:
+                assert_starting(said)
+            return said if done.returncode == 0 else None
+
+        assert "step 6/6" in eventually("an agent that takes jobs", taken)
         assert sorted(jobs.ledger("small").losses) == list(range(1, 7))
         cluster.environment = open_to_all
         refused = jobs.cli("submit", "--working-dir", ".", "--", *command)

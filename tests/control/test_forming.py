@@ -139,3 +139,12 @@ def test_a_replica_left_after_the_last_step_saves_it(replicated):
     play.go()
     assert isinstance(play.phase, Running)
     assert play.ordered(Save) == [Save(generation=2)]
+
+
+def test_a_cluster_without_room_is_told_what_is_waited_for(play):
+    play.policy = replace(play.policy, min_workers=5, max_workers=6, each=" of 1 CPU")
+    play.begin(3)
+    said = " with room for 3 workers of 1 CPU: at least 5 are waited for"
+    assert said in play.outcome.reason
+    play.nodes("abcde")
+    assert "waited for" not in play.outcome.reason

@@ -20,11 +20,15 @@ def test_a_policy_is_what_the_run_was_configured_with():
         max_workers=8,
         standby=2,
         max_failures=5,
+        cpus_per_worker=2.0,
+        gpus_per_worker=1.0,
+        accelerator="H100",
     )
     policy = Policy.of(spec, SimplePlanner())
     assert (policy.min_workers, policy.max_workers, policy.target) == (2, 8, 10)
     assert (policy.max_steps, policy.max_failures) == (100, 5)
     assert policy.tick_s == spec.timing.heartbeat_s
+    assert policy.each == " of 2 CPU and 1 GPU on H100"
 
 
 def test_the_same_seed_gives_the_same_faults():

@@ -107,7 +107,7 @@ def test_a_run_that_gets_too_few_workers_says_what_it_waited_for(runs: Runs) -> 
     task, spec = runs.spec(
         "hungry", max_steps=STEPS, workers="5:6", timing=dataclasses.replace(TIMING, wait_for_capacity_s=12.0)
     )
-    with pytest.raises(CapacityTimeout, match="5 workers"):
+    with pytest.raises(CapacityTimeout, match="5 workers of 1 CPU"):
         fit(task, spec, address=None, local_nodes=0, quiet=True)
 
 

@@ -231,7 +231,7 @@ class Controller:
             )
         )
         running = tuple((s.worker, s.node, s.generation, s.step) for s in found.living)
-        self._post(Adopted(at=0.0, running=running))
+        self._post(Adopted(at=0.0, running=running, silent=found.silent))
         with self._early_lock:
             for event in (*found.steps, *(self._early or ())):
                 self._post(event)

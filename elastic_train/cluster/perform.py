@@ -157,6 +157,10 @@ class Performer:
         self._groups[generation] = (*self._groups.get(generation, ()), worker)
         self._watch.add(worker, handle)
 
+    def meet(self, worker: str, handle: Any) -> None:
+        """Know the process of a worker that said nothing yet, so that it can be waited for or ended."""
+        self._handles[worker] = handle
+
     def lost(self, worker: str) -> None:
         """Forget a worker that is gone, and make sure that it is."""
         handle = self._handles.pop(worker, None)
@@ -179,29 +183,9 @@ class Performer:
             self._watch.lost(name, Cause(kind="death", detail=detail, phase="starting"))
             return
         self.keepers.start(command.node)
-        handle = (
-            remote(WorkerActor, concurrency_groups=THREADS)
-            .options(
-                name=worker_name(self._run, self._term, name),
-                namespace=NAMESPACE,
-                lifetime="detached",
-                num_cpus=spec.cpus_per_worker,
-                num_gpus=spec.gpus_per_worker,
-                max_restarts=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(info["NodeID"], soft=False),
-                runtime_env={"env_vars": self._environment | OF_WORKERS},
-            )
-            .remote(
-                name=name,
-                node=command.node,
-                spec=spec,
-                job=self._job,
-                controller=self._controller,
-                device="cuda" if spec.gpus_per_worker else "cpu",
-                faults=self._faults,
-            )
-        )
-        self._handles[name] = handle
+        handle = self._handles.get(name)
+        if handle is None:  # else an earlier incarnation of this controller started it
+            handle = self._handles[name] = self._process(command, info["NodeID"])
         self._watch.add(name, handle)
         if self._over:
             self.stop_worker(name, "the run ended")
@@ -219,6 +203,32 @@ class Performer:
             self._ready[name] = ready
             self.aside(self.pair)
             self._post(WorkerReady(at=0.0, worker=name, node=command.node, pid=ready.pid))
+
+    def _process(self, command: StartWorker, node_id: str) -> Any:
+        """A new worker's actor."""
+        spec, name = self._spec, command.worker
+        return (
+            remote(WorkerActor, concurrency_groups=THREADS)
+            .options(
+                name=worker_name(self._run, self._term, name),
+                namespace=NAMESPACE,
+                lifetime="detached",
+                num_cpus=spec.cpus_per_worker,
+                num_gpus=spec.gpus_per_worker,
+                max_restarts=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+                runtime_env={"env_vars": self._environment | OF_WORKERS},
+            )
+            .remote(
+                name=name,
+                node=command.node,
+                spec=spec,
+                job=self._job,
+                controller=self._controller,
+                device="cuda" if spec.gpus_per_worker else "cpu",
+                faults=self._faults,
+            )
+        )
 
     # -- groups
 

@@ -21,7 +21,7 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import Adopted, Cause, TermBegan
 from elastic_train.control.failure import break_group, worker_lost
 from elastic_train.control.forming import form_command
-from elastic_train.control.membership import find, ready
+from elastic_train.control.membership import ready
 from elastic_train.control.policy import Policy
 from elastic_train.control.saving import commit_command, final_is_missing
 from elastic_train.control.states import (
@@ -35,6 +35,7 @@ from elastic_train.control.states import (
     Settling,
     State,
     Waiting,
+    Worker,
 )
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive, back_to
@@ -76,13 +77,20 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
 
 def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     """Reconcile what the journal says with who is alive."""
+    known = {w.name: w for w in state.facts.workers}
     standing = {name: (generation, step) for name, _, generation, step in event.running}
-    strangers = tuple(name for name, *_ in event.running if find(state.facts, name) is None)
-    stops = tuple(StopWorker(worker=name, reason="this run does not know it") for name in strangers)
-    if len(standing) == len(strangers):
+    starting = tuple(known[n] for n in event.silent if n in known and known[n].status == "starting")
+    strangers = tuple(name for name in (*standing, *event.silent) if name not in known)
+    mute = tuple(name for name in event.silent if name in known and known[name] not in starting)
+    stops = (
+        *(StopWorker(worker=name, reason="this run does not know it") for name in strangers),
+        *(StopWorker(worker=name, reason="it did not answer the new controller") for name in mute),
+    )
+    if standing.keys() <= set(strangers):
+        alone = _alone(state, starting, event.at)
         return Outcome(
-            state=_alone(state, event.at),
-            commands=stops,
+            state=alone,
+            commands=(*stops, *resume_commands(alone, policy)),
             reason="nobody is left: the run starts from storage",
         )
     facts, logged = replace(state.facts, logged=None), state.facts.logged
@@ -94,12 +102,12 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     outcome = Outcome(
         state=replace(state, facts=facts),
         commands=stops,
-        reason=f"{len(standing) - len(strangers)} workers live on",
+        reason=f"{len(standing.keys() & known.keys())} workers live on",
     )
     outcome = outcome.then(lambda s: _reconcile(s, standing, policy, event.at))
     gone = Cause(kind="death", detail="it was gone when the controller came back")
     for worker in facts.workers:
-        if worker.name not in standing:
+        if worker.name not in standing and worker not in starting:
             outcome = outcome.then(lambda s, name=worker.name: worker_lost(s, name, gone, policy, event.at))
     return outcome.then(
         lambda s: Outcome(state=s, commands=_new(resume_commands(s, policy), outcome.commands))
@@ -159,9 +167,9 @@ def _reconcile(state: State, standing: Standing, policy: Policy, at: float) -> O
             return Outcome(state=state)
 
 
-def _alone(state: State, at: float) -> State:
-    """Every process of the run is gone, and what it held: that is a new start, not a failure."""
-    facts = _afresh(state.facts)
+def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
+    """Everybody is gone, and what they held: that is a new start, not a failure."""
+    facts = replace(_afresh(state.facts), workers=starting)
     if facts.logged is not None:
         facts = replace(_stored(facts, facts.logged, trusted=True), logged=None)
     return replace(state, facts=facts, phase=Waiting(since=at))

@@ -89,11 +89,13 @@ class WorkerLost:
 class Adopted:
     """After a controller restart: what the living workers say of themselves. Others are lost.
 
-    `running` names (worker, node, generation it runs, its step); generation 0 means idle.
+    `running` names (worker, node, generation it runs, its step); generation 0 means idle. `silent` workers
+    have a process that gave no answer: those that were starting go on doing so, others are ended.
     """
 
     at: float
     running: tuple[tuple[str, str, int, int], ...]
+    silent: tuple[str, ...] = ()
 
 
 # -- words of workers, fenced by generation ------------------------------------------------------------------

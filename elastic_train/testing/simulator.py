@@ -190,7 +190,12 @@ class Simulation:
                 for w in self.cluster.workers.values()
                 if w.responds(self.clock.now)
             )
-            self._handle(self.controller, Adopted(at=0.0, running=living))
+            silent = tuple(
+                w.name
+                for w in self.cluster.workers.values()
+                if w.died is None and not w.responds(self.clock.now)
+            )
+            self._handle(self.controller, Adopted(at=0.0, running=living, silent=silent))
         self._handle(self.controller, NodesChanged(at=0.0, nodes=self.cluster.present()))
         unheard, self._unheard = self._unheard, []
         for event in unheard:

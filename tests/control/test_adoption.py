@@ -18,7 +18,9 @@ from elastic_train.testing.simulator import Simulation, simulated_policy
 pytestmark = pytest.mark.ring0
 
 
-def take_over(play, *, at: float = 0.0, stored=None, alive: str = "", step: int | None = None, strangers=()):
+def take_over(
+    play, *, at: float = 0.0, stored=None, alive: str = "", step: int | None = None, strangers=(), silent=()
+):
     """A new term whose clock starts at `at`; `alive` are the last letters of the workers that live."""
     play.at = at
     stored = stored or play.facts.stored
@@ -26,7 +28,7 @@ def take_over(play, *, at: float = 0.0, stored=None, alive: str = "", step: int 
     generation = play.facts.generation
     step = play.facts.step if step is None else step
     running = tuple((w.name, w.node, generation, step) for w in play.facts.workers if w.name[-1] in alive)
-    return play(Adopted, running=(*running, *((name, "a", 0, 0) for name in strangers)))
+    return play(Adopted, running=(*running, *((name, "a", 0, 0) for name in strangers)), silent=silent)
 
 
 def test_a_living_group_trains_on_under_the_new_controller(play):
@@ -179,6 +181,32 @@ def test_a_worker_that_came_up_meanwhile_is_ready_and_one_that_did_not_is_lost(p
     play.begin(3)
     take_over(play, alive="1")
     assert [(w.name, w.status) for w in play.facts.workers] == [("w0001", "ready")]
+
+
+def test_a_worker_that_is_still_starting_is_waited_for(play):
+    play.running(2, step=5)
+    play.nodes("abc")
+    late = play.facts.workers[2]
+    take_over(play, alive="12", silent=(late.name,))
+    assert play.facts.workers[2].status == "starting"
+    assert play.commands == (StartWorker(worker=late.name, node="c"), Go(generation=1))
+    play.ready(late.name)
+    assert play.facts.workers[2].status == "ready"
+
+
+def test_a_start_is_waited_for_where_nobody_else_is_left(play):
+    play.begin(2)
+    take_over(play, silent=("w0002",))
+    assert [w.name for w in play.facts.workers] == ["w0002"]
+    assert play.commands == (StartWorker(worker="w0002", node="b"),)
+
+
+def test_a_member_that_does_not_answer_is_lost_and_ended(replicated):
+    play = replicated.running(3, step=5)
+    take_over(play, alive="12", silent=("w0003", "w0077"))
+    assert isinstance(play.phase, Settling)
+    assert [c.worker for c in play.ordered(StopWorker)] == ["w0077", "w0003"]
+    assert [w.name for w in play.facts.workers] == ["w0001", "w0002"]
 
 
 def test_strangers_are_stopped(play):

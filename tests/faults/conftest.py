@@ -26,6 +26,8 @@ from jobs.pretrain_lm import trainer
 Calm = dict[int, tuple[int, float]]
 """The digest of the samples and the loss, by step."""
 TIMING = Timing(join_window_s=1.0, lease_s=5.0, wait_for_capacity_s=120.0)
+WHOLE = dataclasses.replace(TIMING, join_window_s=60.0)
+"""The first group waits for all workers, however far apart they come."""
 
 
 class Runs:

@@ -5,18 +5,15 @@ A replica saves every step; without one peer memory does, or the last checkpoint
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.faults import Fault, FaultSchedule, KillNode, KillRank, Moment
-from tests.faults.conftest import TIMING, Runs, assert_same_training
+from tests.faults.conftest import WHOLE, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 NODES, CPUS = 2, 2
 STEPS = 16
-WHOLE = replace(TIMING, join_window_s=60.0)  # the first group waits for all four workers
 
 
 def test_stages_cut_over_tp_go_on_after_the_loss_of_one_rank(runs: Runs) -> None:

@@ -33,7 +33,7 @@ def test_failures_during_a_recovery_and_without_a_controller_leave_the_losses(ru
         SCHEDULE,
         workers=f"{chosen.ranks}:{chosen.ranks}",  # one that trains alone would take its last report along
         max_steps=STEPS,
-        standby=NODES * CPUS - chosen.ranks,
+        standby=2,
         parallelism=chosen.parallelism,
     )
     assert_same_training(rough, runs.calm(steps=STEPS))

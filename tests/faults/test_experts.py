@@ -11,7 +11,7 @@ from elastic_train.cluster.launch import fit
 from elastic_train.config import Parallelism
 from elastic_train.control.faults import FaultSchedule, KillRank, Moment
 from elastic_train.testing.alone import train_alone
-from tests.faults.conftest import TIMING, Runs, assert_same_training
+from tests.faults.conftest import WHOLE, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.trial, pytest.mark.timeout(600)]
 NODES, CPUS = 2, 2
@@ -33,7 +33,7 @@ def test_experts_and_positions_are_divided_again_after_each_loss(runs: Runs) -> 
         standby=0,
         max_steps=STEPS,
         parallelism=Parallelism(tp=2, dp_shard=2, ep=2),
-        timing=dataclasses.replace(TIMING, join_window_s=60.0),
+        timing=WHOLE,
     )
     task = dataclasses.replace(task, size="tiny_moe")
     chaos = Chaos(runs.cluster, STORM, print)

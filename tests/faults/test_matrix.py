@@ -25,7 +25,7 @@ from elastic_train.control.faults import (
     SlowNode,
     StopRank,
 )
-from tests.faults.conftest import Runs, assert_copies_and_logs_spare_every_step, assert_same_training
+from tests.faults.conftest import WHOLE, Runs, assert_copies_and_logs_spare_every_step, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 2
@@ -117,6 +117,7 @@ def test_a_slow_node_is_named_where_its_ranks_compute_alone_and_ends_nowhere(run
         workers=f"{chosen.least}:{chosen.ranks}",
         max_steps=STEPS,
         standby=0,
+        timing=WHOLE,
         parallelism=chosen.parallelism,
     )
     assert_same_training(rough, runs.calm(steps=STEPS))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,12 +10,11 @@ from elastic_train.cluster.result import Result
 from elastic_train.config import BoundaryLogs, Checkpoints, Parallelism
 from elastic_train.control.events import WorkerLost
 from elastic_train.control.faults import FaultSchedule, KillRank, Moment
-from tests.faults.conftest import TIMING, Runs, assert_same_training
+from tests.faults.conftest import WHOLE, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600), pytest.mark.matrix]
 NODES, CPUS = 3, 1
 STEPS = 22
-WHOLE = replace(TIMING, join_window_s=60.0)  # the first group waits for the standby worker too
 
 
 def trained(runs: Runs, name: str, *faults: KillRank, **changes: Any) -> Result:

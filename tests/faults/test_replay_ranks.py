@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from elastic_train.cluster.result import Result
 from elastic_train.config import BoundaryLogs, Checkpoints, Parallelism
 from elastic_train.control.faults import FaultSchedule, KillRank, Moment
 from elastic_train.train.profile import profiled_shape
-from tests.faults.conftest import TIMING, Runs, assert_same_training
+from tests.faults.conftest import WHOLE, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600), pytest.mark.trial]
 NODES, CPUS = 3, 2
@@ -35,7 +34,7 @@ def trained(
         standby=standby,
         checkpoints=Checkpoints(every=6, peers=None, pressure="wait", keep=2),
         parallelism=parallelism,
-        timing=replace(TIMING, join_window_s=60.0),
+        timing=WHOLE,
         **changes,
     )
 

@@ -19,7 +19,7 @@ from elastic_train.cluster.result import Result
 from elastic_train.control.events import GroupBroken, Straggling
 from elastic_train.control.faults import FaultSchedule
 from jobs.pretrain_lm import Pretrain
-from tests.faults.conftest import Runs
+from tests.faults.conftest import WHOLE, Runs
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(400), pytest.mark.trial]
 NODES, CPUS = 3, 1
@@ -91,7 +91,7 @@ def claimed(mark: str) -> int:
 
 
 def trained(runs: Runs, job: type[Hooked], tmp_path: Path, **changes: Any) -> Result:
-    task, spec = runs.spec(job.__name__, standby=0, **changes)
+    task, spec = runs.spec(job.__name__, standby=0, timing=WHOLE, **changes)
     hooked = job(**vars(task), mark=str(tmp_path / "mark"))
     chaos = Chaos(runs.cluster, FaultSchedule(faults=()), print)
     return fit(hooked, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)

@@ -14,11 +14,9 @@ from elastic_train.control.events import TermBegan
 from elastic_train.data.numbered import Numbered
 from elastic_train.data.order import SampleOrder
 from elastic_train.errors import UserCodeError
-from elastic_train.observe.records import Record, from_json
-from elastic_train.storage.fsspec_store import open_store
-from elastic_train.storage.journal import read_journal
+from elastic_train.observe.records import Record
 from jobs.pretrain_lm import Pretrain
-from tests.faults.conftest import Runs, assert_same_training
+from tests.faults.conftest import WHOLE, Runs, assert_same_training
 from tests.faults.test_matrix import PLANS
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.trial, pytest.mark.timeout(600)]
@@ -89,6 +87,7 @@ def test_a_bug_ends_a_run_at_once_and_mended_it_goes_on(runs: Runs, tmp_path: Pa
         workers=f"{chosen.least}:{chosen.ranks}",
         max_steps=STEPS,
         standby=0,
+        timing=WHOLE,
         parallelism=chosen.parallelism,
     )
     samples = task.dataset()
@@ -104,17 +103,12 @@ def test_a_bug_ends_a_run_at_once_and_mended_it_goes_on(runs: Runs, tmp_path: Pa
         assert raised.value.step == step
         assert raised.value.phase
         assert "test_user_errors.py" in raised.value.traceback
-        groups = [r for r in of_term(recorded(runs, spec.name), term) if r.formed is not None]
+        groups = [r for r in of_term(runs.records(spec.name), term) if r.formed is not None]
         assert len(groups) == 1, "nothing is tried again"
         (tmp_path / place).unlink()
     whole = fit(job, spec, address=None, local_nodes=0, quiet=True)
     assert_same_training(whole, runs.calm(steps=STEPS))
     assert len(whole.ledger.superseded) < len(PLACES) * 2 * EVERY, "those since a checkpoint that was durable"
-
-
-def recorded(runs: Runs, name: str) -> list[Record]:
-    store = open_store(str(runs.storage / name))
-    return [from_json(line) for _, part in read_journal(store) for line in part]
 
 
 def of_term(records: list[Record], term: int) -> list[Record]:

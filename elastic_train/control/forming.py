@@ -30,9 +30,6 @@ forms none with the same number, and writes into no directory of its successor."
 
 PLANS_KEPT = 4
 
-PLANNED = "planned: "
-"""What the planner said of the plan follows, to the end of the reason."""
-
 
 def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
     """The planner's choice, within the bounds that the user set."""
@@ -224,7 +221,8 @@ def _form(state: State, planned: Planned, choice: Choice, at: float, paused: flo
     return Outcome(
         state=State(facts=facts, phase=phase),
         commands=(form_command(facts, phase),),
-        reason=f"generation {generation} is formed as {plan}, {choice.reason}; {PLANNED}{planned.reason}",
+        reason=f"generation {generation} is formed as {plan}, {choice.reason}; planned: {planned.reason}",
+        planned=planned.reason,
     )
 
 

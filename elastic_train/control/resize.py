@@ -24,7 +24,6 @@ from elastic_train.planner.plan import Infeasible, Plan
 
 COOL_DOWN_WINDOWS = 4
 COOL_DOWN_SWITCHES = 10
-STAYS = "the group does not grow: "
 ASKED_AGAIN_S = 60.0
 """Until a change that was declined is judged again; then as long as the group has trained by then."""
 
@@ -86,7 +85,8 @@ def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     if isinstance(planned, Infeasible) or planned.plan == phase.plan:
         return Outcome(
             state=replace(state, phase=replace(phase, declined=Declined(idle=idle, at=at))),
-            reason=f"{STAYS}{planned.reason}",
+            reason=f"the group does not grow: {planned.reason}",
+            planned=planned.reason,
         )
     why = f": {planned.reason}" if planned.reason else ""
     return pause(state, phase.plan, "grow", f"growing from {phase.plan} to {planned.plan}{why}", at)

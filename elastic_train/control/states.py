@@ -220,11 +220,12 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a transition decided, and why, in one sentence."""
+    """What a transition decided, and why, in one sentence; `planned` is the planner's part of it."""
 
     state: State
     commands: tuple[Command, ...] = ()
     reason: str = ""
+    planned: str = ""
 
     def then(self, follow: Callable[[State], Outcome]) -> Outcome:
         """This, and what follows from the state it led to."""
@@ -235,6 +236,7 @@ class Outcome:
             state=further.state,
             commands=self.commands + further.commands,
             reason="; ".join(part for part in (self.reason, further.reason) if part),
+            planned=further.planned or self.planned,
         )
 
 

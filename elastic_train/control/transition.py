@@ -70,7 +70,7 @@ def transition(state: State, event: Event, policy: Policy) -> Outcome:
     after = outcome.state
     if after is not state:
         after = State(facts=after.facts, phase=after.phase, now=event.at)
-    return Outcome(state=after, commands=outcome.commands, reason=outcome.reason or "nothing to do")
+    return replace(outcome, state=after, reason=outcome.reason or "nothing to do")
 
 
 def _decide(state: State, event: Event, policy: Policy) -> Outcome:

@@ -6,7 +6,7 @@ the record. Durations are taken from the wall time of the records, because a new
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -40,13 +40,16 @@ class Formed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """`phase` is the phase after the event; `commands` names what was ordered."""
+    """`phase` is the phase after the event; `commands` names what was ordered; `planned` says why the group's
+    plan was taken or kept.
+    """
 
     seq: int
     wall: str  # UTC, ISO 8601
     event: Event
     reason: str
     phase: str
+    planned: str = ""
     commands: tuple[str, ...] = ()
     formed: Formed | None = None
     ended: tuple[str, str] | None = None  # outcome, detail
@@ -72,10 +75,16 @@ def record(seq: int, wall: str, event: Event, outcome: Outcome) -> Record:
         event=event,
         reason=outcome.reason,
         phase=type(outcome.state.phase).__name__.lower(),
+        planned=outcome.planned,
         commands=tuple(type(c).__name__ for c in outcome.commands),
         formed=_formed(form) if form is not None else None,
         ended=(end.outcome, end.detail) if end is not None else None,
     )
+
+
+def planning(records: Sequence[Record]) -> str:
+    """Why a run is on its plan, as the planner said it last; empty before the first group."""
+    return next((record.planned for record in reversed(records) if record.planned), "")
 
 
 def to_json(line: Record) -> dict[str, Any]:
@@ -86,6 +95,7 @@ def to_json(line: Record) -> dict[str, Any]:
         "event": encode(line.event),
         "reason": line.reason,
         "phase": line.phase,
+        "planned": line.planned or None,
         "commands": list(line.commands),
         "formed": asdict(line.formed) if line.formed is not None else None,
         "ended": list(line.ended) if line.ended is not None else None,
@@ -102,6 +112,7 @@ def from_json(plain: Mapping[str, Any]) -> Record:
         event=decode(plain["event"]),
         reason=plain["reason"],
         phase=plain["phase"],
+        planned=plain.get("planned", ""),
         commands=tuple(plain.get("commands", ())),
         formed=_formed_from_json(plain["formed"]) if "formed" in plain else None,
         ended=(ended[0], ended[1]) if ended else None,

@@ -21,7 +21,10 @@ from elastic_train.observe.records import Record
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reconfiguration:
-    """From one group to the next. `seconds` ends with its first committed step, None before that."""
+    """From one group to the next. `seconds` ends with its first committed step, None before that.
+
+    Where no step was left for it they end with the run.
+    """
 
     cause: str
     graceful: bool  # a pause at a step boundary: a growth or a drain
@@ -67,9 +70,9 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
             step = max(step, event.step)
             if current is not None and not ready:  # told late, or on the way to a pause
                 current = replace(current, step=max(current.step, event.step))
-            elif current is not None and ready and event.generation == current.generation:
-                done.append(replace(current, seconds=record.seconds - current.at))
-                current, ready = None, False
+        if current is not None and ready and _in_use(record, current.generation):
+            done.append(replace(current, seconds=record.seconds - current.at))
+            current, ready = None, False
     return (*done, current) if current is not None else tuple(done)
 
 
@@ -88,6 +91,12 @@ def table(reconfigurations: Sequence[Reconfiguration]) -> list[tuple[str, ...]]:
         for r in reconfigurations
     ]
     return [header, *rows]
+
+
+def _in_use(record: Record, generation: int) -> bool:
+    event = record.event
+    finished = record.ended is not None and record.ended[0] == "finished"
+    return finished or (isinstance(event, StepCommitted) and event.generation == generation)
 
 
 def _begin(record: Record, workers: Sequence[str], step: int) -> Reconfiguration:

@@ -41,6 +41,15 @@ def test_losses_are_told_with_cause_and_cost(recorded):
     assert losses[0].before == 4
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_a_loss_after_the_last_step_lasts_until_the_run_ended(recorded, seed):
+    schedule = KillRank(when=Moment(step=15, phase="save"), rank=1)
+    records = recorded(schedule, replicas=2, seed=seed)
+    loss = next(r for r in history(records) if not r.graceful)
+    assert loss.seconds is not None
+    assert loss.at + loss.seconds == records[-1].seconds
+
+
 def test_the_cause_is_the_first_that_is_not_a_collectives(recorded):
     told = history(recorded(KillRank(when=Moment(step=8), rank=1), seed=4))
     assert told[0].cause == "death of w0002"

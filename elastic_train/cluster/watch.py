@@ -24,6 +24,7 @@ from elastic_train.control.events import Cause, Event, Node, NodesChanged, Worke
 
 POLL_S = 0.25
 PROBE_S = 1.0
+SAME_S = 1.0  # clocks differ by less than what makes a deadline another one
 DOMAIN_LABELS = ("ray.io/availability-zone", "rack")
 
 
@@ -37,7 +38,7 @@ class NodeWatch:
     def __init__(self, spec: RunSpec, post: Callable[[Event], None], now: Callable[[], float]) -> None:
         self._spec, self._post, self._now = spec, post, now
         self._seen: tuple[Node, ...] | None = None
-        self._deadlines: dict[str, float] = {}
+        self._deadlines = Deadlines()
         # Side by side: each cut-off host takes the whole of a probe's time.
         self._probes = ThreadPoolExecutor(max_workers=32, thread_name_prefix="probe")
 
@@ -53,15 +54,33 @@ class NodeWatch:
             slots = slots_of(self._spec, info["Resources"])
             if not slots:
                 continue
-            if node in draining:  # keep the first deadline heard, on the controller's clock
-                self._deadlines.setdefault(node, self._now() + draining[node])
+            if node in draining:
+                self._deadlines.hear(node, self._now() + draining[node])
             nodes.append(
-                Node(name=node, slots=slots, domain=domain_of(info), drain_by=self._deadlines.get(node))
+                Node(name=node, slots=slots, domain=domain_of(info), drain_by=self._deadlines.of(node))
             )
         found = tuple(sorted(nodes, key=lambda n: n.name))
         if found != self._seen:
             self._seen = found
             self._post(NodesChanged(at=0.0, nodes=found))
+
+
+class Deadlines:
+    """By when each node has to be left: the earliest word counts, on the controller's clock.
+
+    A machine may be told twice, as by its cloud and then by SIGTERM; Ray knows the last word, or none after
+    its head was restarted.
+    """
+
+    def __init__(self) -> None:
+        self._by: dict[str, float] = {}
+
+    def hear(self, node: str, by: float) -> None:
+        if by < self._by.get(node, float("inf")) - SAME_S:
+            self._by[node] = by
+
+    def of(self, node: str) -> float | None:
+        return self._by.get(node)
 
 
 class WorkerWatch:

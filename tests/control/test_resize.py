@@ -214,6 +214,15 @@ def test_a_near_deadline_is_not_waited_out(play):
     assert isinstance(play.phase, Pausing)
 
 
+def test_a_second_earlier_notice_of_a_node_is_heeded(play):
+    play.running(3, step=3)
+    play.nodes("abcd", leaving="c", by=play.at + 100.0)
+    play.wait(6.0)
+    assert isinstance(play.phase, Running), "its replacement is waited for"
+    play.nodes("abcd", leaving="c", by=play.at + 5.0)
+    assert isinstance(play.phase, Pausing)
+
+
 def test_several_notices_are_one_pause(play):
     play.running(4, step=3)
     play.nodes("abcd", leaving="c", by=play.at + 100.0)

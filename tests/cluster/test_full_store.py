@@ -16,7 +16,7 @@ from elastic_train.testing.alone import train_alone
 from jobs.pretrain_lm import trainer
 from tests.faults.conftest import TIMING, assert_same_training
 
-pytestmark = [pytest.mark.ring3, pytest.mark.trial, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.ring3, pytest.mark.matrix, pytest.mark.timeout(500)]
 NODES = 2
 STORE_BYTES = 80 * 2**20
 STEPS = 8

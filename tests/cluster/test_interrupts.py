@@ -18,7 +18,7 @@ from elastic_train.testing.ray_processes import RayProcesses
 from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
 
 pytestmark = [pytest.mark.ring3, pytest.mark.trial, pytest.mark.timeout(600)]
-IN_TIME_S = 30.0
+IN_TIME_S = 60.0  # on a machine that is busy with other things; seconds on an idle one
 ONE = ("--workers", "1:1", "--standby", "0")
 
 
@@ -85,14 +85,14 @@ def test_an_interrupt_stops_a_run(
 
 
 def test_a_second_interrupt_waits_for_no_step(jobs: Jobs) -> None:
-    options = (*ONE, "--seconds-per-sample", "20")
+    options = (*ONE, "--seconds-per-sample", "60")
     with driver(jobs, "twice", *options) as (process, log):
         eventually("a group", lambda: "trains on" in log.read_text())
         process.send_signal(signal.SIGINT)
         eventually("the first", lambda: "SIGINT" in log.read_text(), IN_TIME_S)
-        assert process.poll() is None, "a step takes minutes here"
+        assert process.poll() is None, "a step takes a quarter of an hour here"
         process.send_signal(signal.SIGINT)
-        assert process.wait(10.0) == STOPPED, log.read_text()
+        assert process.wait(IN_TIME_S) == STOPPED, log.read_text()
     nothing_is_left(jobs)
 
 

@@ -178,9 +178,15 @@ def test_where_both_copies_are_lost_with_their_nodes_storage_is_read_and_it_is_s
     while len(runs.cluster.nodes) < NODES:
         runs.cluster.add_node()
     chaos = TwoAtOnce(runs.cluster, FaultSchedule(faults=()), print)
-    rough = without_replicas(runs, "both-copies", chaos, **THREE)
+    with FileReads(runs.storage, ".safetensors") as reads:
+        rough = without_replicas(runs, "both-copies", chaos, **THREE)
+        assert reads.names(), "what is left in memory is no whole step"
     assert_same_training(rough, runs.calm(steps=FEW))
-    formed = [r for r in rough.records if r.formed is not None]
-    assert [r.formed.source for r in formed if r.formed] == ["fresh", "storage"]
-    assert "checkpoint" in formed[1].reason
+    first, then = (r for r in rough.records if r.formed is not None)
+    assert first.formed is not None
+    assert then.formed is not None
+    assert then.formed.source in ("storage", "mixed"), (
+        "mixed where the survivor still holds the checkpoint's step"
+    )
+    assert "checkpoint" in then.reason
     assert len(rough.ledger.superseded) <= 8

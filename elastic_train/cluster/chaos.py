@@ -77,7 +77,7 @@ class Chaos:
                 ray_private.drain_node(target, notice_s)
                 threading.Timer(notice_s, self._leave, (target,)).start()
             case KillController():
-                os.kill(ray.get(controller.pid.remote(), timeout=10), signal.SIGKILL)
+                os.kill(ray.get(controller.pid.remote(), timeout=60), signal.SIGKILL)
             case DamageCheckpoint():
                 _damage(Path(store.url))
             case FailStorage(seconds=seconds):

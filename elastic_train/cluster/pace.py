@@ -13,9 +13,14 @@ from collections.abc import Callable
 class Stopwatch:
     """A Member's `faults` hook in front of another one, `then`. `waited`: the seconds of all waits so far."""
 
-    def __init__(self, waited: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        waited: Callable[[], float] = lambda: 0.0,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.then: Callable[[str, int, int], None] | None = None
-        self._waited = waited
+        self._waited, self._clock = waited, clock
         self._began = (0, 0.0)  # step, and when its first forward began, on the clock of own time
         self._passes = 0
         self.last = (0, 0.0)  # step, and its own seconds for each micro-batch
@@ -31,4 +36,4 @@ class Stopwatch:
             self.then(phase, step, micro_batch)
 
     def _now(self) -> float:
-        return time.monotonic() - self._waited()
+        return self._clock() - self._waited()

@@ -5,7 +5,9 @@ The functions that run in the processes come first; `Gang` calls them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +27,9 @@ from elastic_train.train.seat import Seat
 from elastic_train.train.task import Task
 
 State = dict[str, Any]
+
+AFTER_THE_UPDATE = ("compare", "save", "evaluation")
+"""Phases of a step that is committed already."""
 
 
 def start(state: State, task: Task, spec: RunSpec) -> None:
@@ -76,6 +81,36 @@ def run(state: State) -> tuple[RunEnd | None, str, list[StepReport]]:
 
 def _no_fault(phase: str, step: int, micro_batch: int) -> None:
     return None
+
+
+def stand_at(state: State, phase: str, step: int, number: int) -> None:
+    """Stand still at a phase of a step, once, from micro-batch `number` on, until the group is broken."""
+    stands = state["stands"] = threading.Event()
+
+    def fault(now: str, at: int, micro_batch: int) -> None:
+        if (now, at) == (phase, step) and micro_batch >= number and not stands.is_set():
+            stands.set()
+            state["member"]._entry.group._broken.wait()
+
+    state["faults"] = fault
+
+
+def stands(state: State) -> bool:
+    return state["stands"].is_set()
+
+
+def has_come_to(state: State, phase: str, step: int) -> bool:
+    """Whether the member runs a step, or a later one, and has told of the one before; of that step itself
+    where the phase comes after its update.
+    """
+    now = state["member"].progress()
+    if now.phase in ("forming", "settled") or now.step != step:
+        return now.step > step and now.phase not in ("forming", "settled")
+    return phase not in AFTER_THE_UPDATE or now.phase in AFTER_THE_UPDATE
+
+
+def abort(state: State, generation: int) -> None:
+    state["member"].abort(generation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,6 +215,31 @@ class Gang:
     def begin(self) -> Pending:
         """Let all ranks train."""
         return self.pool.call_async(run, ranks=self.processes)
+
+    def begin_until(self, process: int, phase: str, step: int, number: int = -1) -> Pending:
+        """Let all ranks train until one stands still at a phase of a step, and the others have come as far.
+
+        The outcome of a vote reaches each rank at a time of its own: some might lack the step before.
+        """
+        self.pool.run(stand_at, phase, step, number, ranks=[process])
+        running = self.begin()
+        self.wait_for([process], stands)
+        others = [other for other in self.processes if other != process]
+        self.wait_for(others, has_come_to, phase, step)
+        return running
+
+    def abort(self, processes: Sequence[int] | None = None) -> None:
+        """Break the generation, in all of its processes or in some."""
+        for process in self.processes if processes is None else processes:
+            self.pool.control(process, abort, self.generation)
+
+    def wait_for(self, processes: Sequence[int], condition: Callable[..., bool], *args: Any) -> None:
+        """Until a condition holds in each of these processes, while they train."""
+        until = time.monotonic() + self._timeout
+        for process in processes:
+            while not self.pool.control(process, condition, *args):
+                assert time.monotonic() < until, f"process {process}: no {condition.__name__}{args}"
+                time.sleep(0.005)
 
     def run(self) -> list[StepReport]:
         """Train to an end; the reports of rank 0, which all ranks share."""

@@ -68,7 +68,7 @@ class Pending:
         self._workers = workers
         self._outcomes: dict[int, Outcome] = {}
 
-    def outcomes(self, timeout: float = 60.0, ranks: Iterable[int] | None = None) -> dict[int, Outcome]:
+    def outcomes(self, timeout: float = 120.0, ranks: Iterable[int] | None = None) -> dict[int, Outcome]:
         """What became of the call in each process (of `ranks`); PoolError if one does not answer in time."""
         wanted = list(self._workers if ranks is None else ranks)
         deadline = time.monotonic() + timeout
@@ -84,7 +84,7 @@ class Pending:
                     self._outcomes[index] = outcome
         return {index: self._outcomes[index] for index in wanted}
 
-    def results(self, timeout: float = 60.0, ranks: Iterable[int] | None = None) -> list[Any]:
+    def results(self, timeout: float = 120.0, ranks: Iterable[int] | None = None) -> list[Any]:
         """The returned values; PoolError with the remote traceback if a process raised or died."""
         outcomes = self.outcomes(timeout, ranks)
         values = [outcome.value for outcome in outcomes.values() if isinstance(outcome, Returned)]
@@ -118,7 +118,7 @@ class GlooPool:
         fn: Callable[..., Any],
         *args: Any,
         ranks: Iterable[int] | None = None,
-        timeout: float = 60.0,
+        timeout: float = 120.0,
     ) -> list[Any]:
         """Call in parallel on each process's main thread and wait; values in the order of `ranks`."""
         return self.call_async(fn, *args, ranks=ranks).results(timeout)
@@ -132,7 +132,7 @@ class GlooPool:
             self._workers[index].work.send(Call(number=number, fn=Named.of(fn), args=own))
         return Pending(number, {index: self._workers[index] for index in chosen})
 
-    def control(self, rank: int, fn: Callable[..., Any], *args: Any, timeout: float = 10.0) -> Any:
+    def control(self, rank: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> Any:
         """Call on the process's second thread, also while its main thread is busy."""
         worker, number = self._workers[rank], next(self._numbers)
         worker.control.send(Call(number=number, fn=Named.of(fn), args=args))

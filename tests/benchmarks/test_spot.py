@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import psutil
@@ -44,22 +45,27 @@ def test_a_step_of_the_peer_counts_once_with_its_first_execution() -> None:
     assert (found["steps"], found["steps_redone"], found["groups"]) == (3, 1, 2)
 
 
-FAILS = """
-import json, pathlib, sys
-pathlib.Path(sys.argv[-1]).write_text(json.dumps({"progress": "10 s: step 4", "goodput": 0.5}))
+WRITE = """
+import json, os, pathlib, subprocess, sys, time
+def write(**values):
+    new = pathlib.Path(sys.argv[-1] + ".new")  # somebody may be looking
+    new.write_text(json.dumps(values))
+    os.replace(new, sys.argv[-1])
+"""
+FAILS = f"""{WRITE}
+write(progress="10 s: step 4", goodput=0.5)
 print("a node vanished")
 sys.exit(3)
 """
-HANGS = """
-import pathlib, subprocess, sys, time
+HANGS = f"""{WRITE}
 child = subprocess.Popen(["sleep", "600"])
-pathlib.Path(sys.argv[-1]).write_text('{"goodput": 0.25, "child": %d}' % child.pid)
+write(goodput=0.25, child=child.pid)
 time.sleep(600)
 """
 
 
 def test_what_a_program_knew_when_it_failed_is_its_row(capsys: pytest.CaptureFixture[str]) -> None:
-    row = measured("ray_train", [sys.executable, "-c", FAILS], 60.0)
+    row = measured("ray_train", [sys.executable, "-c", FAILS], 200.0)
     assert row["goodput"] == 0.5
     assert row["problem"].startswith("exit code 3")
     assert "a node vanished" in row["problem"]
@@ -67,7 +73,19 @@ def test_what_a_program_knew_when_it_failed_is_its_row(capsys: pytest.CaptureFix
 
 
 def test_a_program_that_is_never_over_is_ended_with_all_that_it_started() -> None:
-    row = measured("ray_train", [sys.executable, "-c", HANGS], 2.0)
+    for limit_s in (1.0, 10.0, 100.0):  # the second where the machine was too slow for it to begin
+        row = measured("ray_train", [sys.executable, "-c", HANGS], limit_s)
+        assert f"not over after {limit_s:.0f} s" in row["problem"]
+        if "child" in row:
+            break
     assert row["goodput"] == 0.25
-    assert "not over after 2 s" in row["problem"]
-    assert not psutil.pid_exists(row["child"])
+    while not ended(row["child"]):
+        time.sleep(0.02)
+
+
+def ended(pid: int) -> bool:
+    """It may be left for whoever inherits it to be taken note of."""
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

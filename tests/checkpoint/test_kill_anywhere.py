@@ -54,10 +54,10 @@ object_store.BLOCK = 5 << 20  # the least that S3 takes: the trained file goes u
 options = json.loads(sys.argv[2])
 base = np.arange(4096, dtype=np.float32)
 
-def parts(run, references, step):
+def parts(run, references, step, size):
     directory = attempt_path(step=step, generation=1)
     unchanged = references.unchanged({"base"})
-    w = np.full(int(sys.argv[3]), step, dtype=np.float32)
+    w = np.full(size, step, dtype=np.float32)
     found = []
     for i in range(2):
         pieces = []
@@ -78,10 +78,10 @@ def work(url, faults):
     run = RunDirectory(store)
     references = References(run)
     term = run.begin_term("a")
-    stored = [commit(run, step, parts(run, references, step), term) for step in (2, 4)]
+    stored = [commit(run, step, parts(run, references, step, 1000), term) for step in (2, 4)]
     faulty = FaultyStore(store, faults)
     run = RunDirectory(faulty)
-    written = parts(run, References(run), 6)
+    written = parts(run, References(run), 6, int(sys.argv[3]))
     run.prune([stored[1].slot], [(1, 6)], term=term, writing=1)
     newest = commit(run, 6, written, term)
     run.prune([newest.slot], term=term, writing=1)

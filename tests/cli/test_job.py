@@ -24,7 +24,7 @@ def test_what_a_job_makes_of_its_options_is_told_in_its_own_lines(tmp_path: Path
     )
     program = "from elastic_train.cli import main; main()"
     command = [sys.executable, "-c", program, "run", str(job), "--workers", "many"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert (
         "invalid literal for int() with base 10: 'many' on the driver while making the trainer" in done.stderr
@@ -50,7 +50,7 @@ def test_a_job_file_that_cannot_be_loaded_is_told_before_anything_starts(
         job.write_text(text)
     program = "from elastic_train.cli import main; main()"
     command = [sys.executable, "-c", program, "run", str(job)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == code, done.stderr
     assert said in done.stderr
     assert not (tmp_path / "runs").exists()

@@ -44,7 +44,7 @@ def test_it_returns_when_the_checkpoint_is_committed(
 ) -> None:
     controller = threading.Thread(target=answer, args=(run, threading.Event()))
     controller.start()
-    assert steer.save_run(str(tmp_path), within_s=30.0) == 0
+    assert steer.save_run(str(tmp_path), within_s=120.0) == 0
     controller.join()
     assert "the checkpoint of step 40 is committed" in capsys.readouterr().out
 

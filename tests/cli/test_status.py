@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ from elastic_train.observe.records import Record, to_json, wall_text
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import Journal
 from elastic_train.storage.lease import Lease
+from tests.cli.conftest import renewing
 
 pytestmark = pytest.mark.ring1
 LONG_AGO = wall_text(0.0)
@@ -44,11 +44,11 @@ def test_a_run_that_nobody_drives_any_more_is_stale(
 def test_a_run_that_is_only_silent_is_held(
     lease: Lease, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    threading.Timer(0.2, lease.renew, (1,)).start()
-    show_status(str(tmp_path), as_json=False, watch_s=20.0)
+    with renewing(lease):
+        show_status(str(tmp_path), as_json=False, watch_s=100.0)
     said = capsys.readouterr().out
     assert "held by pid 7 on a head" in said
     assert "stale" not in said
     lease.release()
-    show_status(str(tmp_path), as_json=True, watch_s=20.0)
+    show_status(str(tmp_path), as_json=True, watch_s=100.0)
     assert json.loads(capsys.readouterr().out)["stale"] is False

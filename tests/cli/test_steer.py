@@ -25,6 +25,7 @@ from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import Journal
 from elastic_train.storage.lease import Lease
 from elastic_train.storage.wishes import stop_asked
+from tests.cli.conftest import renewing
 
 pytestmark = pytest.mark.ring1
 
@@ -51,7 +52,7 @@ def test_following_a_run_ends_with_its_end_and_its_exit_code(
 ) -> None:
     journal = Journal(open_store(str(tmp_path)), 1)
     note(journal, "growing")
-    threading.Timer(0.3, note, (journal, "over"), {"ended": (outcome, "over")}).start()
+    threading.Timer(0.1, note, (journal, "over"), {"ended": (outcome, "over")}).start()
     assert steer.show_logs(str(tmp_path), follow=True) == code
     printed = capsys.readouterr().out
     assert "growing" in printed
@@ -90,8 +91,8 @@ def test_somebody_who_renews_the_lease_is_alive_and_nobody_else(tmp_path: Path) 
     lease = Lease(store, holder="a controller", lease_s=0.1)
     lease.acquire()
     assert not steer.alive(store, 0.5)
-    threading.Timer(0.2, lease.renew, (1,)).start()
-    assert steer.alive(store, 5.0)
+    with renewing(lease):
+        assert steer.alive(store, 100.0)
 
 
 def test_every_outcome_and_every_error_has_its_exit_code() -> None:

@@ -33,7 +33,7 @@ class FileReads:
         mark.write_bytes(b"mark")
         mark.read_bytes()
         with self._news:
-            assert self._news.wait_for(lambda: mark.name in self._names, 20)
+            assert self._news.wait_for(lambda: mark.name in self._names, 100)
             self._names.remove(mark.name)
             return list(self._names)
 

@@ -11,12 +11,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from elastic_train.cluster import notices
 from elastic_train.cluster.notices import GCP_NOTICE_S, aws, gcp, watch
 from elastic_train.config import Notices
 from elastic_train.errors import ConfigError
 
 pytestmark = pytest.mark.ring1
 TOKEN = "secret-token"
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The services of the clouds are near; this machine may be slow."""
+    monkeypatch.setattr(notices, "ANSWER_S", 100.0)
 
 
 class Metadata:
@@ -80,9 +87,12 @@ def metadata_server() -> Iterator[tuple[Metadata, str]]:
 def test_aws_gives_the_seconds_that_are_left_and_nothing_without_a_notice() -> None:
     with metadata_server() as (said, endpoint):
         assert aws(endpoint) is None
-        when = datetime.now(UTC) + timedelta(seconds=100)
+        when = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=100)
         said.action = f'{{"action": "terminate", "time": "{when:%Y-%m-%dT%H:%M:%SZ}"}}'
-        assert aws(endpoint) == pytest.approx(100, abs=2)
+        most = (when - datetime.now(UTC)).total_seconds()
+        left = aws(endpoint)
+        assert left is not None
+        assert max(0.0, (when - datetime.now(UTC)).total_seconds()) <= left <= most
         said.action = '{"action": "terminate", "time": "2020-01-01T00:00:00Z"}'
         assert aws(endpoint) == 0.0
 
@@ -98,15 +108,14 @@ def test_a_service_that_fails_is_asked_again_until_there_is_a_notice_and_then_no
     heard: queue.SimpleQueue[tuple[float, str]] = queue.SimpleQueue()
     with metadata_server() as (said, endpoint):
         said.broken = True
-        notices = Notices(cloud="gcp", endpoint=endpoint, every_s=0.01)
-        watching = threading.Thread(target=watch, args=(notices, lambda s, who: heard.put((s, who))))
+        wanted = Notices(cloud="gcp", endpoint=endpoint, every_s=0.01)
+        watching = threading.Thread(target=watch, args=(wanted, lambda s, who: heard.put((s, who))))
         watching.start()
-        assert said.again.wait(10)
+        assert said.again.wait(100)
         assert heard.empty()
         said.broken, said.preempted = False, "TRUE"
-        assert heard.get(timeout=10) == (GCP_NOTICE_S, "gcp")
-        watching.join(10)
-        assert not watching.is_alive()
+        assert heard.get(timeout=100) == (GCP_NOTICE_S, "gcp")
+        watching.join()
 
 
 def test_an_unknown_cloud_is_refused() -> None:

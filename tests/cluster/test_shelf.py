@@ -144,7 +144,7 @@ def test_a_sweep_removes_what_dead_keepers_left_and_nothing_else(tmp_path: Path)
     ready = context.Event()
     other = context.Process(target=_own, args=(str(tmp_path), ready))
     other.start()
-    assert ready.wait(60)
+    assert ready.wait(150)
     assert segments.sweep(tmp_path) == []
     assert other.pid is not None
     os.kill(other.pid, signal.SIGKILL)

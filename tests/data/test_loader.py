@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 
@@ -191,7 +191,7 @@ def test_closing_ends_every_process_even_one_that_hangs(user: ModuleType, tmp_pa
     while not Path(dataset.mark).exists():
         assert not waited.wait(0.02)
     loader.close()
-    asker.join(timeout=10)
+    asker.join()
     assert len(failed) == 1
     assert all(map(gone, pids))
     loader.close()
@@ -203,13 +203,13 @@ def test_a_process_ends_when_its_parent_is_killed(user: ModuleType, tmp_path: Pa
     parent = context.Process(target=hold_a_loader, args=(writer, pickle.dumps(user.Squares(8))))
     parent.start()
     writer.close()
-    assert reader.poll(60)
+    assert reader.poll(150)
     pid = reader.recv()
     parent.kill()
     parent.join()
-    if not gone(pid):
+    with suppress(ProcessLookupError):  # it is gone already
         descriptor = os.pidfd_open(pid)
-        assert select.select([descriptor], [], [], 20)[0], "the loader process outlived its parent"
+        assert select.select([descriptor], [], [], 100)[0], "the loader process outlived its parent"
         os.close(descriptor)
 
 

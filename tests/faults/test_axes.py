@@ -73,8 +73,11 @@ def test_a_replicated_shard_survives_the_loss_of_a_rank_or_a_node(runs: Runs, fa
     )
     assert_same_training(rough, runs.calm(steps=STEPS))
     assert rough.ledger.superseded == ()
-    meshes = {r.formed.mesh for r in rough.records if r.formed is not None}
-    assert meshes == {"dp_replicate 2 x dp_shard 2", "dp_shard 2"}
+    first, *then = [r.formed.mesh for r in rough.records if r.formed is not None]
+    assert first == "dp_replicate 2 x dp_shard 2"
+    # A new worker may be there before the rest have formed, on a slow machine.
+    assert then
+    assert set(then) <= {first, "dp_shard 2"}
 
 
 @pytest.mark.matrix

@@ -98,7 +98,7 @@ def test_user_code_that_raises_ends_the_run_with_its_own_traceback(runs: Runs) -
     records = runs.records("bug")
     last = max(r.seconds for r in records if isinstance(r.event, StepCommitted))
     assert max(r.event.step for r in records if isinstance(r.event, StepCommitted)) == raised.value.step - 1
-    assert next(r.seconds for r in records if r.ended) - last < 10.0
+    assert next(r.seconds for r in records if r.ended) - last < 25.0, "nobody was taken for hung first"
     assert sum(r.formed is not None for r in records) == 1, "nothing was tried again"
 
 

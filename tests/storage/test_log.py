@@ -63,12 +63,12 @@ class LogContract:
 
         thread = threading.Thread(target=zombie)
         thread.start()
-        reached.wait(30)  # it read the log, saw no fence, and is stopped right before its create
+        assert reached.wait(100)  # it read the log, saw no fence, and is stopped right before its create
         successor = CommitLog(store)
         new = successor.begin_term("successor")
         successor.append(commit(3), new)
         go.set()
-        thread.join(30)
+        thread.join()
         assert [(e.term, e.by_term) for e in raised] == [(old, new)]
         assert [r.step for r in CommitLog(store).valid()] == [1, 3]
         with pytest.raises(Fenced):

@@ -9,7 +9,6 @@ import pytest
 
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
-from elastic_train.storage.retry import Backoff, Retry
 from elastic_train.storage.store import Store
 from elastic_train.testing.faulty_store import FaultyStore
 from elastic_train.testing.s3_server import S3Server
@@ -41,7 +40,7 @@ class TestS3(StoreContract):
     @classmethod
     def store(cls, s3: S3Server) -> Store:
         url = f"{s3.bucket('contract')}/{uuid.uuid4()}/ü = 1+2 #3"
-        return open_store(url, options=s3.options, retry=Retry(Backoff(attempts=3)))
+        return open_store(url, options=s3.options)
 
 
 class TestFaultyStoreWithoutFaults(StoreContract):

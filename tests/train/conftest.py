@@ -37,7 +37,7 @@ def pool(_shared_pool: GlooPool) -> Iterator[GlooPool]:
     for rank in range(_shared_pool.size):
         if _shared_pool.alive(rank):
             try:
-                _shared_pool.run(leave_group, ranks=[rank], timeout=5)
+                _shared_pool.run(leave_group, ranks=[rank], timeout=30)
             except PoolError:
                 _shared_pool.kill(rank)
 

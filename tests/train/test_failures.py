@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 
 from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import GroupBroken
-from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gang import From, Gang, abort, has_come_to
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.testing.tiny import VOCABULARY, WIDTH, TinyData, TinyTask
 
@@ -34,31 +33,9 @@ def spec(**changes: Any) -> RunSpec:
     )
 
 
-def hang_at(state: dict, phase: str, step: int) -> None:
-    """Stop in a phase, once, until the group is broken."""
-    reached = threading.Event()
-    state["reached"] = reached
-
-    def fault(now: str, at: int, micro: int) -> None:
-        if (now, at) == (phase, step) and not reached.is_set():
-            reached.set()
-            state["member"]._entry.group._broken.wait(60)
-
-    state["faults"] = fault
-
-
-def wait_reached(state: dict) -> bool:
-    return state["reached"].wait(60)
-
-
-def wait_phase(state: dict, phase: str, step: int) -> None:
-    """Until the member is in a phase; it may stay there for good."""
-    while (now := state["member"].progress()).phase != phase or now.step != step:
-        threading.Event().wait(0.002)
-
-
-def abort(state: dict, generation: int) -> None:
-    state["member"].abort(generation)
+def is_settled(state: dict, step: int) -> bool:
+    now = state["member"].progress()
+    return (now.phase, now.step) == ("settled", step)
 
 
 def lose_answer_of(state: dict, step: int) -> None:
@@ -82,12 +59,9 @@ def test_an_abort_before_the_vote_discards_the_step_and_it_runs_again_the_same(
     expected = [(r.loss, r.grad_norm) for r in gang.run()]
 
     gang.form(plan)
-    pool.run(hang_at, phase, 3, ranks=[1])
-    running = gang.begin()
-    pool.control(1, wait_reached, timeout=60)
-    for process in gang.processes:
-        pool.control(process, abort, gang.generation)
-    outcomes = running.results(60)
+    running = gang.begin_until(1, phase, 3)
+    gang.abort()
+    outcomes = running.results()
     assert all(end is None and error.startswith("GroupBroken") for end, error, _ in outcomes)
     reports = outcomes[0][2]
     assert [r.step for r in reports] == [1, 2]
@@ -113,10 +87,10 @@ def test_a_laggard_rolls_forward_to_the_bits_of_those_who_passed_the_vote(
     gang.form(plan)
     pool.run(lose_answer_of, 4, ranks=[1])
     running = gang.begin()
-    pool.control(1, wait_phase, "settled", 3, timeout=60)
-    for process in gang.processes:
-        pool.control(process, abort, gang.generation)
-    outcomes = running.results(60)
+    gang.wait_for([1], is_settled, 3)
+    gang.wait_for([0], has_come_to, "forward", 5)
+    gang.abort()
+    outcomes = running.results()
     reports = outcomes[0][2]
     assert [r.step for r in reports] == [1, 2, 3, 4]
     assert [r.step for r in outcomes[1][2]] == [1, 2, 3]
@@ -182,7 +156,7 @@ def test_an_error_of_the_users_code_carries_the_users_traceback(
 ) -> None:
     gang = Gang(pool, new_generation, Raising(), spec())
     gang.form(gang.plan(*mesh))
-    for end, error, _ in gang.begin().results(60):
+    for end, error, _ in gang.begin().results():
         assert end is None
         assert error.startswith("UserCodeError")
         assert "in look_up" in error
@@ -205,7 +179,7 @@ def test_sparse_gradients_are_refused_by_name_and_never_skipped(
     task = Sparse(groups=False)
     gang = Gang(pool, new_generation, task, spec())
     gang.form(gang.plan(*mesh))
-    for _, error, reports in gang.begin().results(60):
+    for _, error, reports in gang.begin().results():
         assert not reports
         assert error.startswith("ConfigError")
         assert "'embed.weight' is sparse" in error
@@ -240,7 +214,7 @@ def test_a_buffer_that_a_forward_changes_is_refused_under_several_ranks(
     gang.form(gang.plan(1, 1))
     assert gang.run()[-1].step == 6
     gang.form(gang.plan(1, 2))
-    for _, error, _ in gang.begin().results(60):
+    for _, error, _ in gang.begin().results():
         assert error.startswith("ConfigError: model.gate.1.calls")
 
 
@@ -275,11 +249,12 @@ def test_ranks_beside_the_one_whose_user_code_failed_end_when_they_are_aborted(
     gang.form(gang.plan(1, 2))
     pool.run(follow_steps, ranks=gang.processes)
     running = gang.begin()
-    (failed,) = running.results(60, ranks=[1])
+    (failed,) = running.results(ranks=[1])
     assert failed[1].startswith("UserCodeError")
     assert "sample cannot be read" in failed[1]
-    pool.control(0, abort, gang.generation)
-    outcome = running.results(60)[0]
+    gang.wait_for([0], has_come_to, "forward", 2)
+    gang.abort([0])
+    outcome = running.results()[0]
     assert outcome[1].startswith("GroupBroken")
     assert {h.step for h in gang.holdings()} == {1}
 

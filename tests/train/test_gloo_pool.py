@@ -28,7 +28,7 @@ def fail(state: State, why: str) -> None:
 def wait_for_release(state: State) -> str:
     release = threading.Event()
     state["release"] = release
-    release.wait(30)
+    release.wait(200)
     return "released"
 
 

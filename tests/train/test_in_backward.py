@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,26 +43,6 @@ def cut_buckets(state: dict, size: int) -> None:
     """Sums of single tensors, so that a small model has several; until the test is over."""
     state["undo"] = functools.partial(setattr, overlap, "BUCKET_BYTES", overlap.BUCKET_BYTES)
     overlap.BUCKET_BYTES = size
-
-
-def hang_at_update(state: dict, step: int, count: int) -> None:
-    """Stand still once so many parameters are ahead, until the group is broken."""
-    reached = state["reached"] = threading.Event()
-
-    def fault(phase: str, at: int, ahead: int) -> None:
-        if (phase, at) == ("update", step) and ahead >= count and not reached.is_set():
-            reached.set()
-            state["member"]._entry.group._broken.wait(60)
-
-    state["faults"] = fault
-
-
-def wait_reached(state: dict) -> bool:
-    return state["reached"].wait(60)
-
-
-def abort(state: dict, generation: int) -> None:
-    state["member"].abort(generation)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +119,12 @@ def test_a_group_that_breaks_between_two_updates_goes_on_from_what_is_left(
     expected, state = [r.loss for r in gang.run()], gang.whole()
 
     gang.form(plan)
-    pool.run(hang_at_update, BROKEN_AT, count, ranks=[standing])
-    running = gang.begin()
-    assert pool.control(standing, wait_reached, timeout=60)
+    running = gang.begin_until(standing, "update", BROKEN_AT, count)
     survivors = [p for p in gang.processes if p != killed]
     if killed is not None:
         pool.kill(killed)
-    for process in survivors:
-        pool.control(process, abort, gang.generation)
-    outcomes = running.results(60, ranks=survivors)
+    gang.abort(survivors)
+    outcomes = running.results(ranks=survivors)
     assert all(end is None and error.startswith("GroupBroken") for end, error, _ in outcomes)
     reports = outcomes[0][2]
     held = [h for found in pool.run(call, "holdings", ranks=survivors) for h in found]

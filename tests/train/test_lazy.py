@@ -143,7 +143,12 @@ def let_go(state: dict[str, Any]) -> None:
 
 
 def wait_for_last(state: dict[str, Any]) -> bool:
-    return state["last"].wait(20)
+    return state["last"].wait(100)
+
+
+def has_saved_up_to(state: dict[str, Any], step: int) -> bool:
+    """Whether a snapshot of this step or an earlier one was delivered. A generation has a thread for it."""
+    return any(entry[0] <= step for entry in state["saved"])
 
 
 def by_step(saved: list[tuple[Any, ...]]) -> Kept:
@@ -168,7 +173,7 @@ def test_what_is_delivered_is_the_state_of_its_step_to_the_bit(
     pool.run(start_lazily, task, lazy.spec, ranks=[0, 1])
     lazy.form(lazy.plan(*mesh))
     lazy.run()
-    assert all(pool.run(wait_for_last, ranks=[0, 1], timeout=30))
+    assert all(pool.run(wait_for_last, ranks=[0, 1]))
     for own, known in zip(pool.run(take, "saved", ranks=[0, 1]), expected, strict=True):
         assert own[-1][:2] == (STEPS, True), "the last step's checkpoint goes to storage"
         assert all(step == document for step, _, _, document in own)
@@ -197,7 +202,8 @@ def test_a_snapshot_on_its_way_while_the_group_is_resized_is_still_that_of_its_s
     pool.run(let_go, ranks=[0, 1, 2])
     lazy.form(lazy.plan(1, 3), origin=lazy.held())
     lazy.run()
-    assert all(pool.run(wait_for_last, ranks=[0, 1, 2], timeout=30))
+    lazy.wait_for([0, 1], has_saved_up_to, 4)
+    assert all(pool.run(wait_for_last, ranks=[0, 1, 2]))
     saved = pool.run(take, "saved", ranks=[0, 1, 2])
     for own, known in zip(saved[:2], expected, strict=True):
         first = min(own, key=lambda entry: entry[0])
@@ -213,6 +219,6 @@ def test_a_step_waits_for_the_snapshot_before_it_where_none_may_be_left_out(
     pool.run(start_lazily, TinyTask(), lazy.spec, False, True, ranks=[0, 1])
     lazy.form(lazy.plan(1, 2))
     lazy.run()
-    assert all(pool.run(wait_for_last, ranks=[0, 1], timeout=30))
+    assert all(pool.run(wait_for_last, ranks=[0, 1]))
     for own in pool.run(take, "saved", ranks=[0, 1]):
         assert [entry[0] for entry in own] == [*range(1, STEPS + 1)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +14,6 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.testing import loops
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.gloo_worker import Died
 from elastic_train.train.custom.task import LoopTask
 from elastic_train.train.loop import StepReport
 
@@ -39,18 +36,6 @@ def spec(**changes: Any) -> RunSpec:
     )
 
 
-def die_at(state: dict, phase: str, step: int) -> None:
-    def fault(now: str, at: int, micro: int) -> None:
-        if (now, at) == (phase, step):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    state["faults"] = fault
-
-
-def abort(state: dict, generation: int) -> None:
-    state["member"].abort(generation)
-
-
 def losses(reports: list[StepReport]) -> list[float]:
     """One a step: a report of metrics says the step again."""
     return list({r.step: r.loss for r in reports}.values())
@@ -66,13 +51,11 @@ def metrics(reports: list[StepReport]) -> list[dict[str, float]]:
 
 def broken_off(gang: Gang, process: int, phase: str, step: int) -> list[StepReport]:
     """Kill a process at a phase, break the group, and replace the process; what the others reported."""
-    gang.pool.run(die_at, phase, step, ranks=[process])
-    running = gang.begin()
-    assert isinstance(running.outcomes(60, ranks=[process])[process], Died)
+    running = gang.begin_until(process, phase, step)
+    gang.pool.kill(process)
     others = [p for p in gang.processes if p != process]
-    for other in others:
-        gang.pool.control(other, abort, gang.generation)
-    outcomes = running.results(60, ranks=others)
+    gang.abort(others)
+    outcomes = running.results(ranks=others)
     assert all(end is None and error.startswith("GroupBroken") for end, error, _ in outcomes), outcomes
     return outcomes[0][2]
 
@@ -208,8 +191,8 @@ def test_what_a_loop_does_wrong_is_said_and_an_abort_is_not_swallowed(
     gang.form(gang.plan(1, 1), [0])
     running = gang.begin()
     if loop is loops.swallows:
-        gang.pool.control(0, abort, gang.generation)
-    end, error, _ = running.results(60)[0]
+        gang.abort()
+    end, error, _ = running.results()[0]
     assert end is None
     assert said in error
     if loop is loops.raises:

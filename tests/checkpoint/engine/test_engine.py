@@ -19,7 +19,7 @@ from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
 from elastic_train.errors import MemoryTooSmall, SnapshotFailed
 
 pytestmark = pytest.mark.ring1
-WAIT_S = 20.0
+WAIT_S = 100.0
 
 
 class Memory:
@@ -240,8 +240,13 @@ def test_waiting_for_a_slot_ends_when_one_is_given_back() -> None:
     with engine_of(sources, shelf, slots=1, pressure="wait") as engine:
         assert engine.begin(1, sources, None)
         shelf.wait_for(1)
-        release = threading.Timer(0.05, shelf.taken[0].release)
-        release.start()
+
+        def release() -> None:
+            while not engine.counts.waited:
+                threading.Event().wait(0.001)
+            shelf.taken[0].release()
+
+        threading.Thread(target=release, daemon=True).start()
         assert engine.begin(2, sources, None)
         shelf.wait_for(2)
         shelf.taken[1].release()

@@ -24,6 +24,7 @@ from elastic_train.storage.posix_store import PosixStore
 from elastic_train.storage.store import Store
 from elastic_train.testing.faulty_store import Fail, FaultyStore, Full, Hold, Slow
 from tests.checkpoint.engine.saves import SIZES, Trainer, state
+from tests.checkpoint.engine.test_engine import WAIT_S
 
 pytestmark = pytest.mark.ring1
 SAVE_BYTES = 4 * sum(SIZES.values())
@@ -70,7 +71,7 @@ def test_a_store_that_stands_still_stops_no_step_and_what_was_left_out_comes_whe
     while trainer.engine.counts.delivered < 1:
         trainer.engine.fence()
     trainer.step(2, save=True)
-    assert hold.reached.wait(20)
+    assert hold.reached.wait(WAIT_S)
     for step in range(3, 12):
         trainer.step(step, save=True)
     assert newest_is_sound(store) == 1
@@ -88,7 +89,7 @@ def test_two_saves_in_flight_are_both_whole() -> None:
     store = MemoryStore()
     trainer = Trainer(FaultyStore(store, [hold]), slots=2)
     trainer.step(1, save=True)
-    assert hold.reached.wait(20)
+    assert hold.reached.wait(WAIT_S)
     trainer.step(2, save=True)
     trainer.step(3, save=False)
     hold.go.set()

@@ -29,13 +29,13 @@ def spec() -> RunSpec:
 
 
 def flip_a_bit_at(state: dict, at: int) -> None:
-    """The lowest bit of one number, which nothing else would notice."""
+    """A low bit of one number, which nothing else would notice. An update may round the lowest away."""
 
     def fault(phase: str, step: int, micro: int) -> None:
         if (phase, step) == ("vote", at):
             parameter = state["member"].held.current.parameters["blocks.0.up.weight"]
             local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-            local.detach().view(torch.int32).reshape(-1)[0] ^= 1
+            local.detach().view(torch.int32).reshape(-1)[0] ^= 1 << 6
 
     state["faults"] = fault
 

@@ -48,9 +48,7 @@ def part_written(state: State, event: PartWritten, policy: Policy) -> Outcome:
     attempt = _find(facts, event.generation, event.step) or Attempt(
         generation=event.generation, step=event.step
     )
-    newer = any(
-        (a.step, a.generation) > (event.step, event.generation) for a in facts.attempts if not a.committing
-    )
+    newer = any((a.step, a.generation) > (event.step, event.generation) for a in facts.attempts)
     stored = facts.stored is not None and facts.stored.step >= event.step
     if newer or stored or attempt.committing:
         return Outcome(state=state, reason=f"a part of {name} comes too late")

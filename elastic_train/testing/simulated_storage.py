@@ -28,6 +28,7 @@ class SimulatedStorage:
     damaged: set[int] = field(default_factory=set[int])
     ever: bool = False
     down_until: float = 0.0
+    busy_until: float = 0.0
 
     def begin(self, term: int) -> None:
         self.fence = term
@@ -47,6 +48,10 @@ class SimulatedStorage:
             generation=command.generation,
             term=term,
             path=f"checkpoints/step-{command.step:010d}.g{command.generation}",
+        )
+        before = self.newest()
+        assert before is None or before.generation != stored.generation or before.step < stored.step, (
+            "the newest record is that of the newest step"
         )
         self.kept[stored.slot] = stored
         self.ever = True
@@ -80,8 +85,9 @@ class SimulatedStorage:
             )
 
     def order(self, term: int, command: Commit, tell: Tell) -> None:
-        """Commit after a while, and tell what came of it."""
-        self.clock.after(self.clock.draw.uniform(0.05, 1.0), lambda: self._commit(term, command, tell))
+        """Commit after a while, one after the other, and tell what came of it."""
+        self.busy_until = max(self.busy_until, self.clock.now) + self.clock.draw.uniform(0.05, 1.0)
+        self.clock.after(self.busy_until - self.clock.now, lambda: self._commit(term, command, tell))
 
     def _write(self, generation: int, step: int, rank: int, worker: SimulatedWorker, say: Say) -> None:
         if worker.died is not None:

@@ -57,6 +57,17 @@ def test_a_newer_attempt_supersedes_an_incomplete_one(play):
     assert play.ordered(Commit)[0].step == 10
 
 
+def test_an_older_step_is_not_committed_after_a_newer_one(play):
+    """A run goes on from the newest record."""
+    play.running(2, step=10)
+    play.parts(10)
+    assert play.ordered(Commit)[0].step == 10
+    play.parts(5)
+    assert play.commands == ()
+    play.saved(10)
+    assert [c.stored.step for c in play.facts.commitments] == [10]
+
+
 def test_parts_of_a_committed_step_come_too_late(play):
     play.running(2, step=5)
     play.parts(5)

@@ -21,6 +21,7 @@ from elastic_train.observe.records import Record
 from elastic_train.storage.fsspec_store import child_url
 
 log = logging.getLogger(__name__)
+KEPT = 64  # steps whose metrics wait for their checkpoint
 
 
 class Callbacks:
@@ -41,7 +42,8 @@ class Callbacks:
             match record.event:
                 case StepCommitted() as event:
                     metrics = {"step": event.step, "loss": event.loss, **dict(event.metrics)}
-                    self._metrics = {event.step: metrics} | dict(list(self._metrics.items())[:63])
+                    known = self._metrics.pop(event.step, {}) | metrics  # told again, a step has more to say
+                    self._metrics = dict([*self._metrics.items(), (event.step, known)][-KEPT:])
                     self._report(metrics, None)
                 case CheckpointCommitted(stored=stored):
                     checkpoint = train.Checkpoint(f"{self._url}/{stored.path}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.train import UserCallback
 
-from elastic_train.cluster.callbacks import Callbacks
+from elastic_train.cluster.callbacks import KEPT, Callbacks
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import Cause, CheckpointCommitted, StepCommitted, Tick
@@ -51,18 +51,18 @@ def record(event: Any) -> Record:
     return Record(seq=0, wall=wall_text(0.0), event=event, reason="", phase="running")
 
 
-def step(number: int) -> Record:
+def step(number: int, loss: float = 0.5, **metrics: float) -> Record:
     event = StepCommitted(
         at=0.0,
         generation=1,
         step=number,
-        loss=0.5,
+        loss=loss,
         tokens=1.0,
         grad_norm=1.0,
         skipped=False,
         seconds=1.0,
         vote=(),
-        metrics=(("accuracy", 0.25),),
+        metrics=tuple(metrics.items()) or (("accuracy", 0.25),),
     )
     return record(event)
 
@@ -81,6 +81,21 @@ def test_a_callback_hears_of_each_step_and_of_each_checkpoint_with_the_metrics_o
     assert listens.reports[:3] == [(said, None) for said in metrics]
     assert listens.reports[3:] == [(metrics[1], "/storage/run/checkpoints/2")]
     assert listens.run == "run"
+
+
+def test_a_checkpoint_comes_with_what_was_said_last_of_its_step() -> None:
+    listens = Listens()
+    told = Callbacks([listens], SPEC)
+    told.hear(
+        [step(1), step(2), step(2, perplexity=9.0), step(3), step(2, loss=0.75, accuracy=0.5), saved(2)]
+    )
+    assert [metrics["step"] for metrics, _ in listens.reports] == [1, 2, 2, 3, 2, 2]
+    assert listens.reports[4][0] == {"step": 2, "loss": 0.75, "accuracy": 0.5}
+    assert listens.reports[5][0] == {"step": 2, "loss": 0.75, "accuracy": 0.5, "perplexity": 9.0}
+    told.hear([step(number) for number in range(4, 4 + KEPT)])
+    told.hear([saved(4), saved(3)])
+    assert listens.reports[-2][0]["accuracy"] == 0.25
+    assert listens.reports[-1][0] == {"step": 3}, "the metrics of many steps ago are forgotten"
 
 
 def test_an_error_of_the_jobs_own_code_is_told_with_its_rank_and_no_other_end_is() -> None:

@@ -11,7 +11,7 @@ import pytest
 from elastic_train.testing.ray_processes import RayProcesses
 from tests.cluster.conftest import BIN, Jobs, assert_starting, eventually
 
-pytestmark = [pytest.mark.ring3, pytest.mark.trial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring3, pytest.mark.matrix, pytest.mark.timeout(400)]
 
 
 def test_a_job_runs_on_a_cluster_that_asks_for_a_token_and_nobody_without_one_gets_in(tmp_path: Path) -> None:

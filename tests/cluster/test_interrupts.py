@@ -17,7 +17,7 @@ from elastic_train.cli.exits import FINISHED, STOPPED
 from elastic_train.testing.ray_processes import RayProcesses
 from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
 
-pytestmark = [pytest.mark.ring3, pytest.mark.trial, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ring3, pytest.mark.matrix, pytest.mark.timeout(600)]
 IN_TIME_S = 60.0  # on a machine that is busy with other things; seconds on an idle one
 ONE = ("--workers", "1:1", "--standby", "0")
 

@@ -19,7 +19,7 @@ from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 NODES, CPUS = 4, 1
 STEPS, EVALUATE_EVERY, NOTICE_S = 48, 8, 60.0
 KILL_AT = 30

@@ -123,13 +123,13 @@ def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
 @pytest.mark.matrix
 @pytest.mark.trial
 def test_five_drivers_are_lost_in_turn_and_the_run_has_the_losses_of_an_undisturbed_one(jobs: Jobs) -> None:
-    steps = 260
-    same = ("--name", "orphan", "--max-steps", str(steps))
+    steps = 260  # more than a few minutes are enough for, until the last driver hurries
+    same = ("--name", "orphan", "--max-steps", str(steps), "--seconds-per-sample")
     for number in range(1, 6):
-        key = jobs.submit(f"driver-{number}", *same, "--seconds-per-sample", "0.2")
+        key = jobs.submit(f"driver-{number}", *same, "0.2")
         eventually(f"progress of {key}", lambda number=number: steps_in_term(jobs, number))
         os.kill(driver_of(jobs, "orphan"), signal.SIGKILL)
-    jobs.submit("last-driver", *same)
+    jobs.submit("last-driver", *same, "0.001")
     assert jobs.end("last-driver") == "SUCCEEDED", jobs.log("last-driver")
     book = jobs.ledger("orphan")
     assert book.superseded == (), "each orphan was stopped with a checkpoint"

@@ -23,11 +23,13 @@ def end(
 
 def end_by_user_error(state: State, cause: Cause, worker: str) -> Outcome:
     """The job's own code raised: nothing is retried."""
-    where = f" in {cause.phase} of step {cause.step}" if cause.phase else ""
+    who = f" on {worker}" if worker else ""
+    where = f" in {cause.phase}" if cause.phase else ""
+    when = f" of step {cause.step}" if where and cause.step else ""
     return end(
         state,
         "user_error",
-        f"the job's own code raised on {worker}{where}: {cause.detail}",
+        f"the job's own code raised{who}{where}{when}: {cause.detail}",
         cause=cause,
         worker=worker,
     )

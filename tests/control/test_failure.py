@@ -222,6 +222,14 @@ def test_a_user_error_ends_the_run_at_once_with_its_traceback(replicated, phase)
         assert "forward of step 3" in end.detail
 
 
+def test_a_user_error_before_the_first_step_names_neither_a_step_nor_nobody(play):
+    play.running(2)
+    cause = Cause(kind="user", detail="the data set is another one", phase="configuration")
+    play(GroupBroken, generation=1, worker="", cause=cause)
+    (end,) = play.ordered(End)
+    assert end.detail == "the job's own code raised in configuration: the data set is another one"
+
+
 def test_the_earliest_error_that_is_not_a_collectives_is_the_cause(replicated):
     play = replicated.running(4, step=5)
     play.broken("w0001")

@@ -17,20 +17,22 @@ from tests.cluster.conftest import Jobs, eventually
 from tests.cluster.small_job import EVERY, trainer
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(900)]
+SLOW = ("--seconds-per-sample", "0.2")  # what has to meet a run that goes on has minutes for it
+FAST = ("--seconds-per-sample", "0.001")  # the same samples
 
 
 @pytest.mark.matrix
 def test_a_stopped_job_is_marked_and_goes_on_when_it_is_submitted_again(jobs: Jobs) -> None:
     steps = 120
-    same = ("--name", "stops", "--max-steps", str(steps), "--seconds-per-sample", "0.05")
-    jobs.submit("first", *same)
+    same = ("--name", "stops", "--max-steps", str(steps))
+    jobs.submit("first", *same, *SLOW)
     eventually("step 5", lambda: jobs.reached("stops", 5))
     first = stopped(jobs, "first")
-    patient = jobs.submit("second", *same, stop_wait_s=60)
+    patient = jobs.submit("second", *same, *SLOW, stop_wait_s=60)
     eventually("more steps", lambda: jobs.reached("stops", max(first.losses) + 5))
     second = stopped(jobs, patient)
     assert "is kept" in jobs.log(patient), "with more than 3 s there is always time for a checkpoint"
-    jobs.submit("third", *same)
+    jobs.submit("third", *same, *FAST)
     assert jobs.end("third") == "SUCCEEDED", jobs.log("third")
     assert f"step {steps}/{steps}" in jobs.log("third")
     assert "on steps that were kept" in jobs.log("third"), "the summary at its end"
@@ -77,16 +79,17 @@ def test_how_a_run_ended_is_the_exit_code_of_its_job(jobs: Jobs) -> None:
 
 @pytest.mark.matrix
 def test_a_run_is_refused_while_it_is_driven_and_taken_over_when_its_driver_is_lost(jobs: Jobs) -> None:
-    jobs.submit("driven", "--name", "driven", "--max-steps", "400")
+    steps = 260
+    same = ("--name", "driven", "--max-steps", str(steps))
+    jobs.submit("driven", *same, *SLOW)
     eventually("step 5", lambda: jobs.reached("driven", 5))
-    assert jobs.code(jobs.submit("intruder", "--name", "driven")) == 2
+    assert jobs.code(jobs.submit("intruder", *same)) == 2
     assert "already active" in jobs.log("intruder")
     os.kill(driver_of(jobs, "driven"), signal.SIGKILL)
-    before = max(jobs.ledger("driven").losses)
-    jobs.submit("heir", "--name", "driven", "--max-steps", str(before + 60))
+    jobs.submit("heir", *same, *FAST)
     assert jobs.end("heir") == "SUCCEEDED", jobs.log("heir")
     after = jobs.ledger("driven")
-    assert sorted(after.losses) == list(range(1, before + 61))
+    assert after.losses == pytest.approx(undisturbed(steps), rel=1e-4)
     assert after.superseded == (), "the orphan was stopped with a checkpoint"
     eventually("the end of its processes", lambda: not jobs.left(), 60.0)
 
@@ -106,12 +109,12 @@ def test_a_run_whose_driver_never_comes_back_ends_itself(jobs: Jobs) -> None:
 @pytest.mark.matrix
 def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
     steps = 60
-    same = ("--name", "headless", "--max-steps", str(steps), "--seconds-per-sample", "0.05")
-    jobs.submit("doomed", *same)
+    same = ("--name", "headless", "--max-steps", str(steps))
+    jobs.submit("doomed", *same, *SLOW)
     eventually("step 25", lambda: jobs.reached("headless", 25))
     jobs.cluster.kill_head()
     jobs.cluster.start_head()
-    jobs.submit("reborn", *same)
+    jobs.submit("reborn", *same, *FAST)
     assert jobs.end("reborn") == "SUCCEEDED", jobs.log("reborn")
     book = jobs.ledger("headless")
     assert book.losses == pytest.approx(undisturbed(steps), rel=1e-4)
@@ -123,13 +126,13 @@ def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
 @pytest.mark.matrix
 @pytest.mark.trial
 def test_five_drivers_are_lost_in_turn_and_the_run_has_the_losses_of_an_undisturbed_one(jobs: Jobs) -> None:
-    steps = 260  # more than a few minutes are enough for, until the last driver hurries
-    same = ("--name", "orphan", "--max-steps", str(steps), "--seconds-per-sample")
+    steps = 260
+    same = ("--name", "orphan", "--max-steps", str(steps))
     for number in range(1, 6):
-        key = jobs.submit(f"driver-{number}", *same, "0.2")
+        key = jobs.submit(f"driver-{number}", *same, *SLOW)
         eventually(f"progress of {key}", lambda number=number: steps_in_term(jobs, number))
         os.kill(driver_of(jobs, "orphan"), signal.SIGKILL)
-    jobs.submit("last-driver", *same, "0.001")
+    jobs.submit("last-driver", *same, *FAST)
     assert jobs.end("last-driver") == "SUCCEEDED", jobs.log("last-driver")
     book = jobs.ledger("orphan")
     assert book.superseded == (), "each orphan was stopped with a checkpoint"

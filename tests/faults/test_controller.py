@@ -103,7 +103,7 @@ class Pauses(Chaos):
     _waits = True
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.trial)])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.matrix)])
 def test_a_killed_controller_adopts_the_group_that_trains_on(runs: Runs, kills: int, tmp_path: Path) -> None:
     steps = EVERY * (kills + 1)
     faults = tuple(KillController(when=Moment(step=EVERY * (n + 1))) for n in range(kills))

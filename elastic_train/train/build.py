@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 import torch
-import torch._dynamo  # the meta device needs it for random values: seconds that no forming group should wait
+import torch._dynamo  # the first optimizer loads it otherwise: seconds that no forming group should wait
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -21,6 +21,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run
 from elastic_train.train.names import Named, buffers_of, canonical, parameters_of
 from elastic_train.train.task import Task
+from elastic_train.train.undrawn import Undrawn
 
 DTYPE_OF = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
 """What floating parameters of default dtype are held in; "bf16" computes in bfloat16 on float32 masters."""
@@ -42,7 +43,7 @@ class Blueprint:
 
 def draw(task: Task, precision: Precision) -> Blueprint:
     """Build the model on the meta device."""
-    with default_dtype(DTYPE_OF[precision]), torch.device("meta"):
+    with default_dtype(DTYPE_OF[precision]), torch.device("meta"), Undrawn():
         model = task.model()
     if not isinstance(model, nn.Module):
         raise ConfigError(field="task.model", problem=f"returned {type(model).__name__}, not an nn.Module.")

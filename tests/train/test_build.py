@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic_train.errors import ConfigError
 from elastic_train.testing.tiny import TinyTask
@@ -73,6 +74,49 @@ def test_initialising_draws_nothing_from_the_surrounding_generators() -> None:
     torch.manual_seed(3)
     built(TinyTask())
     assert torch.equal(torch.rand(2), expected)
+
+
+class Operations(TorchDispatchMode):
+    """Notes the operations that are run within it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+class Filled(nn.Module):
+    """Fills its tensors in each of the ways in which modules do, and one that has memory from the start."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(4, 4), nn.Embedding(4, 4), nn.Bilinear(2, 2, 2)])
+        self.weight = nn.Parameter(torch.empty(4, 4))
+        self.register_buffer("drawn", torch.empty(3, device="cpu").normal_())
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        assert nn.init.trunc_normal_(self.weight) is self.weight
+        assert nn.init.constant_(tensor=self.weight, val=2.0) is self.weight
+        nn.init.orthogonal_(self.weight)
+        self.weight.data.exponential_()
+
+
+def test_nothing_is_drawn_for_tensors_without_memory() -> None:
+    torch.manual_seed(3)
+    expected = torch.empty(3).normal_()
+    torch.manual_seed(3)
+    with Operations() as operations:
+        blueprint = draw(Given(Filled), "fp32")
+    fills = [
+        name for name in operations.names if name.endswith(("normal_", "uniform_", "exponential_", "fill_"))
+    ]
+    assert fills == ["normal_"]  # of the tensor that has memory
+    assert torch.equal(blueprint.constants["drawn"], expected)
+    assert bool((built(Given(Filled)).weight > 0).all())
 
 
 def test_ties_stay_ties_and_are_named_once() -> None:

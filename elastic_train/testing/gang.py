@@ -15,6 +15,8 @@ import numpy as np
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import RunSpec
+from elastic_train.geometry.coverage import whole
+from elastic_train.geometry.digest import combine
 from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, plan_transfer
@@ -167,7 +169,7 @@ class Gang:
     def form(self, plan: Plan, processes: Sequence[int] | None = None, origin: From | None = None) -> int:
         """Form a generation, fresh or from a holding; the digest of its state."""
         processes = tuple(processes or range(plan.world_size))
-        document, transfers = None, None
+        document, transfers, expected = None, None, None
         haves: list[Fragments] = []
         if origin is not None:
             undone = self._all(
@@ -191,8 +193,10 @@ class Gang:
             assert isinstance(transfers, Transfers), transfers
             self._move(transfers, origin, processes)
             self._all(processes, "load", document)
+            expected = self._digest_of(origin, haves)
         digests = set(self._all(processes, "digest"))
         assert len(digests) == 1, "the ranks see different states"
+        assert expected is None or digests == {expected}, "the holders had another state"
         self._all(processes, "go")
         return digests.pop()
 
@@ -300,6 +304,23 @@ class Gang:
                 else:
                     data = self.pool.control(holder, call, "read", origin.generation, origin.step, boxes)
                     self.pool.run(call, "fill", boxes, data, ranks=[process])
+
+    def _digest_of(self, origin: From, haves: Sequence[Fragments]) -> int:
+        """The digest of what the holders have between them."""
+        everything, nodes = whole(Fragments.concat(haves)), [str(h) for h in origin.holders]
+        cover = plan_transfer([everything], haves, need_nodes=[""], have_nodes=nodes, same={})
+        assert isinstance(cover, Transfers), cover
+        return combine(
+            self.pool.control(
+                process,
+                call,
+                "digest_of",
+                origin.generation,
+                origin.step,
+                cover.boxes(cover.holder == number),
+            )
+            for number, process in enumerate(origin.holders)
+        )
 
     def _all(self, processes: Sequence[int], method: str, *args: Any) -> list[Any]:
         return self.pool.run(call, method, *args, ranks=processes, timeout=self._timeout)

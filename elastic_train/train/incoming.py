@@ -16,7 +16,7 @@ from elastic_train.train import expected, seeded
 from elastic_train.train.build import initialise
 from elastic_train.train.digest import reduced_digest
 from elastic_train.train.exchange import ReadBoxes, fill_together
-from elastic_train.train.fragments import cut_into, parts
+from elastic_train.train.fragments import cut_into, own_share, parts
 from elastic_train.train.serving import Index
 from elastic_train.train.shards import Shards
 from elastic_train.train.task import Task
@@ -81,8 +81,8 @@ class Incoming:
         return documents.restore(self.shards, document, self._filled)
 
     def digest(self) -> int:
-        """Digest of the whole state, the same on every rank. All ranks call it."""
-        own = Index(parts(self.shards)).digest()
+        """Digest of the whole state, the same on every rank. All ranks call it, replicas share the work."""
+        own = Index(own_share(tuple(parts(self.shards)))).digest()
         with self._border.collective("comparing digests", self.shards.step or 0):
             return reduced_digest(own, device=self.shards.device.type)
 

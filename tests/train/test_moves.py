@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import From, Gang
@@ -70,6 +72,36 @@ def test_the_digest_is_the_same_under_every_plan(pool: GlooPool, new_generation:
         digests.add(gang.form(gang.plan(*mesh), None, at))
         at = gang.held()
     assert len(digests) == 1
+
+
+def count_digested(state: dict) -> None:
+    """Count the bytes that this process digests."""
+    from elastic_train.train import serving
+
+    plain = serving.tensor_digest
+
+    def counted(view: torch.Tensor, **where: Any) -> int:
+        state["digested"] += view.numel() * view.element_size()
+        return plain(view, **where)
+
+    state["digested"], serving.tensor_digest = 0, counted
+    state["undo"] = lambda: setattr(serving, "tensor_digest", plain)
+
+
+def digested(state: dict) -> int:
+    count, state["digested"] = state["digested"], 0
+    return count
+
+
+def test_replicas_share_the_digest(pool: GlooPool, new_generation: Iterator[int]) -> None:
+    gang = Gang(pool, new_generation, TinyTask(), spec(4))
+    pool.run(count_digested)
+    alone = gang.form(gang.plan(1, 1))
+    (everything,) = pool.run(digested, ranks=[0])
+    assert gang.form(gang.plan(4, 1)) == alone
+    shares = pool.run(digested)
+    assert sum(shares) == everything
+    assert max(shares) < everything / 2
 
 
 def test_what_is_held_stays_readable_while_a_generation_is_joined_and_given_up(

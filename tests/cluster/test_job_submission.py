@@ -124,7 +124,6 @@ def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
 
 
 @pytest.mark.matrix
-@pytest.mark.trial
 def test_five_drivers_are_lost_in_turn_and_the_run_has_the_losses_of_an_undisturbed_one(jobs: Jobs) -> None:
     steps = 260
     same = ("--name", "orphan", "--max-steps", str(steps))

@@ -44,13 +44,14 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
     current: Reconfiguration | None = None
     workers, step, ready = tuple[str, ...](), 0, False
     began = False  # whether the first group was up: what happens before is no change of it
+    over = False  # whether the run had ended, and is submitted again
     for record in records:
         event = record.event
         leaves = began and record.phase not in ("running", "ended")
         if leaves and (current is None or ready):
             if current is not None:
                 done.append(current)
-            current, ready = _begin(record, workers, step), False
+            current, ready = _begin(record, workers, step, over=over), False
         elif current is not None and not ready:
             current = _name(current, record)
         if record.formed is not None:
@@ -64,8 +65,9 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
                     source=record.formed.source,
                     lost=max(lost, current.lost),
                 )
+        over = over or record.ended is not None
         if isinstance(event, GroupReady):
-            step, ready, began = event.step, True, True
+            step, ready, began, over = event.step, True, True, False
         elif isinstance(event, StepCommitted):
             step = max(step, event.step)
             if current is not None and not ready:  # told late, or on the way to a pause
@@ -99,11 +101,15 @@ def _in_use(record: Record, generation: int) -> bool:
     return finished or (isinstance(event, StepCommitted) and event.generation == generation)
 
 
-def _begin(record: Record, workers: Sequence[str], step: int) -> Reconfiguration:
+def _begin(record: Record, workers: Sequence[str], step: int, *, over: bool) -> Reconfiguration:
     cause = _cause(record.event)
     graceful = record.phase == "pausing"
-    if cause is not None:
+    if over:
+        words = "submitted again"
+    elif cause is not None:
         words = _words(record.event, cause)
+    elif record.reason.startswith("stopping"):
+        words = "stop"
     elif _node_lost(record):
         words = "loss of a node"
     elif graceful:

@@ -8,6 +8,7 @@ from elastic_train.control.events import Cause, Hung
 from elastic_train.control.faults import (
     AddNode,
     DrainNode,
+    FaultSchedule,
     KillController,
     KillNode,
     KillRank,
@@ -17,8 +18,23 @@ from elastic_train.control.faults import (
 )
 from elastic_train.observe.history import history, table
 from elastic_train.observe.ledger import ledger
+from elastic_train.observe.records import Record, wall_text
+from elastic_train.testing.simulator import Simulation, simulated_policy
 
 pytestmark = pytest.mark.ring0
+
+
+def simulated(stop_at: float | None) -> list[Record]:
+    simulation = Simulation(
+        policy=simulated_policy(replicas=2, max_steps=15, every=5),
+        schedule=FaultSchedule(faults=(), seed=0),
+        nodes=tuple("abcd"),
+        stop_at=stop_at,
+        records=[],
+    )
+    simulation.run()
+    assert simulation.records is not None
+    return simulation.records
 
 
 def test_an_undisturbed_run_has_no_history(recorded):
@@ -88,6 +104,16 @@ def test_growth_and_drain_are_graceful_and_lose_nothing(recorded):
 
 def test_a_new_controller_that_finds_its_group_alive_is_no_reconfiguration(recorded):
     assert history(recorded(KillController(when=Moment(step=8)), replicas=2)) == ()
+
+
+@pytest.mark.parametrize(("stop_at", "said"), [(None, "submitted again"), (30.0, "stop")])
+def test_a_run_that_is_submitted_again_neither_grew_nor_lost_anybody(stop_at, said):
+    first, then = (simulated(stop_at=at) for at in (stop_at, None))
+    outcome = first[-1].ended
+    assert outcome is not None
+    assert outcome[0] == ("stopped" if stop_at else "finished")
+    told = history([*first, *(replace(r, wall=wall_text(r.seconds + 1000.0)) for r in then)])
+    assert [change.cause for change in told] == [said]
 
 
 def test_a_death_while_no_controller_was_there_is_no_fault_of_the_next_one(recorded):

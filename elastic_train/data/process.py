@@ -82,7 +82,8 @@ class LoaderProcess:
 
 def serve(descriptor: int) -> None:
     """The whole life of the process: answer requests until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interrupt is the parent's to handle
+    for number in (signal.SIGINT, signal.SIGTERM):  # said to the whole group; they are the parent's to heed
+        signal.signal(number, signal.SIG_IGN)
     with Connection(descriptor) as pipe:
         try:
             payload = pipe.recv_bytes()

@@ -172,6 +172,15 @@ def test_a_process_that_dies_is_named_and_replaced(user: ModuleType, tmp_path: P
         assert loader.load(fatal) == list(fatal.ids)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_is_said_to_the_whole_process_group_is_left_to_the_parent(user: ModuleType, number: int):
+    first, second = steps(8, 4)[:2]
+    with Loader(user.Squares(8), seed=0, workers=1) as loader:
+        (pid,) = {told for *_, told in loader.load(first)}
+        os.kill(pid, number)
+        assert loader.load(second) == [(i, i * i, pid) for i in second.ids]
+
+
 def test_closing_ends_every_process_even_one_that_hangs(user: ModuleType, tmp_path: Path):
     dataset = user.Stuck(8)
     dataset.mark = str(tmp_path / "stuck")

@@ -81,7 +81,7 @@ def test_a_loop_has_the_losses_of_the_task_that_it_spells_out_through_a_kill_and
         np.testing.assert_allclose(final[name], state[name], rtol=1e-9, atol=1e-12, err_msg=str(name))
 
 
-@pytest.mark.trial
+@pytest.mark.matrix
 def test_registered_state_evaluations_and_schedules_go_on_where_they_were(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:

@@ -48,8 +48,9 @@ class Outbox:
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
-    def post(self, event: Any) -> None:
-        self._words.append(event)
+    def post(self, *events: Any) -> None:
+        """Events that are posted together are delivered together."""
+        self._words.extend(events)
         self._wake.set()
 
     def _run(self) -> None:

@@ -6,7 +6,6 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 from elastic_train.checkpoint.engine.memory import memory_now
 from elastic_train.cluster.causes import cause_of
@@ -29,7 +28,7 @@ class Voice:
         self._errors: dict[int, Cause] = {}
         self._reports: deque[StepCommitted] = deque(maxlen=REPORTS)
         self.member: Member | None = None  # there once it was built
-        self.post: Callable[[Any], None] = lambda _: None
+        self.post: Callable[..., None] = lambda *_: None
 
     def standing(self) -> Standing:
         progress = self.member.progress() if self.member is not None else None
@@ -70,19 +69,22 @@ class Voice:
 
     def broke(self, generation: int, error: BaseException) -> None:
         cause = self.failed(generation, error)
-        self.post(GroupBroken(at=0.0, generation=generation, worker=self._worker, cause=cause))
-        self.last_word(generation)
+        broken = GroupBroken(at=0.0, generation=generation, worker=self._worker, cause=cause)
+        self._say(generation, broken)
 
     def last_word(self, generation: int, *, again: bool = False) -> None:
         """What is held, and the error that was met. `again`: whoever asks may not have heard it."""
-        if generation in self._settled and not again:
-            return
+        if again or generation not in self._settled:
+            self._say(generation)
+
+    def _say(self, generation: int, *first: GroupBroken) -> None:
         assert self.member is not None
         self._settled.add(generation)
-        for report in tuple(self._reports)[-UNSAID:]:  # of a rank 0 that died; known ones change nothing
-            if report.generation == generation:
-                self.post(report)
+        # Of a rank 0 that died; known ones change nothing.
+        unsaid = [report for report in tuple(self._reports)[-UNSAID:] if report.generation == generation]
         self.post(
+            *first,
+            *unsaid,
             Settled(
                 at=0.0,
                 generation=generation,
@@ -90,5 +92,5 @@ class Voice:
                 holdings=self.member.holdings(),
                 error=self._errors.get(generation),
                 logs=self.member.held.logs(),
-            )
+            ),
         )

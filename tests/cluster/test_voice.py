@@ -1,0 +1,41 @@
+"""What a worker says of how a generation ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from elastic_train.cluster.pace import Stopwatch
+from elastic_train.cluster.voice import Voice
+from elastic_train.config import Batch, RunSpec
+from elastic_train.control.events import GroupBroken, Settled
+from elastic_train.errors import GroupBroken as GroupIsBroken
+from elastic_train.testing.tiny import TinyTask
+from elastic_train.train.member import Member
+
+pytestmark = pytest.mark.ring2
+
+
+def test_a_break_and_what_is_held_then_are_said_together_and_once() -> None:
+    spec = RunSpec(
+        name="tiny",
+        storage_path="/nowhere",
+        batch=Batch(global_size=4, micro_size=1),
+        max_steps=4,
+        min_workers=1,
+        max_workers=1,
+    )
+    said: list[tuple[Any, ...]] = []
+    voice = Voice(worker="w0001", node="a", stopwatch=Stopwatch())
+    voice.post = lambda *events: said.append(events)
+    voice.member = Member(TinyTask(), spec, on_step=lambda _: None)
+    voice.broke(3, GroupIsBroken(generation=3, reason="a peer is gone"))
+    ((broken, settled),) = said
+    assert isinstance(broken, GroupBroken)
+    assert isinstance(settled, Settled)
+    assert settled.error == broken.cause
+    voice.last_word(3)
+    assert len(said) == 1
+    voice.last_word(3, again=True)
+    assert said[1:] == [(settled,)]

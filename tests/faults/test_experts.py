@@ -13,7 +13,7 @@ from elastic_train.control.faults import FaultSchedule, KillRank, Moment
 from elastic_train.testing.alone import train_alone
 from tests.faults.conftest import WHOLE, Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.trial, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 NODES, CPUS = 2, 2
 STEPS = 14
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import TIMING, Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 NODES, CPUS = 3, 1
 STEPS = 60
 
@@ -78,6 +79,7 @@ def test_a_rank_that_wakes_up_when_it_was_replaced_ends_itself_and_writes_nothin
     )
     after = [r for r in rough.records if isinstance(r.event, StepCommitted) and r.seconds > lost.seconds + 15]
     assert after, "it woke up while the others trained on"
-    assert not psutil.pid_exists(pid)
+    with suppress(psutil.NoSuchProcess):
+        psutil.Process(pid).wait(60)  # it may be about to
     formed = [r.formed for r in rough.records if r.formed is not None]
     assert [lost.event.worker in group.workers for group in formed] == [True, False]

@@ -8,7 +8,7 @@ from elastic_train.control.faults import FaultSchedule, KillRank, Moment
 from elastic_train.testing.alone import train_alone
 from tests.faults.conftest import Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.trial, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 NODES, CPUS = 2, 2
 STEPS = 14
 

@@ -55,7 +55,7 @@ def test_a_loop_keeps_its_losses_its_metrics_and_its_average_through_kills(runs:
         assert said == pytest.approx({k: v for k, v in calm[entry.step][1].items() if k != "norm"}, rel=1e-4)
 
 
-@pytest.mark.trial
+@pytest.mark.matrix
 def test_a_loop_that_returns_early_finishes_its_run_and_does_not_begin_again(runs: Runs) -> None:
     _, spec = runs.spec("early", max_steps=STEPS)
     spec = dataclasses.replace(spec, batch=Batch(global_size=12, micro_size=3, seed=5))

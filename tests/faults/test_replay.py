@@ -81,7 +81,6 @@ def test_a_lost_stage_is_replayed_and_no_step_is_lost(runs: Runs, calm: Result) 
     assert "stage 0 is replayed from step 8" in reasons[3]
 
 
-@pytest.mark.trial
 def test_a_replay_that_loses_its_worker_begins_again(runs: Runs, calm: Result) -> None:
     rough = trained(
         runs,

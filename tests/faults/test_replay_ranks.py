@@ -12,7 +12,7 @@ from elastic_train.control.faults import FaultSchedule, KillRank, Moment
 from elastic_train.train.profile import profiled_shape
 from tests.faults.conftest import WHOLE, Runs, assert_same_training
 
-pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600), pytest.mark.trial]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 2
 STEPS = 14
 
@@ -41,7 +41,10 @@ def trained(
 
 @pytest.mark.parametrize(
     ("name", "parallelism", "standby"),
-    [("fsdp", Parallelism(pp=2, dp_shard=2), 1), ("tp", Parallelism(pp=2, tp=2), 0)],
+    [
+        ("fsdp", Parallelism(pp=2, dp_shard=2), 1),
+        pytest.param("tp", Parallelism(pp=2, tp=2), 0, marks=pytest.mark.trial),
+    ],
 )
 def test_a_rank_of_a_stage_is_lost_and_no_step_with_it(
     runs: Runs, name: str, parallelism: Parallelism, standby: int

@@ -21,7 +21,7 @@ from elastic_train.control.faults import FaultSchedule
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import WHOLE, Runs
 
-pytestmark = [pytest.mark.ring4, pytest.mark.timeout(400), pytest.mark.trial]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 NODES, CPUS = 3, 1
 
 

@@ -53,7 +53,6 @@ def test_six_plans_of_eight_ranks_equal_the_reference(eight: GlooPool, new_gener
 
 
 @pytest.mark.matrix
-@pytest.mark.trial
 def test_the_other_plans_of_eight_ranks_do_too(eight: GlooPool, new_generation: Iterator[int]) -> None:
     run = spec(batch=Batch(global_size=13, micro_size=1, seed=11), max_workers=8)
     check(eight, new_generation, ChainTask(), THE_OTHERS, run)

@@ -71,7 +71,7 @@ TOGETHER = [Mesh(pp=2, tp=2)]
 
 @pytest.mark.ring2
 @pytest.mark.matrix
-@pytest.mark.parametrize("meshes", [APART, pytest.param(TOGETHER, marks=pytest.mark.trial)])
+@pytest.mark.parametrize("meshes", [APART, pytest.param(TOGETHER, marks=pytest.mark.matrix)])
 def test_plans_of_all_axes_compute_what_one_process_does(
     pool: GlooPool, new_generation: Iterator[int], meshes: list[Mesh]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -122,8 +121,6 @@ class Lazy:
         self._crowded, self._awaited = crowded, awaited
         self._taking, self._dropped = taking, dropped
         self._engine: Engine[_Note] | None = None
-        self._reserving = ThreadPoolExecutor(1, "reserve")  # one after the other, as the generations come
-        self._coming: tuple[torch.device, Future[Arena]] | None = None  # memory that was asked for
         self._reserved = 0
         self._before = Counts()
 
@@ -133,7 +130,7 @@ class Lazy:
         return self._before + self._engine.counts if self._engine is not None else self._before
 
     def start(self, shards: Shards) -> None:
-        """Reserve memory for this generation, beside its first step: its vote waits for it."""
+        """Reserve memory for this generation, before its first step."""
         held = own_share(tuple(parts(shards)))
         sizes = [part.view.numel() * part.view.element_size() for part in held]
         if not any(shards.optimizer.state.values()):  # each may come to begin on a page of its own
@@ -141,11 +138,11 @@ class Lazy:
         self._reserve(shards, slot_bytes(sizes))
 
     def ready(self, timeout: float) -> bool:
-        self._arrived()
         return self._awaited(timeout)
 
     def busy(self, *, storage: bool) -> bool:
-        return self._arrived().free == 0 or self._crowded(storage)
+        engine = self._engine
+        return engine is None or engine.free == 0 or self._crowded(storage)
 
     def fence(self) -> None:
         if self._engine is not None:
@@ -153,12 +150,12 @@ class Lazy:
 
     def take(self, shards: Shards, *, storage: bool, wait: bool) -> None:
         assert shards.step is not None
+        self._taking(shards.step)
         found = sources(own_share(tuple(parts(shards))))
         needed = slot_bytes(source.nbytes for source in found)
         if needed > self._reserved:
             self._reserve(shards, needed)
-        engine = self._arrived()
-        self._taking(shards.step)
+        assert self._engine is not None
         note = _Note(
             shards=(shards.generation, shards.rank),
             replica=_replica(shards),
@@ -167,12 +164,9 @@ class Lazy:
             storage=storage,
         )
         pressure: Pressure | None = "wait" if wait else None
-        engine.begin(shards.step, found, note, pressure=pressure)
+        self._engine.begin(shards.step, found, note, pressure=pressure)
 
     def end(self) -> None:
-        coming, self._coming = self._coming, None
-        if coming is not None:
-            coming[1].cancel()
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.retire()
@@ -182,25 +176,16 @@ class Lazy:
 
     def _reserve(self, shards: Shards, size: int) -> None:
         self.end()
-        self._coming = shards.device, self._reserving.submit(self._memory, shards.generation, size)
+        arena = self._memory(shards.generation, size)
+        self._engine = Engine(
+            arena,
+            self._hand_on,
+            budget=BUDGET,
+            note=self._note,
+            dropped=self._dropped,
+            lane=self._lane(shards.device, arena),
+        )
         self._reserved = size
-
-    def _arrived(self) -> Engine[_Note]:
-        """What copies, once its memory is there."""
-        if self._coming is not None:
-            device, coming = self._coming
-            arena = coming.result()
-            self._coming = None
-            self._engine = Engine(
-                arena,
-                self._hand_on,
-                budget=BUDGET,
-                note=self._note,
-                dropped=self._dropped,
-                lane=self._lane(device, arena),
-            )
-        assert self._engine is not None, "start comes first"
-        return self._engine
 
     def _lane(self, device: torch.device, arena: Arena) -> Lane:
         if device.type == "cpu":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ import torch
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import Batch, Checkpoints, RunSpec
-from elastic_train.errors import GroupBroken
 from elastic_train.testing.gang import Gang, end, take
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.tiny import TinyModel, TinyTask
@@ -92,17 +91,8 @@ class Copies:
 COPY_S = 0.05
 
 
-def two_slots(generation: int, size: int) -> Arena:
-    return Arena.private(size, slots=2)
-
-
 def start_lazily(
-    state: dict[str, Any],
-    task: Task,
-    spec: RunSpec,
-    slow: bool = False,
-    copies: bool = False,
-    memory: Callable[[int, int], Arena] = two_slots,
+    state: dict[str, Any], task: Task, spec: RunSpec, slow: bool = False, copies: bool = False
 ) -> None:
     """A member that takes a snapshot at every step where there is room, and keeps what is delivered.
 
@@ -136,7 +126,7 @@ def start_lazily(
         saving=lambda described: Lazy(
             described,
             deliver,
-            memory=memory,
+            memory=lambda generation, size: Arena.private(size, slots=2),
             note=state["notes"].append,
             every_step=True,
             **(waits if copies else {}),
@@ -232,51 +222,3 @@ def test_a_step_waits_for_the_snapshot_before_it_where_none_may_be_left_out(
     assert all(pool.run(wait_for_last, ranks=[0, 1]))
     for own in pool.run(take, "saved", ranks=[0, 1]):
         assert [entry[0] for entry in own] == [*range(1, STEPS + 1)]
-
-
-def reserve_beside_forward(state: dict[str, Any], task: Task, spec: RunSpec, breaks: bool) -> None:
-    """A member whose memory comes once its first forward runs. `breaks`: the first generation ends there, and
-    its memory comes in the forward of the next one.
-    """
-    begun, came, forwards = threading.Event(), threading.Event(), []
-    state["asked"] = []
-
-    def reserve(generation: int, size: int) -> Arena:
-        begun.set()
-        assert came.wait(100), "the step waits for the memory, and not the other way round"
-        state["asked"].append(generation)
-        return two_slots(generation, size)
-
-    def fault(phase: str, step: int, micro_batch: int) -> None:
-        if phase == "forward":
-            forwards.append(step)
-            if breaks and len(forwards) == 1:
-                begun.wait(100)
-                raise GroupBroken(generation=1, reason="a test")
-            came.set()
-
-    start_lazily(state, task, spec, memory=reserve)
-    state["faults"] = fault
-
-
-def asked_for(state: dict[str, Any]) -> list[int]:
-    return state["asked"]
-
-
-@pytest.mark.parametrize("breaks", [False, True], ids=["at once", "after a generation that got none"])
-def test_memory_comes_while_the_first_step_runs(
-    pool: GlooPool, new_generation: Iterator[int], breaks: bool
-) -> None:
-    lazy = Gang(pool, new_generation, TinyTask(), spec())
-    pool.run(reserve_beside_forward, TinyTask(), lazy.spec, breaks, ranks=[0])
-    generations = []
-    if breaks:
-        lazy.form(lazy.plan(1, 1))
-        ((end_, error, _),) = lazy.begin().results(120)
-        assert end_ is None
-        assert "a test" in error
-        generations.append(lazy.generation)
-    lazy.form(lazy.plan(1, 1))
-    lazy.run()
-    assert pool.run(wait_for_last, ranks=[0]) == [True]
-    assert pool.run(asked_for, ranks=[0]) == [[*generations, lazy.generation]]

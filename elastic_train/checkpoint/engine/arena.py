@@ -1,8 +1,8 @@
-"""Memory for snapshots, there before the first vote: slots of equal size, every page touched.
+"""Memory for snapshots, there before the first step: slots of equal size, every page touched.
 
-A first touch costs ten times a copy, and memory that is missing must be missed before anything is updated.
-Each slot has a stamp: odd while it is written, even and new once it is whole. Another process that reads the
-slot and finds the same even stamp before and after has read a whole snapshot.
+A first touch costs ten times a copy, and memory that is missing must be missed before training begins. Each
+slot has a stamp: odd while it is written, even and new once it is whole. Another process that reads the slot
+and finds the same even stamp before and after has read a whole snapshot.
 """
 
 from __future__ import annotations

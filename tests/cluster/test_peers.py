@@ -173,7 +173,7 @@ def test_lost_nodes_without_a_replica_cost_at_most_one_step_each_and_no_read_of_
     assert all(one.spilled == 0 for one in held), "copies are refused before anything is spilled"
 
 
-@pytest.mark.trial
+@pytest.mark.matrix
 def test_where_both_copies_are_lost_with_their_nodes_storage_is_read_and_it_is_said(runs: Runs) -> None:
     while len(runs.cluster.nodes) < NODES:
         runs.cluster.add_node()

@@ -13,6 +13,7 @@ from elastic_train.cluster.messages import Standing
 from elastic_train.cluster.names import NAMESPACE, keeper_of, worker_of
 from elastic_train.cluster.perform import Performer
 from elastic_train.cluster.remote import named_actors
+from elastic_train.cluster.words import each_once
 from elastic_train.control.events import StepCommitted
 
 
@@ -48,7 +49,7 @@ def _heard(handles: dict[str, Any], performer: Performer, verdict_s: float) -> F
     while pending and came:
         came, pending = ray.wait(pending, num_returns=1, timeout=verdict_s)
     living: list[Standing] = []
-    steps: dict[tuple[int, int], StepCommitted] = {}
+    reports: list[StepCommitted] = []
     silent: list[str] = []
     for worker, three in calls.items():
         try:
@@ -62,9 +63,9 @@ def _heard(handles: dict[str, Any], performer: Performer, verdict_s: float) -> F
             continue
         else:
             performer.adopt(worker, handles[worker], ready, standing.generation)
-            steps |= {(report.generation, report.step): report for report in said}
+            reports += said
             living.append(standing)
-    return Found(living=tuple(living), steps=tuple(steps[key] for key in sorted(steps)), silent=tuple(silent))
+    return Found(living=tuple(living), steps=each_once(reports), silent=tuple(silent))
 
 
 def find_keepers(run: str, performer: Performer, *, adopt: bool) -> None:

@@ -20,7 +20,7 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster import segments
-from elastic_train.cluster.messages import Kept, Offer
+from elastic_train.cluster.messages import Kept, Offer, Told
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.peer_figures import PeerFigures, Sizes
 from elastic_train.cluster.remote import answer
@@ -31,7 +31,7 @@ from elastic_train.cluster.watch import node_info, spilled_bytes
 from elastic_train.config import RunSpec
 from elastic_train.errors import ElasticTrainError
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.recovery.evidence import Live, Snapshot
+from elastic_train.recovery.evidence import Live
 
 log = logging.getLogger(__name__)
 CONTROL, SEAL, READ, FLUSH = "control", "seal", "read", "flush"
@@ -50,6 +50,7 @@ class Keeper:
         self._segments: dict[tuple[str, int], Segment] = {}  # by worker and generation
         self._flushing: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
+        self._repeated = (0, 0)  # generation and step
         self._shelf = Shelf(node)
         self._buddies: Sequence[Any] = ()
         info = node_info(node)
@@ -129,6 +130,8 @@ class Keeper:
             self._flushing.add(key)
         try:
             book = self._shelf.book(kept.generation, kept.rank, kept.step)
+            if kept.rank == 0:
+                self._repeat()
             self._writer.save(
                 Share(
                     generation=kept.generation,
@@ -161,8 +164,8 @@ class Keeper:
     # -- for whoever recovers: the same questions that a worker answers
 
     @ray.method(concurrency_group=CONTROL)
-    def told(self) -> tuple[Snapshot, ...]:
-        return self._shelf.snapshots()
+    def told(self) -> Told:
+        return Told(snapshots=self._shelf.snapshots(), steps=self._shelf.steps())
 
     @ray.method(concurrency_group=CONTROL)
     def offer(self, origin: Live) -> Offer:
@@ -177,6 +180,14 @@ class Keeper:
         return self._shelf.digest_of(generation, step, boxes)
 
     # -- private
+
+    def _repeat(self) -> None:
+        """Tell the steps since the last checkpoint: none may be committed of a step that nobody heard of."""
+        with self._lock:
+            news = [r for r in self._shelf.steps() if (r.generation, r.step) > self._repeated]
+            if news:
+                self._repeated = news[-1].generation, news[-1].step
+        self._outbox.post(*news)
 
     def _sizes(self) -> Sizes:
         with self._lock:

@@ -13,12 +13,13 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster.keeper import CONCURRENCY, Keeper
+from elastic_train.cluster.messages import Told
 from elastic_train.cluster.names import NAMESPACE, keeper_name
 from elastic_train.cluster.remote import answer, remote
 from elastic_train.cluster.watch import accepts, domain_of, node_info
+from elastic_train.cluster.words import each_once
 from elastic_train.config import RunSpec
 from elastic_train.control.buddies import buddies
-from elastic_train.recovery.evidence import Snapshot
 
 log = logging.getLogger(__name__)
 CHECK_S = 5.0
@@ -109,17 +110,20 @@ class Keepers:
             for node, chosen in buddies(domains, self._standby).items():
                 handles[node].pair.remote([handles[buddy] for buddy in chosen])
 
-    def told(self, within_s: float) -> tuple[Snapshot, ...]:
+    def told(self, within_s: float) -> Told:
         """What the keepers that answer in time hold; those that are dead are forgotten."""
         asked = {node: handle.told.remote() for node, handle in self.handles().items() if _reachable(node)}
         if not asked:
-            return ()
+            return Told()
         done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
-        found: list[Snapshot] = []
+        found: list[Told] = []
         for node, call in asked.items():
             if call in done:
-                found += self._answered(node, call) or ()
-        return tuple(found)
+                found += filter(None, [self._answered(node, call)])
+        return Told(
+            snapshots=tuple(snapshot for told in found for snapshot in told.snapshots),
+            steps=each_once(report for told in found for report in told.steps),
+        )
 
     def stop(self) -> None:
         """End them all, and their segments with them. One that doesn't answer in a moment is killed: it may

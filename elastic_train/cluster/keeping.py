@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from elastic_train.cluster.messages import Kept
 from elastic_train.cluster.remote import answer
 from elastic_train.cluster.saving import PartWriter, memory
 from elastic_train.control.cadence import peer_interval_s
+from elastic_train.control.events import StepCommitted
 from elastic_train.geometry.fragments import Fragments
 
 SLOTS = 3
@@ -35,6 +36,7 @@ class Keeping:
     """Everything between a snapshot that is whole and the tiers that hold it.
 
     `every` is the peer tier's cadence in steps; "auto" weighs what a snapshot costs against what it saves.
+    `steps` are those that this worker knows of: whoever goes on from a snapshot has to know them too.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class Keeping:
         *,
         every: int | Literal["auto"],
         note: Callable[[str], None],
+        steps: Callable[[], Sequence[StepCommitted]] = tuple,
     ) -> None:
-        self._worker, self._writer, self._note = worker, writer, note
+        self._worker, self._writer, self._note, self._steps = worker, writer, note, steps
         self._every: int | Literal["auto"] = every
         self._keeper: Any = None
         self._generation = 0
@@ -54,6 +57,7 @@ class Keeping:
         self._open: set[int] = set()  # steps of those under way
         self._flushing: set[Share] = set()
         self._first = True
+        self._said = 0  # the last step of this generation that went along with a snapshot
         self._alone = ""  # why the last one has no copy on another node
         self._since = 0  # steps since the last snapshot
         self._at = time.monotonic()
@@ -71,7 +75,7 @@ class Keeping:
         """Slots for a generation's snapshots: in the keeper's segment if it has room, else here."""
         with self._lock:
             self._generation = generation
-            self._used, self._open, self._first = None, set(), True
+            self._used, self._open, self._first, self._said = None, set(), True, 0
             self._shared = False
         if self._keeper is not None:
             size = aligned(size)
@@ -149,7 +153,8 @@ class Keeping:
         self._flushed(share)
 
     def _keep(self, share: Share) -> None:
-        kept = _kept(self._worker, share, first=self._first or share.generation != self._generation)
+        first = self._first or share.generation != self._generation
+        kept = _kept(self._worker, share, first=first, steps=self._news(share.generation))
         self._cost_s = share.seconds
         try:
             ray.get(self._keeper.seal.remote(kept))
@@ -161,6 +166,7 @@ class Keeping:
                 self._complete(share, shared=False)
                 share.release()
             return
+        self._passed_on(kept)
         if share.storage:  # which waits for no other node
             self._threads.submit(self._guarded, lambda whole: self._flush(kept, whole), share)
         try:
@@ -174,6 +180,17 @@ class Keeping:
                 share.release()
         else:
             self._complete(share, shared=True)
+
+    def _news(self, generation: int) -> tuple[StepCommitted, ...]:
+        """The steps that the keeper may not know, and the last one again, which may have metrics by now."""
+        with self._lock:
+            said = self._said if generation == self._generation else 0
+        return tuple(r for r in self._steps() if r.generation == generation and r.step >= said)
+
+    def _passed_on(self, kept: Kept) -> None:
+        with self._lock:
+            if kept.generation == self._generation:
+                self._said = max(self._said, *(report.step for report in kept.steps), 0)
 
     def _flush(self, kept: Kept, share: Share) -> None:
         try:
@@ -222,7 +239,7 @@ class Keeping:
             self._lock.notify_all()
 
 
-def _kept(worker: str, share: Share, *, first: bool) -> Kept:
+def _kept(worker: str, share: Share, *, first: bool, steps: tuple[StepCommitted, ...]) -> Kept:
     rows = ((p.tensor, p.state, p.dtype, p.shape, p.box) for p in share.pieces)
     last = share.offsets[-1] + share.pieces[-1].data_bytes if share.pieces else 0
     return Kept(
@@ -240,4 +257,5 @@ def _kept(worker: str, share: Share, *, first: bool) -> Kept:
         storage=share.storage,
         first=first,
         seconds=share.seconds,
+        steps=steps,
     )

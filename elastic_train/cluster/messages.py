@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_train.checkpoint.engine.memory import Memory
+from elastic_train.control.events import StepCommitted
 from elastic_train.geometry.fragments import Fragments
+from elastic_train.recovery.evidence import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,3 +80,12 @@ class Kept:
     storage: bool
     first: bool
     seconds: float = 0.0  # that copying it took
+    steps: tuple[StepCommitted, ...] = ()  # since the snapshot before: its rank may die before they are heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What keepers could serve now, and the steps that they know of, oldest first."""
+
+    snapshots: tuple[Snapshot, ...] = ()
+    steps: tuple[StepCommitted, ...] = ()

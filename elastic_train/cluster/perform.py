@@ -280,8 +280,10 @@ class Performer:
             )
 
     def _ask_peers(self, generation: int) -> None:
-        held = self.keepers.told(self._spec.timing.verdict_s)
-        self._post(PeersTold(at=0.0, generation=generation, snapshots=held))
+        told = self.keepers.told(self._spec.timing.verdict_s)
+        for report in told.steps:  # first: nobody goes on from a step that is not in the journal
+            self._post(report)
+        self._post(PeersTold(at=0.0, generation=generation, snapshots=told.snapshots))
 
     def _store(self) -> tuple[str, int]:
         """The rendezvous store's address; a new store where the old one is gone."""

@@ -7,6 +7,7 @@ so of two the older is complete wherever the newer isn't yet. A checkpoint's doe
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -15,6 +16,8 @@ import numpy as np
 from elastic_train.checkpoint.engine.arena import SPARE, Arena, require
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.cluster.messages import Kept, Offer
+from elastic_train.cluster.words import each_once
+from elastic_train.control.events import StepCommitted
 from elastic_train.errors import GroupBroken
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.digest import MASK, of_boxes
@@ -23,6 +26,8 @@ from elastic_train.recovery.evidence import Snapshot
 from elastic_train.train.merging import merged
 
 STEPS = 3
+REPORTS = 1024
+"""Steps that a controller may lose with its process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -64,6 +69,7 @@ class Shelf:
     def __init__(self, keeper: str) -> None:
         self._keeper = keeper
         self._books: dict[tuple[int, int, int], Book] = {}  # by generation, rank, step
+        self._reports: deque[StepCommitted] = deque(maxlen=REPORTS)
         self._lock = threading.Lock()
 
     def put(self, book: Book) -> None:
@@ -71,6 +77,7 @@ class Shelf:
         kept = book.kept
         with self._lock:
             self._books[kept.generation, kept.rank, kept.step] = book
+            self._reports += kept.steps
             steps = sorted(s for g, r, s in self._books if (g, r) == (kept.generation, kept.rank))
             for step in steps[:-STEPS]:
                 del self._books[kept.generation, kept.rank, step]
@@ -116,6 +123,11 @@ class Shelf:
             for (generation, rank, step), book in sorted(self._copy().items())
             if book.sound
         )
+
+    def steps(self) -> tuple[StepCommitted, ...]:
+        """The last ones that came with snapshots, of which nobody else may know any more; oldest first."""
+        with self._lock:
+            return each_once(tuple(self._reports))
 
     def copied_bytes(self) -> int:
         """What is held for other nodes, in this node's object store."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,6 +28,7 @@ class Voice:
         self._settled: set[int] = set()  # generations whose last word was given
         self._errors: dict[int, Cause] = {}
         self._reports: deque[StepCommitted] = deque(maxlen=REPORTS)
+        self._lock = threading.Lock()
         self.member: Member | None = None  # there once it was built
         self.post: Callable[..., None] = lambda *_: None
 
@@ -57,13 +59,15 @@ class Voice:
 
     def repeat(self) -> tuple[StepCommitted, ...]:
         """The last steps, for a controller that may have died before they were durable."""
-        return tuple(self._reports)
+        with self._lock:
+            return tuple(self._reports)
 
     # -- the training thread
 
     def step(self, report: StepReport) -> None:
         event = committed(report)
-        self._reports.append(event)
+        with self._lock:
+            self._reports.append(event)
         if report.rank == 0:
             self.post(event)
 
@@ -81,7 +85,7 @@ class Voice:
         assert self.member is not None
         self._settled.add(generation)
         # Of a rank 0 that died; known ones change nothing.
-        unsaid = [report for report in tuple(self._reports)[-UNSAID:] if report.generation == generation]
+        unsaid = [report for report in self.repeat()[-UNSAID:] if report.generation == generation]
         self.post(
             *first,
             *unsaid,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
 from elastic_train.control.events import StepCommitted
-from elastic_train.train.loop import StepReport
+
+if TYPE_CHECKING:  # the controller loads no torch
+    from elastic_train.train.loop import StepReport
 
 
 def committed(report: StepReport) -> StepCommitted:
@@ -22,3 +27,13 @@ def committed(report: StepReport) -> StepCommitted:
         ids_digest=report.ids_digest,
         last=report.last,
     )
+
+
+def each_once(reports: Iterable[StepCommitted]) -> tuple[StepCommitted, ...]:
+    """Each step once, oldest first, as the report with its metrics has it."""
+    known: dict[tuple[int, int], StepCommitted] = {}
+    for report in reports:
+        before = known.setdefault((report.generation, report.step), report)
+        if len(report.metrics) > len(before.metrics) or report.last:
+            known[report.generation, report.step] = report
+    return tuple(known[key] for key in sorted(known))

@@ -83,7 +83,13 @@ class Worker:
         self._voice.post = self._outbox.post
         self._member: Member | None = None
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
-        self._keeping = Keeping(name, self._writer, every=spec.checkpoints.peers or "auto", note=log.warning)
+        self._keeping = Keeping(
+            name,
+            self._writer,
+            every=spec.checkpoints.peers or "auto",
+            note=log.warning,
+            steps=self._voice.repeat,
+        )
         if faults is not None:
             self._stopwatch.then = Saboteur(
                 faults[0],

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import multiprocessing
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from elastic_train.checkpoint.engine.arena import Arena, offsets, slot_bytes
 from elastic_train.cluster import segments
 from elastic_train.cluster.messages import Kept
 from elastic_train.cluster.shelf import STEPS, Book, Shelf
+from elastic_train.control.events import StepCommitted
 from elastic_train.errors import GroupBroken, MemoryTooSmall
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.digest import of_boxes
@@ -122,6 +125,31 @@ def test_a_copy_makes_room_in_a_full_object_store_and_what_fits_in_no_way_is_ref
     with pytest.raises(MemoryTooSmall, match=f"{3 * used / 1e6:,.1f} MB in the object store"):
         shelf.make_room(books[2].kept, 2 * used)
     assert [s.step for s in shelf.snapshots() if s.rank == 0] == [8], "the newest stays"
+
+
+def said(step: int, **values: Any) -> StepCommitted:
+    return StepCommitted(
+        at=0.0,
+        generation=1,
+        step=step,
+        loss=1.0,
+        tokens=4.0,
+        grad_norm=1.0,
+        skipped=False,
+        seconds=0.1,
+        vote=(),
+        **values,
+    )
+
+
+def test_the_steps_that_came_with_snapshots_are_known_once_even_where_the_bytes_are_gone() -> None:
+    arena, shelf = arena_of(2), Shelf("n1")
+    evaluated = said(6, metrics=(("accuracy", 0.5),))
+    for rank, steps in enumerate(((said(5), said(6), said(7)), (said(4), said(5), evaluated))):
+        note = dataclasses.replace(kept(arena, rank, rank=rank, step=7 - rank), steps=steps)
+        shelf.put(book(arena, note))
+    arena.open(0)
+    assert shelf.steps() == (said(4), said(5), evaluated, said(7))
 
 
 def test_a_box_that_nobody_sealed_is_refused() -> None:

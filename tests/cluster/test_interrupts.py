@@ -93,6 +93,8 @@ def test_a_second_interrupt_waits_for_no_step(jobs: Jobs) -> None:
         assert process.poll() is None, "a step takes a quarter of an hour here"
         process.send_signal(signal.SIGINT)
         assert process.wait(IN_TIME_S) == STOPPED, log.read_text()
+    end = jobs.records("twice")[-1]
+    assert end.ended == ("stopped", "stopped on request: SIGINT"), "after one alone it would be 'at step 0'"
     nothing_is_left(jobs)
 
 

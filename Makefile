@@ -12,7 +12,7 @@ export AWS_EC2_METADATA_DISABLED ?= true
 SLICE ?= 1/1
 SEED ?= 0
 
-.PHONY: env demo check test faults trials bench bench-quick bench-peers clean
+.PHONY: env demo check test faults bench bench-quick bench-peers clean
 
 env: $(VENV)/.ready
 
@@ -31,17 +31,14 @@ check: env
 	$(BIN)/lint-imports
 	# Types and tests side by side: each of them keeps one core busy.
 	$(BIN)/pyright & types=$$!; \
-	$(BIN)/python -m pytest -q -m "ring0 and not matrix and not trial"; tests=$$?; \
+	$(BIN)/python -m pytest -q -m "ring0 and not matrix"; tests=$$?; \
 	wait $$types && exit $$tests
 
 test: env
-	$(BIN)/python -m pytest -q -m "not matrix and not trial"
+	$(BIN)/python -m pytest -q -m "not matrix"
 
 faults: env
-	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m "matrix and not trial"
-
-trials: env
-	$(BIN)/python -m pytest -q -m trial
+	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m "matrix"
 
 bench-quick: env
 	for name in overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done

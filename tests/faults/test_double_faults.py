@@ -26,7 +26,6 @@ SCHEDULE = FaultSchedule(
 )
 
 
-@pytest.mark.trial
 @pytest.mark.parametrize("plan", PLANS)
 def test_failures_during_a_recovery_and_without_a_controller_leave_the_losses(runs: Runs, plan: str) -> None:
     chosen = PLANS[plan]

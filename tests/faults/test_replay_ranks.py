@@ -43,7 +43,7 @@ def trained(
     ("name", "parallelism", "standby"),
     [
         ("fsdp", Parallelism(pp=2, dp_shard=2), 1),
-        pytest.param("tp", Parallelism(pp=2, tp=2), 0, marks=pytest.mark.trial),
+        ("tp", Parallelism(pp=2, tp=2), 0),
     ],
 )
 def test_a_rank_of_a_stage_is_lost_and_no_step_with_it(

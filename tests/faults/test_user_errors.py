@@ -19,7 +19,7 @@ from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import WHOLE, Runs, assert_same_training
 from tests.faults.test_matrix import PLANS
 
-pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.trial, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 2
 STEPS, EVERY = 18, 5
 PLACES = {"dataset": 4, "loss": 9, "model": 14}

@@ -18,6 +18,7 @@ from typing import Any
 
 from elastic_train.control.events import (
     CheckpointCommitted,
+    Event,
     GroupReady,
     NodesChanged,
     StepCommitted,
@@ -67,7 +68,7 @@ class EventHook:
                 "cause": record.reason,
                 "step": self._step,
                 "steps_lost": lost,
-                "node": event.cause.node if isinstance(event, WorkerLost) else "",
+                "node": _node(event),
                 "plan": record.formed.plan if record.formed is not None else "",
                 "phase": record.phase,
                 "at": record.wall,
@@ -113,6 +114,16 @@ def _name(record: Record) -> str:
         return "formed"
     words = type(record.event).__name__
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in words).lstrip("_")
+
+
+def _node(event: Event) -> str:
+    match event:
+        case WorkerLost(cause=cause):
+            return cause.node
+        case NodesChanged(nodes=nodes):
+            return ", ".join(node.name for node in nodes if node.drain_by is not None)
+        case _:
+            return ""
 
 
 def _post(url: str, body: bytes) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from elastic_train.cluster import hooks
 from elastic_train.cluster.hooks import TRIES, WAITING, EventHook
-from elastic_train.control.events import Cause, StepCommitted, StopRequested, WorkerLost
+from elastic_train.control.events import Cause, Node, NodesChanged, StepCommitted, StopRequested, WorkerLost
 from elastic_train.observe.records import Formed, Record, wall_text
 
 pytestmark = pytest.mark.ring1
@@ -45,6 +45,10 @@ def lost() -> Record:
     return record(WorkerLost(at=0.0, worker="w1", cause=cause), commands=("Abort",), phase="settling")
 
 
+def node(name: str, drain_by: float | None = None) -> Node:
+    return Node(name=name, slots=1, drain_by=drain_by)
+
+
 def formed(at: int) -> Record:
     group = Formed(
         generation=2, step=at, source="storage", mesh="dp_replicate 2", dp=2, workers=("w0",), nodes=("n0",)
@@ -66,13 +70,15 @@ def test_a_command_gets_what_happened_and_how_many_steps_it_cost(tmp_path: Path,
         step(7),
         lost(),
         formed(5),
+        record(NodesChanged(at=0.0, nodes=(node("n0"), node("n1", drain_by=9.0), node("n2", drain_by=8.0)))),
         record(StopRequested(at=0.0, reason=""), commands=("End",), ended=("stopped", "")),
     ):
         hook.hear(line)
     hook.close()
     told = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [t["event"] for t in told] == ["worker_lost", "formed", "ended"]
+    assert [t["event"] for t in told] == ["worker_lost", "formed", "nodes_changed", "ended"]
     assert (told[0]["run"], told[0]["cause"], told[0]["node"], told[0]["step"]) == ("gpt", "because", "n1", 7)
+    assert told[2]["node"] == "n1, n2", "those that are leaving"
     assert (told[1]["steps_lost"], told[1]["step"], told[1]["plan"]) == (2, 5, "dp_replicate 2 on 1 nodes")
 
 

@@ -123,29 +123,31 @@ def test_a_run_survives_the_loss_of_the_head_by_its_storage(jobs: Jobs) -> None:
     assert len(lost) <= 2 * EVERY
 
 
-@pytest.mark.matrix
-def test_five_drivers_are_lost_in_turn_and_the_run_has_the_losses_of_an_undisturbed_one(jobs: Jobs) -> None:
-    steps = 260
-    same = ("--name", "orphan", "--max-steps", str(steps))
-    for number in range(1, 6):
-        key = jobs.submit(f"driver-{number}", *same, *SLOW)
-        eventually(f"progress of {key}", lambda number=number: steps_in_term(jobs, number))
-        os.kill(driver_of(jobs, "orphan"), signal.SIGKILL)
-    jobs.submit("last-driver", *same, *FAST)
-    assert jobs.end("last-driver") == "SUCCEEDED", jobs.log("last-driver")
-    book = jobs.ledger("orphan")
+@pytest.mark.parametrize("drivers", [1, pytest.param(5, marks=pytest.mark.matrix)])
+def test_drivers_are_lost_in_turn_and_the_run_has_the_losses_of_an_undisturbed_one(
+    jobs: Jobs, drivers: int
+) -> None:
+    name, steps = f"orphan-{drivers}", 60 + 40 * drivers
+    same = ("--name", name, "--max-steps", str(steps))
+    for number in range(1, drivers + 1):
+        key = jobs.submit(f"{name}-{number}", *same, *SLOW)
+        eventually(f"progress of {key}", lambda number=number: steps_in_term(jobs, name, number))
+        os.kill(driver_of(jobs, name), signal.SIGKILL)
+    last = jobs.submit(f"{name}-last", *same, *FAST)
+    assert jobs.end(last) == "SUCCEEDED", jobs.log(last)
+    book = jobs.ledger(name)
     assert book.superseded == (), "each orphan was stopped with a checkpoint"
-    assert steps_in_term(jobs, 6)
-    assert not steps_in_term(jobs, 7)
+    assert steps_in_term(jobs, name, drivers + 1)
+    assert not steps_in_term(jobs, name, drivers + 2)
     assert book.losses == pytest.approx(undisturbed(steps), rel=1e-4)
 
 
-def steps_in_term(jobs: Jobs, number: int) -> int:
+def steps_in_term(jobs: Jobs, name: str, number: int) -> int:
     """Steps that the run committed under its n-th controller: what an orphan goes on with is no progress of
     the driver that comes after it.
     """
     begun = steps = 0
-    for record in jobs.records("orphan"):
+    for record in jobs.records(name):
         begun += isinstance(record.event, TermBegan)
         steps += isinstance(record.event, StepCommitted) and begun == number
     return steps

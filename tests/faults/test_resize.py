@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from torch import nn
 
+from elastic_train.cluster.chaos import Chaos
 from elastic_train.cluster.launch import fit
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import (
@@ -20,6 +22,7 @@ from elastic_train.control.faults import (
     Moment,
 )
 from elastic_train.errors import CapacityTimeout, ConfigError, UserCodeError
+from elastic_train.testing.slow_samples import SlowSamples
 from elastic_train.train.task import Rules
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import TIMING, Runs, assert_same_training
@@ -37,6 +40,13 @@ class Breaks(Pretrain):
         if self.__dict__["calls"] == 5 and dist.get_rank() == 1:
             raise ValueError("a bug of the job's own")
         return super().loss(output, micro_batch)
+
+
+class Slow(Pretrain):
+    """Takes a second or so for each step, so that nodes can come and be drained meanwhile."""
+
+    def dataset(self):
+        return SlowSamples(super().dataset(), 0.2)
 
 
 class Empty(Pretrain):
@@ -134,6 +144,21 @@ def test_workers_go_and_come_and_the_losses_stay(runs: Runs) -> None:
         ),
         seed=3,
     )
-    rough = runs.disturbed("resized", schedule, workers="2:4", global_size=13, max_steps=STEPS, standby=0)
+    told = runs.storage / "told"
+    task, spec = runs.spec(
+        "resized",
+        workers="2:4",
+        global_size=13,
+        max_steps=STEPS,
+        standby=0,
+        on_event=f"cat >> {told}; echo >> {told}",
+    )
+    chaos = Chaos(runs.cluster, schedule, print)
+    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
     assert_same_training(rough, runs.calm(steps=STEPS, global_size=13))
     assert rough.ledger.superseded == ()
+    events = [json.loads(line) for line in told.read_text().splitlines()]
+    plans = [r.formed.plan for r in rough.records if r.formed is not None]
+    assert len(plans) >= 3, "after the loss and, at the latest, after the drain"
+    assert [e["plan"] for e in events if e["event"] == "formed"] == plans
+    assert any(e["event"] == "nodes_changed" and e["node"] for e in events), "the drain"

@@ -222,13 +222,13 @@ def headline(bench: Bench) -> dict[str, float | None]:
     singles = [(stage, stage + 1) for stage in range(3)]
     wall = [bench.seconds(stages, 1) for stages in singles]
     compute = [bench.seconds(stages, 1, "processor_s") for stages in singles]
-    middle = {workers: bench.seconds((1, 2), workers) for workers in (1, 2, 3)}
+    shared = {workers: bench.seconds((1, 2), workers) for workers in (1, 2, 3)}
     return {
         "x_vs_global_rerun": record.ratio(whole["seconds"], statistics.fmean(wall)),
         "x_vs_global_rerun_slowest_stage": record.ratio(whole["seconds"], max(wall)),
         "x_vs_global_rerun_compute": record.ratio(whole["processor_s"], statistics.fmean(compute)),
-        **{f"x_vs_global_rerun_{n}_workers": record.ratio(whole["seconds"], middle[n]) for n in (2, 3)},
-        **{f"speed_up_{n}_workers": record.ratio(middle[1], middle[n]) for n in (2, 3)},
+        **{f"x_vs_global_rerun_{n}_workers": record.ratio(whole["seconds"], shared[n]) for n in (2, 3)},
+        **{f"speed_up_{n}_workers": record.ratio(shared[1], shared[n]) for n in (2, 3)},
         "logging_overhead_ratio": clock.median,
         "logging_overhead_ratio_low": clock.low,
         "logging_overhead_ratio_high": clock.high,

@@ -38,7 +38,7 @@ test: env
 	$(BIN)/python -m pytest -q -m "not matrix"
 
 faults: env
-	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m "matrix"
+	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m matrix
 
 bench-quick: env
 	for name in overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done

@@ -118,8 +118,8 @@ class Keepers:
         done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
         found: list[Told] = []
         for node, call in asked.items():
-            if call in done:
-                found += filter(None, [self._answered(node, call)])
+            if call in done and (told := self._answered(node, call)) is not None:
+                found.append(told)
         return Told(
             snapshots=tuple(snapshot for told in found for snapshot in told.snapshots),
             steps=each_once(report for told in found for report in told.steps),

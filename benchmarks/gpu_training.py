@@ -23,8 +23,8 @@ from benchmarks.stall_systems import part_of
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine, Taken
-from elastic_train.train.device_lane import DeviceLane
-from elastic_train.train.sources import TensorSource
+from elastic_train.train.snapshot.device_lane import DeviceLane
+from elastic_train.train.snapshot.tensor_sources import TensorSource
 
 SLOTS = 3
 ROWS = {"cpu": 1}

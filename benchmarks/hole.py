@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from elastic_train.cluster.result import Result
+from elastic_train.cluster.driver.result import Result
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.testing.hosts import Hosts

@@ -35,7 +35,7 @@ from elastic_train.config import RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.train.loop import StepReport
+from elastic_train.train.step.training_loop import StepReport
 
 BATCH = et.Batch(global_size=8, micro_size=2)  # 2 micro-batches per rank and step
 CLIP_NORM = 1.0

@@ -24,7 +24,7 @@ from benchmarks import record
 from benchmarks.planner_machine import Machine
 from benchmarks.problem import Problem
 from elastic_train.config import Parallelism, RunSpec
-from elastic_train.planner.choose import choose
+from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat
 from elastic_train.planner.problem import Problem as Sought
 from elastic_train.planner.scoring import Scored

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from benchmarks.problem import Problem
 from elastic_train.planner.hardware import Hardware, Link
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Plan
-from elastic_train.planner.shape import ModelShape
 from elastic_train.testing.gang import Gang
 from elastic_train.train.profile import profiled_shape
 

@@ -13,7 +13,7 @@ import elastic_train as et
 from benchmarks.cases import GLOBAL_BATCH, MICRO_BATCH
 from benchmarks.hole import ENVIRONMENT, Speaker, cut_and_listen
 from benchmarks.problem import Problem
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
 from elastic_train.config import RunSpec
 from elastic_train.testing.hosts import Hosts, why_not
 

@@ -27,10 +27,10 @@ from benchmarks.cases import (
     sigkill,
 )
 from benchmarks.problem import Problem
-from elastic_train.cluster.board import Update
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.cluster.run_updates import Update
 from elastic_train.config import RunSpec
 from elastic_train.control.events import GroupBroken, GroupReady, StepCommitted, WorkerLost, WorkerReady
 from elastic_train.control.faults import FaultSchedule

@@ -50,10 +50,10 @@ from benchmarks.replay_ranks import (
 from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery.grouping import Boundaries, Logging, curve
-from elastic_train.recovery.standin import stand_in
+from elastic_train.recovery.substitute import stand_in
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.train.seat import ReplaySeat
+from elastic_train.train.rank_assignment import ReplaySeat
 
 STAGES = ((0, 3), (3, 6), (6, 8))
 BLOCK = 5  # steps with the log, then as many without

@@ -13,14 +13,14 @@ import torch.distributed as dist
 
 import elastic_train as et
 from benchmarks.problem import Problem
+from elastic_train.checkpoint.merging import merged
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.models.llama import Llama
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.fragments import parts
-from elastic_train.train.merging import merged
-from elastic_train.train.seat import ReplaySeat
-from elastic_train.train.serving import Index
+from elastic_train.train.rank_assignment import ReplaySeat
+from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.live_fragments import parts
 
 Rank = dict[str, Any]
 Named = dict[tuple[str, str], np.ndarray]

@@ -21,7 +21,7 @@ from elastic_train.checkpoint.exporters.hf import export_hf
 from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.geometry.box import Box
-from elastic_train.storage.early import begin_writing
+from elastic_train.storage.early_writeback import begin_writing
 from elastic_train.storage.fsspec_store import Options, open_store
 
 CHUNK = 8 << 20

@@ -17,10 +17,10 @@ from benchmarks.spot_case import (
     given,
 )
 from benchmarks.trace import Replay
-from elastic_train.cluster.board import Update
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.cluster.run_updates import Update
 from elastic_train.config import RunSpec
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule
@@ -29,7 +29,7 @@ from elastic_train.observe.goodput import goodput
 from elastic_train.observe.history import history, table
 from elastic_train.observe.ledger import ledger
 from elastic_train.observe.records import from_json
-from elastic_train.observe.text import columns
+from elastic_train.observe.text_columns import columns
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.storage.store import Store

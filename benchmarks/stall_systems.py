@@ -30,8 +30,8 @@ from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine, Taken
 from elastic_train.geometry.box import Box
-from elastic_train.train.fragments import DTYPE_NAMES, Part, Replica
-from elastic_train.train.sources import TensorSource
+from elastic_train.train.snapshot.tensor_sources import TensorSource
+from elastic_train.train.state.live_fragments import DTYPE_NAMES, Part, Replica
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = 3

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.local_cluster import LocalCluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

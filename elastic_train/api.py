@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ray.train import CheckpointConfig, RunConfig, ScalingConfig
 
     from elastic_train.checkpoint.reader import Checkpoint
-    from elastic_train.cluster.result import Result
+    from elastic_train.cluster.driver.result import Result
     from elastic_train.train.custom.context import Context
     from elastic_train.train.task import Task
 
@@ -68,7 +68,7 @@ class ElasticTrainer:
         **unknown: Any,
     ) -> None:
         _refuse(unknown)
-        from elastic_train.train.custom.task import LoopTask, check_loop_options, task_of
+        from elastic_train.train.custom.loop_task import LoopTask, check_loop_options, task_of
 
         self.task = task_of(task)
         self.resume_from = ResumeFrom(url=resume_from) if isinstance(resume_from, str) else resume_from
@@ -101,7 +101,7 @@ class ElasticTrainer:
         `local_nodes` nodes with one CPU each. A run of the same name and storage path resumes; a finished one
         says so. Raises UserCodeError, InfrastructureError, CapacityTimeout, LeaseHeld or CheckpointError.
         """
-        from elastic_train.cluster.launch import fit
+        from elastic_train.cluster.driver.launch import fit
 
         return fit(
             self.task,

@@ -13,10 +13,10 @@ import tempfile
 import time
 
 import elastic_train as et
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
-from elastic_train.cluster.result import Result
+from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.driver.result import Result
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain, trainer

@@ -25,10 +25,10 @@ from elastic_train.data.numbered import Numbered
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.data.tokenizer import PAD
+from elastic_train.models.hf_tokens import Tokens
 from elastic_train.models.hugging_face import files_of, initialise, initialise_from, rules_of
 from elastic_train.models.lora import adapt, adapted_rules
 from elastic_train.models.loss import next_token_loss
-from elastic_train.models.tokens import Tokens
 
 # A model for trying the job out; it reads bytes.
 TINY = """{"model_type": "llama", "vocab_size": 259, "hidden_size": 32, "intermediate_size": 64,

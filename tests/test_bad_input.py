@@ -8,7 +8,7 @@ import pytest
 from ray.train import FailureConfig, RunConfig, ScalingConfig
 
 import elastic_train as et
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
 from elastic_train.config import Checkpoints
 from elastic_train.errors import ConfigError, StorageError
 from jobs.pretrain_lm import Pretrain, trainer

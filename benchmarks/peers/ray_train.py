@@ -56,8 +56,8 @@ def _last_step(stop: str) -> float:
 
 
 def run(case: Case) -> dict[str, Any]:
-    from elastic_train.cluster.launch import prepare_local_environment
-    from elastic_train.cluster.local import LocalCluster
+    from elastic_train.cluster.driver.launch import prepare_local_environment
+    from elastic_train.cluster.local_cluster import LocalCluster
 
     prepare_local_environment()
     with (

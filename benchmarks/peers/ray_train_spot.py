@@ -71,8 +71,8 @@ def train(config: dict[str, Any]) -> None:
 
 
 def run(case: Given) -> dict[str, Any]:
-    from elastic_train.cluster.launch import prepare_local_environment
-    from elastic_train.cluster.local import LocalCluster
+    from elastic_train.cluster.driver.launch import prepare_local_environment
+    from elastic_train.cluster.local_cluster import LocalCluster
 
     prepare_local_environment()
     with (

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from elastic_train.checkpoint.adopt import adopt
+from elastic_train.checkpoint.import_run import adopt
 from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.specification import IDENTITY
-from elastic_train.checkpoint.language.through import as_ours
+from elastic_train.checkpoint.language.translated_view import as_ours
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.config import ResumeFrom

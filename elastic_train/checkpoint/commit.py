@@ -15,7 +15,7 @@ import numpy as np
 
 from elastic_train.checkpoint.checksums import digest
 from elastic_train.checkpoint.document import Json, StateFile
-from elastic_train.checkpoint.lazy import TensorInfo
+from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.resharding import recorded, required
 from elastic_train.checkpoint.writer import Part

@@ -13,7 +13,7 @@ from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.language.mapped import Readable
 from elastic_train.checkpoint.language.operations import FLOATING
-from elastic_train.checkpoint.lazy import Array
+from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.row_blocks import rows
 

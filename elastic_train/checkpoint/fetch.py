@@ -12,11 +12,11 @@ import numpy as np
 
 from elastic_train.checkpoint.checksums import crc, page_bytes
 from elastic_train.checkpoint.dtypes import ELEMENTS
-from elastic_train.checkpoint.lazy import Array
+from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
 from elastic_train.checkpoint.ranges import Read, Request, Segment, strides_of
-from elastic_train.checkpoint.straight import targets
+from elastic_train.checkpoint.zero_copy_read import targets
 from elastic_train.errors import (
     CheckpointDeleted,
     ChecksumMismatch,

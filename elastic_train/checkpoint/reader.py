@@ -15,7 +15,7 @@ from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files, fetch
 from elastic_train.checkpoint.importers.detect import import_checkpoint, is_file
-from elastic_train.checkpoint.lazy import Array, States, TensorInfo
+from elastic_train.checkpoint.lazy_arrays import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import Index, Request
 from elastic_train.checkpoint.resharding import kinds_of
@@ -23,8 +23,8 @@ from elastic_train.checkpoint.run_directory import CHECKPOINTS, RunDirectory
 from elastic_train.checkpoint.views import View, check_views
 from elastic_train.errors import CheckpointDeleted, ChecksumMismatch, NoCheckpoint, TensorMismatch
 from elastic_train.geometry.box import Box
-from elastic_train.geometry.follow import Kind
 from elastic_train.geometry.fragments import Fragments
+from elastic_train.geometry.state_layout import Kind
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import Options, is_local, open_store
 from elastic_train.storage.store import Store

@@ -1,7 +1,7 @@
 """What a checkpoint says of its optimizer states' kinds, and the boxes that go with a box of a parameter.
 
 The kinds are in the document, at `optimizer.reshard`: {tensor: {state: [kind, ...]}}. What is elementwise, or
-one element, isn't mentioned. Checkpoints that say nothing are told by names and shapes (geometry/follow.py).
+one element, isn't mentioned. Checkpoints that say nothing are told by names and shapes (geometry/state_layout.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ import numpy as np
 
 from elastic_train.checkpoint.account import Name
 from elastic_train.checkpoint.document import Json
-from elastic_train.checkpoint.lazy import TensorInfo
+from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.errors import FormatUnsupported, TensorMismatch
 from elastic_train.geometry.box import Box
-from elastic_train.geometry.follow import (
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.geometry.state_layout import (
     Blockwise,
     Coupled,
     Elementwise,
@@ -27,7 +28,6 @@ from elastic_train.geometry.follow import (
     kinds,
     misfit,
 )
-from elastic_train.geometry.fragments import Fragments
 
 KEY = "reshard"
 FEATURE = "reshard"

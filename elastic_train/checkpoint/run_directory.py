@@ -14,7 +14,7 @@ from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.errors import AlreadyExists, CheckpointDeleted, ConfigError, NoCheckpoint, StorageNotFound
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive
-from elastic_train.storage.log import CommitLog, Record
+from elastic_train.storage.commit_log import CommitLog, Record
 from elastic_train.storage.store import Store
 
 CONFIG = "run.json"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_train.checkpoint.account import Name
-from elastic_train.checkpoint.lazy import TensorInfo
+from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box
 

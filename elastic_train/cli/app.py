@@ -50,7 +50,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible."""
-    from elastic_train.cli.plan import show_plan
+    from elastic_train.cli.show_plan import show_plan
     from elastic_train.planner.hardware import Hardware, Link
 
     with exits() as leave:

@@ -11,11 +11,11 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
 from elastic_train.cli.exits import CHECKPOINT, FINISHED
 from elastic_train.errors import NoCheckpoint
-from elastic_train.observe.text import columns
+from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import bytes_text
 from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.commit_log import Record
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.storage.log import Record
 
 
 def list_checkpoints(run: str, *, as_json: bool) -> None:

@@ -8,24 +8,24 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from elastic_train.checkpoint.adopt import adopt
 from elastic_train.checkpoint.differences import differences
 from elastic_train.checkpoint.exporters.dcp import export_dcp
 from elastic_train.checkpoint.exporters.hf import DTYPES, export_hf
 from elastic_train.checkpoint.exporters.target import Exported
 from elastic_train.checkpoint.exporters.ucp import export_ucp
+from elastic_train.checkpoint.import_run import adopt
 from elastic_train.checkpoint.language.describe import describe
 from elastic_train.checkpoint.language.mapped import Readable
 from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.specification import IDENTITY, Spec
-from elastic_train.checkpoint.language.through import as_ours, as_theirs
+from elastic_train.checkpoint.language.translated_view import as_ours, as_theirs
 from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.exits import FINISHED, USER_ERROR
 from elastic_train.errors import ConfigError
-from elastic_train.observe.text import columns
+from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import AXES, bytes_text
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.lease import Lease
@@ -101,7 +101,7 @@ def show_read_plan(
     checkpoint = opened(run, step)
     axes = _axes(to)
     if job is not None:
-        from elastic_train.cli.plan import held_by_ranks
+        from elastic_train.cli.show_plan import held_by_ranks
 
         ranks = held_by_ranks(job, arguments, axes)
     elif axes.keys() <= DATA_AXES:

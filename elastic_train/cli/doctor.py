@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from elastic_train.observe.text import columns
+from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import bytes_text
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.preflight import free_bytes, probe
@@ -29,7 +29,7 @@ def examine(url: str, *, state_bytes: int, address: str | None = None) -> bool:
     try:
         rows = [("write, read back, conditional create, stream", "works"), *_speed(store)]
         if address is not None:
-            from elastic_train.cluster.ground import try_everywhere
+            from elastic_train.cluster.driver.cluster_preflight import try_everywhere
 
             nodes = try_everywhere(store.url, token, address=address, within_s=NODE_S)
     finally:

@@ -14,10 +14,10 @@ from elastic_train.observe.goodput import goodput, words
 from elastic_train.observe.history import history
 from elastic_train.observe.history import table as history_table
 from elastic_train.observe.ledger import ledger
-from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record, from_json, planning, to_json
-from elastic_train.observe.saving import peers_held, saving
-from elastic_train.observe.text import columns
+from elastic_train.observe.run_progress import Progress, advance, line
+from elastic_train.observe.save_report import peers_held, saving
+from elastic_train.observe.text_columns import columns
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.storage.lease import Lease

@@ -9,13 +9,13 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
-from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record, from_json
+from elastic_train.observe.run_progress import Progress, advance, line
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.storage.lease import Lease, Tenure
+from elastic_train.storage.run_requests import ask_to_save, ask_to_stop
 from elastic_train.storage.store import Store
-from elastic_train.storage.wishes import ask_to_save, ask_to_stop
 
 POLL_S = 1.0
 STALE_S = 60.0  # a journal that is silent for so long makes us look at the lease

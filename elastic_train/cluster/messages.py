@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_train.checkpoint.engine.memory import Memory
+from elastic_train.checkpoint.engine.machine_memory import Memory
 from elastic_train.control.events import StepCommitted
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Snapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control.clock import shifted
+from elastic_train.control.checkpoint_saving import commit_command, final_is_missing
 from elastic_train.control.commands import (
     Abort,
     AskPeers,
@@ -17,13 +17,13 @@ from elastic_train.control.commands import (
     StartWorker,
     StopWorker,
 )
+from elastic_train.control.deadlines import shifted
 from elastic_train.control.ending import end
 from elastic_train.control.events import Adopted, Cause, TermBegan
 from elastic_train.control.failure import break_group, worker_lost
 from elastic_train.control.forming import form_command
 from elastic_train.control.membership import ready
 from elastic_train.control.policy import Policy
-from elastic_train.control.saving import commit_command, final_is_missing
 from elastic_train.control.states import (
     Commitment,
     Ended,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from elastic_train.control.events import Straggling
 from elastic_train.control.forming import best_plan
 from elastic_train.control.membership import quarantine
-from elastic_train.control.outlook import to_change
+from elastic_train.control.planner_questions import to_change
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import pause
 from elastic_train.control.states import Outcome, Running, State

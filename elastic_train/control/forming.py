@@ -12,14 +12,14 @@ from dataclasses import replace
 from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, StopWorker
 from elastic_train.control.ending import end
 from elastic_train.control.events import GroupReady, PeersTold
+from elastic_train.control.keep_ranks import keep_places
 from elastic_train.control.membership import at_hand, draining, seats, starting
-from elastic_train.control.outlook import held, last_plan, to_form
-from elastic_train.control.places import keep_places
+from elastic_train.control.planner_questions import held, last_plan, to_form
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 from elastic_train.planner.question import Planned, Question
-from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders, votes
+from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders, votes
 from elastic_train.recovery.evidence import Live, Mixed, Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive, extend
 from elastic_train.recovery.logs import logged

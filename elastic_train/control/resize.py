@@ -17,7 +17,7 @@ from dataclasses import replace
 from elastic_train.control.commands import Pause
 from elastic_train.control.forming import best_plan
 from elastic_train.control.membership import draining, starting
-from elastic_train.control.outlook import to_change
+from elastic_train.control.planner_questions import to_change
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Declined, Facts, Outcome, Pausing, Purpose, Running, State, Waiting
 from elastic_train.planner.plan import Infeasible, Plan

@@ -13,7 +13,7 @@ from typing import Literal
 from elastic_train.control.commands import Command
 from elastic_train.control.commands import Outcome as Ending
 from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
-from elastic_train.planner.outlook import Pace
+from elastic_train.planner.goodput_model import Pace
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Origin, Snapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage

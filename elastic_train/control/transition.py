@@ -11,8 +11,17 @@ from dataclasses import replace
 from typing import assert_never
 
 from elastic_train.control.adoption import adopted, term_began
-from elastic_train.control.clock import tick
+from elastic_train.control.checkpoint_saving import (
+    checkpoint_committed,
+    checkpoint_rejected,
+    part_written,
+    peers_held,
+    save_failed,
+    save_requested,
+)
 from elastic_train.control.commands import StopWorker
+from elastic_train.control.committed_steps import step_committed
+from elastic_train.control.deadlines import tick
 from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Adopted,
@@ -44,16 +53,7 @@ from elastic_train.control.failure import group_broken, hung, settled, verdict, 
 from elastic_train.control.forming import group_ready, peers_told, try_form
 from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
-from elastic_train.control.progress import step_committed
 from elastic_train.control.resize import consider, paused
-from elastic_train.control.saving import (
-    checkpoint_committed,
-    checkpoint_rejected,
-    part_written,
-    peers_held,
-    save_failed,
-    save_requested,
-)
 from elastic_train.control.states import Ended, Forming, Outcome, Pausing, Running, Settling, State, Waiting
 from elastic_train.control.stopping import stop, try_stop
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elastic_train.models.document_attention import Within
+from elastic_train.models.initialised_layers import Linear, residual_std
 from elastic_train.models.rope import Rope
 from elastic_train.models.sizes import LlamaConfig
-from elastic_train.models.weights import Linear, residual_std
-from elastic_train.models.within import Within
 
 
 class Attention(nn.Module):

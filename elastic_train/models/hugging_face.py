@@ -14,7 +14,7 @@ from torch import nn
 
 from elastic_train.errors import ConfigError
 from elastic_train.models.lora import Up
-from elastic_train.train.stages import Elsewhere
+from elastic_train.train.parallel.pipeline_stages import Elsewhere
 from elastic_train.train.task import Rules, Style
 
 STYLES: Mapping[str, Style] = MappingProxyType(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from elastic_train.models.attention import Attention
+from elastic_train.models.document_attention import Within
+from elastic_train.models.initialised_layers import Embedding, Linear
 from elastic_train.models.mlp import SwiGLU
 from elastic_train.models.moe import MixtureOfExperts
 from elastic_train.models.sizes import LlamaConfig
-from elastic_train.models.weights import Embedding, Linear
-from elastic_train.models.within import Within
 from elastic_train.train.task import Rules, Style
 
 

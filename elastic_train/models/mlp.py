@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elastic_train.models.initialised_layers import Linear, residual_std
 from elastic_train.models.sizes import LlamaConfig
-from elastic_train.models.weights import Linear, residual_std
 
 
 class SwiGLU(nn.Module):

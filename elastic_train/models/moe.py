@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from elastic_train.models.initialised_layers import Linear, residual_std
 from elastic_train.models.sizes import LlamaConfig
-from elastic_train.models.weights import Linear, residual_std
 
 
 class Experts(nn.Module):

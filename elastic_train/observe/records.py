@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from elastic_train.control.commands import End, Form
 from elastic_train.control.events import Event
-from elastic_train.control.journal import decode, encode
+from elastic_train.control.journal_codec import decode, encode
 from elastic_train.control.states import Outcome
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
 

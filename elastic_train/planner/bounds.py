@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic_train.planner.candidates import RECOMPUTES, Candidate, Candidates
 from elastic_train.planner.cost import Work, columns_of
 from elastic_train.planner.hardware import Fleet, Hardware
+from elastic_train.planner.mesh_candidates import RECOMPUTES, Candidate, Candidates
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Mesh
-from elastic_train.planner.shape import ModelShape
 from elastic_train.planner.stage_table import StageTable
 
 Floats = NDArray[np.float64]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastic_train.planner.hardware import Fleet, Hardware
-from elastic_train.planner.shape import ModelShape, TensorShape
+from elastic_train.planner.model_shape import ModelShape, TensorShape
 
 Column = NDArray[np.float64]
 

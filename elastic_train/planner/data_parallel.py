@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 
 from elastic_train.config import Parallelism
 from elastic_train.planner.fit import Fit
-from elastic_train.planner.memory import memory_per_worker
+from elastic_train.planner.goodput_model import more
+from elastic_train.planner.memory_model import memory_per_worker
 from elastic_train.planner.meshes import impossible, meshes
-from elastic_train.planner.outlook import more
-from elastic_train.planner.place import place
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, even_shares
 from elastic_train.planner.question import Planned, Question
-from elastic_train.planner.shape import ModelShape
-from elastic_train.planner.transition import moves
+from elastic_train.planner.rank_placement import place
+from elastic_train.planner.state_moves import moves
 
 APART = "; old shards do not fit beside new ones"
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_train.planner.memory import Memory, memory_per_worker
+from elastic_train.planner.memory_model import Memory, memory_per_worker
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, Mesh, bytes_text
-from elastic_train.planner.shape import ModelShape
 
 
 class Fit:

@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from elastic_train.config import Parallelism
 from elastic_train.planner.hardware import Fleet
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible
-from elastic_train.planner.shape import ModelShape
 
 INNER = ("tp", "cp", "ep")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from elastic_train.config import Parallelism
-from elastic_train.planner.candidates import RECOMPUTES
+from elastic_train.planner.goodput_model import Outlook
 from elastic_train.planner.hardware import Fleet, Hardware
-from elastic_train.planner.outlook import Outlook
+from elastic_train.planner.mesh_candidates import RECOMPUTES
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Plan, Recompute, Seat
-from elastic_train.planner.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

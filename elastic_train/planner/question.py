@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from elastic_train.planner.outlook import Outlook
+from elastic_train.planner.goodput_model import Outlook
 from elastic_train.planner.plan import Infeasible, Plan, Seat
 
 

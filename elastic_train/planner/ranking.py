@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastic_train.planner.bounds import may_fit, step_seconds, totals
-from elastic_train.planner.candidates import Candidates, candidates, recomputes
 from elastic_train.planner.limits import Limits
+from elastic_train.planner.mesh_candidates import Candidates, candidates, recomputes
 from elastic_train.planner.plan import Mesh
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.scoring import Draft, Scored, Scorer

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastic_train.planner.hardware import Link
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Mesh, Recompute
-from elastic_train.planner.shape import ModelShape
 
 Floats = NDArray[np.float64]
 

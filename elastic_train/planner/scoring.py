@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from elastic_train.planner.candidates import Candidate
 from elastic_train.planner.cost import Cost, Work, cost_of
-from elastic_train.planner.memory import Memory
-from elastic_train.planner.place import place
+from elastic_train.planner.memory_model import Memory
+from elastic_train.planner.mesh_candidates import Candidate
 from elastic_train.planner.plan import Mesh, Plan, Seat, even_shares
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.quotas import quotas, shares_of, speeds_of
+from elastic_train.planner.rank_placement import place
 from elastic_train.planner.rows import Floats, rows
 from elastic_train.planner.stage_table import StageTable, by_pp
-from elastic_train.planner.transition import (
+from elastic_train.planner.state_moves import (
     Held,
     Moves,
     even_stages,

@@ -6,14 +6,14 @@ import math
 from dataclasses import dataclass, field
 
 from elastic_train.config import Parallelism, RunSpec
-from elastic_train.planner.candidates import RECOMPUTES
-from elastic_train.planner.choose import choose
+from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.data_parallel import DataParallel
 from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.mesh_candidates import RECOMPUTES
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, Recompute
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.question import Planned, Question
-from elastic_train.planner.shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

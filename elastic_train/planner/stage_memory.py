@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic_train.planner.memory import Memory
+from elastic_train.planner.memory_model import Memory
 from elastic_train.planner.plan import Mesh, Recompute
 from elastic_train.planner.rows import Floats, Tensors, activations, rows
 from elastic_train.planner.stages import spans

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from elastic_train.planner.candidates import Candidate
 from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.mesh_candidates import Candidate
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Mesh, Recompute
 from elastic_train.planner.rows import Floats, seconds, tensors_of
-from elastic_train.planner.shape import ModelShape
 from elastic_train.planner.stage_memory import StageMemory
 from elastic_train.planner.stages import Slowest, cut
 

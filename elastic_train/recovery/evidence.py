@@ -13,7 +13,7 @@ class Vote:
     """
 
     step: int  # the step that this vote commits: state goes from step - 1 to step
-    values: tuple[float, ...]  # in the order that train/vote.py names
+    values: tuple[float, ...]  # in the order that train/step/vote.py names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

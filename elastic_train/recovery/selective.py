@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_train.config import Checkpoints
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible
 from elastic_train.planner.question import Planned, Planner, Question
-from elastic_train.planner.shape import ModelShape
 from elastic_train.recovery.grouping import exact
-from elastic_train.recovery.outlook import boundaries
+from elastic_train.recovery.logging_forecast import boundaries
 
 STEPS_BETWEEN = 50
 """Steps between checkpoints that are assumed where the run itself chooses them."""

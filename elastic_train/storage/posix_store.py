@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastic_train.errors import StorageError, StorageNotFound
-from elastic_train.storage.early import begin_writing
+from elastic_train.storage.early_writeback import begin_writing
 from elastic_train.storage.retry import Retry, failures_named
 from elastic_train.storage.store import (
     UNPUBLISHED,

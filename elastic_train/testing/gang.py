@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from elastic_train.checkpoint.engine.share import Share
+from elastic_train.checkpoint.merging import merged
 from elastic_train.config import RunSpec
 from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.digest import combine
@@ -24,8 +25,7 @@ from elastic_train.planner.plan import Mesh, Plan, Recompute, even_shares
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
 from elastic_train.train.member import Member, RunEnd, StepReport
-from elastic_train.train.merging import merged
-from elastic_train.train.seat import Seat
+from elastic_train.train.rank_assignment import Seat
 from elastic_train.train.task import Task
 
 State = dict[str, Any]

@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any
 
 from elastic_train.testing.gloo_worker import READY, Call, Died, Named, Outcome, Raised, Returned, serve
-from elastic_train.train.rendezvous import serve_store
+from elastic_train.train.collectives.tcp_store import serve_store
 
 START_S = 150.0
 """How long a process may take to start on a busy machine; it isn't counted into the timeout of a call."""

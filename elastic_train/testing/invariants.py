@@ -7,8 +7,8 @@ from dataclasses import replace
 from elastic_train.control.commands import Commit, Form, Go, StopWorker
 from elastic_train.control.events import Event, GroupBroken, GroupReady, Settled, StepCommitted
 from elastic_train.control.states import Facts, Outcome, State
-from elastic_train.recovery.coverage import part, parts
 from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Mixed, Stored, checkpoint_of
+from elastic_train.recovery.rank_coverage import part, parts
 from elastic_train.testing.simulated_cluster import SimulatedCluster
 from elastic_train.testing.simulated_group import SimulatedWorker
 from elastic_train.testing.simulated_log import replayable

@@ -12,8 +12,8 @@ from torch import nn
 
 from elastic_train.config import RunSpec
 from elastic_train.data.order import SampleOrder
-from elastic_train.train.collate import caller, collate, rows
-from elastic_train.train.rng import Randomness
+from elastic_train.train.model.collate import caller, collate, rows
+from elastic_train.train.model.rng import Randomness
 from elastic_train.train.task import Task
 
 State = Mapping[tuple[str, str], np.ndarray]

@@ -23,7 +23,7 @@ from elastic_train.control.faults import (
     SlowNode,
     StopRank,
 )
-from elastic_train.control.journal import changed, fold
+from elastic_train.control.journal_codec import changed, fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition

@@ -7,19 +7,19 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.config import RunSpec
 from elastic_train.planner.plan import Plan
-from elastic_train.train import optimizer as optimizers
-from elastic_train.train.build import Blueprint, allocate, draw, tensors
+from elastic_train.train.collectives.mesh_position import place_on
 from elastic_train.train.custom.declare import registered
-from elastic_train.train.custom.task import LoopTask
-from elastic_train.train.parallelize import divide
-from elastic_train.train.place import place_on
-from elastic_train.train.probe import check_sharded_update
-from elastic_train.train.recompute import recompute_blocks
-from elastic_train.train.schedule import scheduler_of
-from elastic_train.train.shards import Shards
-from elastic_train.train.stages import blocks_of
+from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.model import optimizer as optimizers
+from elastic_train.train.model.build import Blueprint, allocate, draw, tensors
+from elastic_train.train.model.lr_schedule import scheduler_of
+from elastic_train.train.model.optimizer_probe import check_sharded_update
+from elastic_train.train.model.recompute import recompute_blocks
+from elastic_train.train.parallel.parallelize import divide
+from elastic_train.train.parallel.pipeline_stages import blocks_of
+from elastic_train.train.state.shards import Shards
 from elastic_train.train.task import Task
-from elastic_train.train.user_code import Border
+from elastic_train.train.user_code_guard import Border
 
 
 def assemble(

@@ -10,11 +10,11 @@ from elastic_train.data.identity import DataIdentity, identify
 from elastic_train.data.loader import Loader
 from elastic_train.data.numbered import numbered
 from elastic_train.data.order import SampleOrder
-from elastic_train.train import document as documents
-from elastic_train.train import seeded
-from elastic_train.train.shards import Shards
+from elastic_train.train.model import seeded_sections
+from elastic_train.train.state import scalar_state as documents
+from elastic_train.train.state.shards import Shards
 from elastic_train.train.task import Task
-from elastic_train.train.user_code import Border
+from elastic_train.train.user_code_guard import Border
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +28,8 @@ def build(task: Task, spec: RunSpec, border: Border) -> Data:
     seed = spec.batch.seed
     with border.at("building the data set", 0):
         dataset = numbered(task.dataset())
-        identity = identify(dataset, seed=seed, seeding=seeded.sample)
-        loader = Loader(dataset, seed=seed, seeding=seeded.sample)
+        identity = identify(dataset, seed=seed, seeding=seeded_sections.sample)
+        loader = Loader(dataset, seed=seed, seeding=seeded_sections.sample)
     return Data(order=SampleOrder(identity.length, spec.batch), loader=loader, identity=identity)
 
 

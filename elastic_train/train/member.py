@@ -14,29 +14,29 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.checkpoint.engine.share import Share
+from elastic_train.checkpoint.merging import merged
 from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Holding, Vote
 from elastic_train.train.assemble import assemble
-from elastic_train.train.boundary.carry import close_logs, follow, rolled
 from elastic_train.train.boundary.crossing import Kept
-from elastic_train.train.boundary.instead import instead_of, opened_instead, replaying_group
-from elastic_train.train.boundary.replay import Replaying
-from elastic_train.train.custom.loop import UsersLoop
-from elastic_train.train.custom.task import LoopTask
+from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.custom.loop_runner import UsersLoop
+from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.dataset import Data, build, described
-from elastic_train.train.entry import Entry, Faults
-from elastic_train.train.exchange import ReadBoxes
-from elastic_train.train.group import Group
-from elastic_train.train.held import Held
-from elastic_train.train.incoming import Incoming
-from elastic_train.train.loop import Loop, Requests, RunEnd, StepReport
-from elastic_train.train.merging import merged
-from elastic_train.train.roll import roll
-from elastic_train.train.saver import Described, Direct, Saver
-from elastic_train.train.seat import Progress, ReplaySeat, Seat
-from elastic_train.train.shards import Shards
+from elastic_train.train.group_membership import Entry, Faults
+from elastic_train.train.rank_assignment import Progress, ReplaySeat, Seat
+from elastic_train.train.replay.stage_replay import Replaying
+from elastic_train.train.replay.substituted_ranks import instead_of, opened_instead, replaying_group
+from elastic_train.train.snapshot.saver import Described, Direct, Saver
+from elastic_train.train.state.carried_logs import close_logs, follow, rolled
+from elastic_train.train.state.local_states import Held
+from elastic_train.train.state.replica_exchange import ReadBoxes
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.state.unfilled_shards import Incoming
+from elastic_train.train.step.roll_forward import roll
+from elastic_train.train.step.training_loop import Loop, Requests, RunEnd, StepReport
 from elastic_train.train.task import Task, check_task
 
 OnSave = Callable[[Share], None]

@@ -16,17 +16,17 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastic_train.config import RunSpec
-from elastic_train.planner.shape import Layer, ModelShape, TensorShape, Widths
-from elastic_train.train.build import DTYPE_OF, Blueprint, draw
-from elastic_train.train.collate import caller, collate
-from elastic_train.train.custom.task import LoopTask
-from elastic_train.train.experts import find_experts, number_of_experts
-from elastic_train.train.names import canonical
-from elastic_train.train.sequence import POSITIONS
-from elastic_train.train.shape import model_shape
-from elastic_train.train.stages import blocks_of
+from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape, Widths
+from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.model.build import DTYPE_OF, Blueprint, draw
+from elastic_train.train.model.collate import caller, collate
+from elastic_train.train.model.meta_shape import model_shape
+from elastic_train.train.model.tensor_names import canonical
+from elastic_train.train.parallel.experts import find_experts, number_of_experts
+from elastic_train.train.parallel.pipeline_stages import blocks_of
+from elastic_train.train.parallel.sequence_parallel import POSITIONS
+from elastic_train.train.parallel.tp_widths import widths_of
 from elastic_train.train.task import Rules, Task
-from elastic_train.train.widths import widths_of
 
 BACKWARD = 3.0  # forward and backward in times of the forward
 

@@ -18,7 +18,7 @@ from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
 from elastic_train.errors import FormatUnsupported
-from elastic_train.geometry.follow import Blockwise, Coupled, Projection, Scalar
+from elastic_train.geometry.state_layout import Blockwise, Coupled, Projection, Scalar
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import open_store
 

@@ -11,7 +11,7 @@ import pytest
 from elastic_train.checkpoint.account import account
 from elastic_train.checkpoint.checksums import page_bytes
 from elastic_train.checkpoint.commit import assemble
-from elastic_train.checkpoint.lazy import TensorInfo
+from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint

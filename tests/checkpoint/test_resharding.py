@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from elastic_train.checkpoint import document as documents
-from elastic_train.checkpoint.adopt import adopt
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.exporters.dcp import export_dcp
+from elastic_train.checkpoint.import_run import adopt
 from elastic_train.checkpoint.language.parse import parse
-from elastic_train.checkpoint.language.through import as_ours
+from elastic_train.checkpoint.language.translated_view import as_ours
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
@@ -26,8 +26,8 @@ from elastic_train.checkpoint.verify import verify
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.errors import FormatUnsupported, TensorMismatch
 from elastic_train.geometry.box import Box
-from elastic_train.geometry.follow import Blockwise, Coupled, Projection
 from elastic_train.geometry.fragments import Fragments
+from elastic_train.geometry.state_layout import Blockwise, Coupled, Projection
 from elastic_train.storage.fsspec_store import open_store
 
 pytestmark = pytest.mark.ring1

@@ -12,8 +12,8 @@ from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.ranges import Index
 from elastic_train.checkpoint.reader import Checkpoint
-from elastic_train.checkpoint.straight import targets
 from elastic_train.checkpoint.writer import write_part
+from elastic_train.checkpoint.zero_copy_read import targets
 from elastic_train.errors import ChecksumMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.storage.fsspec_store import open_store

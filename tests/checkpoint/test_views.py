@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from elastic_train.checkpoint.adopt import adopt
 from elastic_train.checkpoint.commit import assemble
+from elastic_train.checkpoint.import_run import adopt
 from elastic_train.checkpoint.language.parse import parse
-from elastic_train.checkpoint.language.through import as_ours
+from elastic_train.checkpoint.language.translated_view import as_ours
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.views import View

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from elastic_train.cli.app import app
 from elastic_train.cli.exits import CHECKPOINT, FINISHED, USAGE
 from elastic_train.config import Batch, RunSpec
-from elastic_train.train.build import draw, tensors
+from elastic_train.train.model.build import draw, tensors
 from elastic_train.train.profile import profiled_shape
 from jobs.pretrain_lm import trainer as pretrain
 

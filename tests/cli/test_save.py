@@ -11,10 +11,10 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli import steer
 from elastic_train.cli.exits import INFRASTRUCTURE
 from elastic_train.errors import ConfigError
+from elastic_train.storage.commit_log import Record
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.lease import Lease
-from elastic_train.storage.log import Record
-from elastic_train.storage.wishes import ask_to_save, saves_asked
+from elastic_train.storage.run_requests import ask_to_save, saves_asked
 
 pytestmark = pytest.mark.ring1
 

@@ -24,7 +24,7 @@ from elastic_train.observe.records import Record, to_json, wall_text
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import Journal
 from elastic_train.storage.lease import Lease
-from elastic_train.storage.wishes import stop_asked
+from elastic_train.storage.run_requests import stop_asked
 from tests.cli.conftest import renewing
 
 pytestmark = pytest.mark.ring1

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from elastic_train.cluster.filling import Answer, fill_from
+from elastic_train.cluster.worker.fill_shards import Answer, fill_from
 from elastic_train.config import Batch, RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Live
+from elastic_train.train.collectives.tcp_store import serve_store
 from elastic_train.train.member import Member
-from elastic_train.train.rendezvous import serve_store
-from elastic_train.train.seat import Seat
+from elastic_train.train.rank_assignment import Seat
 from elastic_train.train.task import Task
 
 HOST, WIDTH, LAYERS = "127.0.0.1", 1024, 24

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from ray.train import UserCallback
 
-from elastic_train.cluster.callbacks import KEPT, Callbacks
+from elastic_train.cluster.driver.callbacks import KEPT, Callbacks
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import Cause, CheckpointCommitted, StepCommitted, Tick

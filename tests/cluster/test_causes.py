@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError
 
-from elastic_train.checkpoint.engine.memory import Memory, memory_now
-from elastic_train.cluster.causes import death_of
+from elastic_train.checkpoint.engine.machine_memory import Memory, memory_now
+from elastic_train.cluster.error_causes import death_of
 from elastic_train.cluster.messages import Standing
 
 pytestmark = pytest.mark.ring1

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_train.cluster.demand import bundles, slots_of
+from elastic_train.cluster.controller.autoscaler_demand import bundles, slots_of
 from elastic_train.config import Batch, RunSpec
 
 pytestmark = pytest.mark.ring0
@@ -41,7 +41,7 @@ def test_ray_trains_scaling_config_names_the_accelerator():
     from ray.train import ScalingConfig
 
     import elastic_train as et
-    from elastic_train.testing.tiny import TinyTask
+    from tests.tasks.tiny import TinyTask
 
     scaling = ScalingConfig(num_workers=(1, 2), use_gpu=True, accelerator_type="H100")
     batch = et.Batch(global_size=8, micro_size=1, seed=0)

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from elastic_train.cluster.filling import AHEAD, BATCH_BYTES
+from elastic_train.cluster.worker.fill_shards import AHEAD, BATCH_BYTES
 
 pytestmark = pytest.mark.ring2
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.events import PeersHeld
-from elastic_train.testing.alone import train_alone
+from elastic_train.testing.single_process_run import train_alone
 from jobs.pretrain_lm import trainer
 from tests.faults.conftest import TIMING, assert_same_training
 

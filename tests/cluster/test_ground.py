@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cluster.ground import nodes, problems_of
-from elastic_train.cluster.launch import prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.driver.cluster_preflight import nodes, problems_of
+from elastic_train.cluster.driver.launch import prepare_local_environment
+from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.preflight import Token, probe
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from elastic_train.cluster import hooks
-from elastic_train.cluster.hooks import TRIES, WAITING, EventHook
+from elastic_train.cluster.controller import event_hooks
+from elastic_train.cluster.controller.event_hooks import TRIES, WAITING, EventHook
 from elastic_train.control.events import Cause, Node, NodesChanged, StepCommitted, StopRequested, WorkerLost
 from elastic_train.observe.records import Formed, Record, wall_text
 
@@ -59,8 +59,8 @@ def formed(at: int) -> Record:
 @pytest.fixture
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine may be slow: a delivery takes its time, and an end waits for it."""
-    monkeypatch.setattr(hooks, "DELIVER_S", 100.0)
-    monkeypatch.setattr(hooks, "END_S", 100.0)
+    monkeypatch.setattr(event_hooks, "DELIVER_S", 100.0)
+    monkeypatch.setattr(event_hooks, "END_S", 100.0)
 
 
 def test_a_command_gets_what_happened_and_how_many_steps_it_cost(tmp_path: Path, no_hurry: None) -> None:

@@ -11,8 +11,8 @@ import pytest
 from elastic_train.control.events import StepCommitted, TermBegan
 from elastic_train.control.states import Ended
 from elastic_train.observe.ledger import Ledger
-from elastic_train.testing.alone import train_alone
 from elastic_train.testing.ray_processes import commands_below
+from elastic_train.testing.single_process_run import train_alone
 from tests.cluster.conftest import Jobs, eventually
 from tests.cluster.small_job import EVERY, trainer
 

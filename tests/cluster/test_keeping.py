@@ -12,8 +12,8 @@ import pytest
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.piece import Piece
-from elastic_train.cluster.keeping import Keeping
-from elastic_train.cluster.saving import PartWriter
+from elastic_train.cluster.checkpoint_io import PartWriter
+from elastic_train.cluster.worker.peer_tier import Keeping
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.events import Event, PartWritten, SaveFailed
 from elastic_train.geometry.box import Box

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
-from elastic_train.cluster.notices import SIGTERM_NOTICE_S
-from elastic_train.cluster.result import Result
+from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.driver.result import Result
+from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.cluster.worker.spot_notices import SIGTERM_NOTICE_S
 from elastic_train.config import Notices
 from elastic_train.control.events import GroupReady, NodesChanged, StepCommitted, WorkerReady
 from elastic_train.control.faults import DrainNode, FaultSchedule, Moment

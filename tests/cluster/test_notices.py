@@ -11,8 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from elastic_train.cluster import notices
-from elastic_train.cluster.notices import GCP_NOTICE_S, aws, gcp, watch
+from elastic_train.cluster.worker import spot_notices
+from elastic_train.cluster.worker.spot_notices import GCP_NOTICE_S, aws, gcp, watch
 from elastic_train.config import Notices
 from elastic_train.errors import ConfigError
 
@@ -23,7 +23,7 @@ TOKEN = "secret-token"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The services of the clouds are near; this machine may be slow."""
-    monkeypatch.setattr(notices, "ANSWER_S", 100.0)
+    monkeypatch.setattr(spot_notices, "ANSWER_S", 100.0)
 
 
 class Metadata:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.cluster.pace import Stopwatch
+from elastic_train.cluster.worker.compute_time import Stopwatch
 
 pytestmark = pytest.mark.ring0
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_train.cluster.messages import Kept
-from elastic_train.cluster.peer_figures import TELL_S, PeerFigures, Sizes
+from elastic_train.cluster.peer_store.peer_figures import TELL_S, PeerFigures, Sizes
 from elastic_train.control.events import PeersHeld
 from elastic_train.geometry.fragments import Fragments
 

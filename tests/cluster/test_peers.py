@@ -14,14 +14,14 @@ import ray
 
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cluster import segments
-from elastic_train.cluster.board import Update
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
-from elastic_train.cluster.names import NAMESPACE, keeper_of, run_key
-from elastic_train.cluster.remote import named_actors
-from elastic_train.cluster.result import Result
+from elastic_train.cluster.actor_names import NAMESPACE, keeper_of, run_key
+from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.driver.result import Result
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.cluster.peer_store import segments
+from elastic_train.cluster.ray_calls import named_actors
+from elastic_train.cluster.run_updates import Update
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.events import CheckpointCommitted, GroupReady, PeersHeld, StepCommitted
 from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment

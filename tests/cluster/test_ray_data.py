@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import ray
 
-from elastic_train.cluster.launch import prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.driver.launch import prepare_local_environment
+from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_data import from_ray_data
 from elastic_train.data.identity import identify
 from elastic_train.errors import DataMismatch

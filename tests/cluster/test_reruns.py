@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.cluster.reruns import Rerun, reruns
+from elastic_train.cluster.stage_replays import Rerun, reruns
 from elastic_train.control.commands import Form
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Logged, Mixed, Replay

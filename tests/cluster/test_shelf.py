@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from elastic_train.checkpoint.engine.arena import Arena, offsets, slot_bytes
-from elastic_train.cluster import segments
 from elastic_train.cluster.messages import Kept
-from elastic_train.cluster.shelf import STEPS, Book, Shelf
+from elastic_train.cluster.peer_store import segments
+from elastic_train.cluster.peer_store.snapshot_store import STEPS, Book, Shelf
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import GroupBroken, MemoryTooSmall
 from elastic_train.geometry.box import Box

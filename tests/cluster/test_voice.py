@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from elastic_train.cluster.pace import Stopwatch
-from elastic_train.cluster.voice import Voice
+from elastic_train.cluster.worker.compute_time import Stopwatch
+from elastic_train.cluster.worker.worker_reporter import Voice
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.events import GroupBroken, Settled
 from elastic_train.errors import GroupBroken as GroupIsBroken
-from elastic_train.testing.tiny import TinyTask
 from elastic_train.train.member import Member
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 

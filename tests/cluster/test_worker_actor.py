@@ -6,8 +6,8 @@ import inspect
 
 import pytest
 
-from elastic_train.cluster.worker import Worker
-from elastic_train.cluster.worker_actor import METHODS, WorkerActor
+from elastic_train.cluster.worker.worker import Worker
+from elastic_train.cluster.worker.worker_actor import METHODS, WorkerActor
 
 pytestmark = pytest.mark.ring1
 

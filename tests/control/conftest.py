@@ -25,7 +25,7 @@ from elastic_train.control.events import (
     WorkerLost,
     WorkerReady,
 )
-from elastic_train.control.journal import changed, fold
+from elastic_train.control.journal_codec import changed, fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Outcome, Phase, State, members
 from elastic_train.control.transition import transition

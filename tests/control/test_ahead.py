@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_train.control.ahead import likely
+from elastic_train.control.anticipated_questions import likely
 from elastic_train.control.commands import Form
 from elastic_train.control.states import Pausing
-from elastic_train.planner.ready import Ready
+from elastic_train.planner.plan_cache import Ready
 from tests.control.conftest import Play
 
 pytestmark = pytest.mark.ring0

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_train.control.buddies import PER_STANDBY, buddies
+from elastic_train.control.peer_pairs import PER_STANDBY, buddies
 
 pytestmark = pytest.mark.ring0
 NODES = st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.sampled_from("xyz"), max_size=9)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_train.control.clock import shifted
+from elastic_train.control.deadlines import shifted
 from elastic_train.control.states import Forming, Running, Settling
 from elastic_train.testing.simulator import simulated_policy
 

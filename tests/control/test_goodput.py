@@ -9,7 +9,7 @@ import pytest
 from elastic_train.config import Parallelism
 from elastic_train.control.commands import Form
 from elastic_train.control.events import Node, NodesChanged
-from elastic_train.control.outlook import held, to_change
+from elastic_train.control.planner_questions import held, to_change
 from elastic_train.control.states import Pausing, Running
 from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.plan import Mesh

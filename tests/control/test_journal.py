@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from elastic_train.control.events import Cause, CheckpointCommitted, Event, Settled, StepCommitted, Tick
 from elastic_train.control.faults import storm
-from elastic_train.control.journal import EVENTS, decode, encode, fold
+from elastic_train.control.journal_codec import EVENTS, decode, encode, fold
 from elastic_train.recovery.evidence import Holding, Stored, Vote
 from elastic_train.testing.simulator import Simulation, simulated_policy
 

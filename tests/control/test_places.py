@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.control.places import keep_places
+from elastic_train.control.keep_ranks import keep_places
 from elastic_train.planner.plan import Mesh, Plan
 
 pytestmark = pytest.mark.ring0

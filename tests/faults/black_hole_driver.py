@@ -9,7 +9,7 @@ import dataclasses
 import sys
 
 from benchmarks.hole import Speaker
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
 from elastic_train.config import Checkpoints, Timing
 from jobs.pretrain_lm import trainer
 

@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 import ray
 
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.driver.result import Result
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_private import draining_nodes
-from elastic_train.cluster.result import Result
 from elastic_train.config import Checkpoints, RunSpec, Timing
 from elastic_train.control.faults import FaultSchedule
 from elastic_train.observe.records import Record, from_json
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.journal import read_journal
-from elastic_train.testing.alone import train_alone
+from elastic_train.testing.single_process_run import train_alone
 from jobs.pretrain_lm import trainer
 
 Calm = dict[int, tuple[int, float]]

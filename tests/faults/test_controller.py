@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import ray
 
-from elastic_train.cluster.board import Update
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.run_updates import Update
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule, KillController, Moment
 from elastic_train.data.numbered import Numbered

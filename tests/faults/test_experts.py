@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Parallelism
 from elastic_train.control.faults import FaultSchedule, KillRank, Moment
-from elastic_train.testing.alone import train_alone
+from elastic_train.testing.single_process_run import train_alone
 from tests.faults.conftest import WHOLE, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]

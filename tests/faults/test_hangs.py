@@ -11,8 +11,8 @@ import psutil
 import pytest
 import torch.distributed as dist
 
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import Hung, StepCommitted, WorkerLost, WorkerReady
 from elastic_train.control.faults import FaultSchedule, Moment, StopRank

@@ -7,15 +7,15 @@ from functools import partial
 
 import pytest
 
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Batch
 from elastic_train.control.faults import AddNode, FaultSchedule, KillController, KillNode, KillRank, Moment
 from elastic_train.observe.history import history
-from elastic_train.testing import loops
-from elastic_train.testing.alone import train_alone
-from elastic_train.train.custom.task import LoopTask
+from elastic_train.testing.single_process_run import train_alone
+from elastic_train.train.custom.loop_task import LoopTask
 from tests.faults.conftest import Runs
+from tests.tasks import loops
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 2

@@ -8,13 +8,13 @@ import pytest
 
 import elastic_train as et
 from elastic_train.cluster import ray_private
-from elastic_train.cluster.board import Update
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.run_updates import Update
 from elastic_train.control.events import PartWritten, StepCommitted
 from elastic_train.control.faults import AddNode, FaultSchedule, Moment
 from elastic_train.storage.store import Store
-from elastic_train.testing.alone import train_alone
+from elastic_train.testing.single_process_run import train_alone
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import Runs, assert_same_training

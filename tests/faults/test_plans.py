@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from elastic_train.cluster import launch
-from elastic_train.cluster.chaos import Chaos
+from elastic_train.cluster.driver import launch
+from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Checkpoints
 from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, KillRank, Moment
 from elastic_train.planner.plan import Mesh, Plan, even_shares

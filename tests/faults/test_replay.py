@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from elastic_train.cluster.result import Result
+from elastic_train.cluster.driver.result import Result
 from elastic_train.config import BoundaryLogs, Checkpoints, Parallelism
 from elastic_train.control.events import WorkerLost
 from elastic_train.control.faults import FaultSchedule, KillRank, Moment

@@ -10,8 +10,8 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import (
     AddNode,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit, prepare_local_environment
-from elastic_train.cluster.local import LocalCluster
+from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.config import Parallelism
 from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
 from elastic_train.testing.slow_samples import SlowSamples

@@ -13,9 +13,9 @@ import pytest
 import torch.distributed as dist
 from torch import nn
 
-from elastic_train.cluster.chaos import Chaos
-from elastic_train.cluster.launch import fit
-from elastic_train.cluster.result import Result
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.cluster.driver.result import Result
+from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.control.events import GroupBroken, Straggling
 from elastic_train.control.faults import FaultSchedule
 from jobs.pretrain_lm import Pretrain

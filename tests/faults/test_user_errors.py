@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from elastic_train.cluster.launch import fit
+from elastic_train.cluster.driver.launch import fit
 from elastic_train.control.events import TermBegan
 from elastic_train.data.numbered import Numbered
 from elastic_train.data.order import SampleOrder

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.geometry.box import Box, tiles
-from elastic_train.geometry.follow import (
+from elastic_train.geometry.layout import Sharded, boxes
+from elastic_train.geometry.state_layout import (
     Blockwise,
     Coupled,
     Elementwise,
@@ -20,7 +21,6 @@ from elastic_train.geometry.follow import (
     kinds,
     misfit,
 )
-from elastic_train.geometry.layout import Sharded, boxes
 
 pytestmark = pytest.mark.ring0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.testing.alone import train_alone
+from elastic_train.testing.single_process_run import train_alone
 
 pytest.importorskip("sklearn", reason="scikit-learn ships the images of these jobs")
 pytestmark = pytest.mark.ring2

@@ -6,8 +6,8 @@ import pytest
 
 from elastic_train.control.events import CheckpointCommitted, TermBegan
 from elastic_train.control.faults import KillRank, Moment
-from elastic_train.observe.progress import Progress, advance, line
 from elastic_train.observe.records import Record, wall_text
+from elastic_train.observe.run_progress import Progress, advance, line
 from elastic_train.recovery.evidence import Stored
 
 pytestmark = pytest.mark.ring0

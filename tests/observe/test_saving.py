@@ -8,7 +8,7 @@ import pytest
 
 from elastic_train.control.events import PeersHeld, StepCommitted
 from elastic_train.observe.records import Formed, Record
-from elastic_train.observe.saving import saving
+from elastic_train.observe.save_report import saving
 
 pytestmark = pytest.mark.ring0
 

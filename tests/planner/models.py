@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_train.planner.shape import Layer, ModelShape, TensorShape, Widths
+from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape, Widths
 
 
 def transformer(

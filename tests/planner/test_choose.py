@@ -12,20 +12,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.config import Parallelism
-from elastic_train.planner.choose import choose
-from elastic_train.planner.explain import explain, table
+from elastic_train.planner.choose_plan import choose
+from elastic_train.planner.explain_plans import explain, table
+from elastic_train.planner.goodput_model import Outlook, Pace
 from elastic_train.planner.hardware import Fleet, Hardware, Link
 from elastic_train.planner.limits import limits, refused
-from elastic_train.planner.outlook import Outlook, Pace
+from elastic_train.planner.model_shape import Widths
 from elastic_train.planner.plan import Infeasible, Mesh, Seat
+from elastic_train.planner.plan_cache import Ready
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.ranking import Ranking
-from elastic_train.planner.ready import Ready
 from elastic_train.planner.scoring import Scored
 from elastic_train.planner.search import Search
-from elastic_train.planner.shape import Widths
-from elastic_train.planner.transition import Held, moves, needed, shared
+from elastic_train.planner.state_moves import Held, moves, needed, shared
 from tests.planner.models import transformer
 
 pytestmark = pytest.mark.ring0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.config import Parallelism
-from elastic_train.planner.choose import choose
+from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.cost import Cost
 from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.plan import Seat

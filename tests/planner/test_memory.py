@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_train.planner.memory import Memory, memory_per_worker
+from elastic_train.planner.memory_model import Memory, memory_per_worker
+from elastic_train.planner.model_shape import ModelShape, TensorShape
 from elastic_train.planner.plan import Mesh
-from elastic_train.planner.shape import ModelShape, TensorShape
 
 pytestmark = pytest.mark.ring0
 

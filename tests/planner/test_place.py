@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from elastic_train.planner.place import place
 from elastic_train.planner.plan import Mesh, Plan, Seat, even_shares
+from elastic_train.planner.rank_placement import place
 
 pytestmark = pytest.mark.ring0
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from elastic_train.config import Parallelism
-from elastic_train.planner.choose import choose
+from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.hardware import Hardware, Link
+from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape
 from elastic_train.planner.plan import Seat
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.scoring import Scored
-from elastic_train.planner.shape import Layer, ModelShape, TensorShape
 
 pytestmark = pytest.mark.ring0
 

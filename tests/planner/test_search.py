@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from elastic_train.config import Batch, Parallelism, RunSpec
 from elastic_train.planner.data_parallel import DataParallel
-from elastic_train.planner.memory import memory_per_worker
+from elastic_train.planner.memory_model import memory_per_worker
+from elastic_train.planner.model_shape import ModelShape, TensorShape
 from elastic_train.planner.plan import Infeasible, Mesh, Seat
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.search import planner_for
-from elastic_train.planner.shape import ModelShape, TensorShape
 
 pytestmark = pytest.mark.ring0
 

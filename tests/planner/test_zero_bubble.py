@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.config import Parallelism
-from elastic_train.planner.choose import choose
+from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Seat
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.scoring import Scored
-from elastic_train.planner.shape import ModelShape
 from tests.planner.models import transformer
 
 pytestmark = pytest.mark.ring0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.planner.plan import Mesh, Plan, even_shares
-from elastic_train.recovery.choose import Choice, Evidence, Unrecoverable, choose, holders
+from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders
 from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Stored, Vote
 
 pytestmark = pytest.mark.ring0

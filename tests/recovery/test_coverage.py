@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.planner.plan import Mesh
-from elastic_train.recovery.coverage import missing, part, parts
+from elastic_train.recovery.rank_coverage import missing, part, parts
 
 pytestmark = pytest.mark.ring0
 

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_train.planner.plan import Mesh, Plan, even_shares
-from elastic_train.recovery.choose import Choice, Evidence, choose, holders, options
+from elastic_train.recovery.choose_recovery import Choice, Evidence, choose, holders, options
 from elastic_train.recovery.costs import Costs
-from elastic_train.recovery.coverage import part, parts
 from elastic_train.recovery.evidence import (
     FromStorage,
     Holding,
@@ -21,6 +20,7 @@ from elastic_train.recovery.evidence import (
     Stored,
     Vote,
 )
+from elastic_train.recovery.rank_coverage import part, parts
 from elastic_train.recovery.versions import way
 
 pytestmark = pytest.mark.ring0

@@ -7,7 +7,7 @@ import pytest
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Logged
 from elastic_train.recovery.logs import Sent, logged, replayable
-from elastic_train.recovery.standin import stand_in
+from elastic_train.recovery.substitute import stand_in
 
 pytestmark = pytest.mark.ring0
 

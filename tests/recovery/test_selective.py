@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
+from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat
 from elastic_train.planner.question import Planned, Question
-from elastic_train.planner.shape import Layer, ModelShape, TensorShape
 from elastic_train.recovery.selective import Selective
 
 pytestmark = pytest.mark.ring0

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from elastic_train.errors import Fenced, FormatUnsupported, NoCheckpoint, StorageError
+from elastic_train.storage.commit_log import CommitLog, Record
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.storage.log import CommitLog, Record
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.storage.store import Buffer, Store
 from elastic_train.testing.faulty_store import Fail, FaultyStore, Hold

@@ -7,8 +7,8 @@ import pytest
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.geometry.box import Box
+from elastic_train.storage.bandwidth_cap import Pace
 from elastic_train.storage.memory_store import MemoryStore
-from elastic_train.storage.pace import Pace
 
 pytestmark = pytest.mark.ring1
 

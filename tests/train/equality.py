@@ -9,10 +9,10 @@ import numpy as np
 
 from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Mesh
-from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
+from tests.tasks.chain import ChainTask
 
 SPLITS = {1: (), 2: ((0, 1), (1, 4)), 3: ((0, 2), (2, 4), (4, 4)), 4: ((0, 1), (1, 2), (2, 3), (3, 4))}
 """Blocks by stage: uneven, and with a stage that is the head alone."""

@@ -9,11 +9,11 @@ import pytest
 
 from elastic_train.config import Batch
 from elastic_train.planner.plan import Mesh
-from elastic_train.testing.chain import ChainTask
-from elastic_train.testing.fused import FusedTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
+from tests.tasks.chain import ChainTask
+from tests.tasks.fused import FusedTask
 from tests.train.equality import SPLITS, check, spec
 
 pytestmark = pytest.mark.ring2

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.boundary.boundary_log import BoundaryLog, Room
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.boundary.log import BoundaryLog, Room
 
 pytestmark = pytest.mark.ring2
 

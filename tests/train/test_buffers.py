@@ -13,8 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from elastic_train.errors import ConfigError
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.train.buffers import ChangingBuffers
-from elastic_train.train.group import Group
+from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.step.changing_buffers import ChangingBuffers
 
 pytestmark = pytest.mark.ring2
 

@@ -12,12 +12,12 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic_train.errors import ConfigError
-from elastic_train.testing.tiny import TinyTask
-from elastic_train.train.build import allocate, draw, initialise, tensors
-from elastic_train.train.fragments import cut_into
-from elastic_train.train.names import canonical, parameters_of
-from elastic_train.train.seeded import module_init
+from elastic_train.train.model.build import allocate, draw, initialise, tensors
+from elastic_train.train.model.seeded_sections import module_init
+from elastic_train.train.model.tensor_names import canonical, parameters_of
+from elastic_train.train.state.live_fragments import cut_into
 from elastic_train.train.task import Task, check_task
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 

@@ -11,7 +11,7 @@ import torch
 from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import From, Gang, call
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.tiny import TinyTask
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 

@@ -11,9 +11,9 @@ import torch
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.copying import BLOCK, Copying
 from elastic_train.geometry.box import Box
-from elastic_train.train.device_lane import DeviceLane
-from elastic_train.train.fragments import DTYPE_NAMES, Part, Replica
-from elastic_train.train.sources import TensorSource
+from elastic_train.train.snapshot.device_lane import DeviceLane
+from elastic_train.train.snapshot.tensor_sources import TensorSource
+from elastic_train.train.state.live_fragments import DTYPE_NAMES, Part, Replica
 
 pytestmark = pytest.mark.ring1
 CPU = torch.device("cpu")

@@ -17,8 +17,8 @@ from elastic_train.geometry.digest import MASK, box_digest, combine, of_boxes
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.train.digest import device_digest, reduced_digest, tensor_digest
-from elastic_train.train.group import Group
+from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.state.tensor_digest import device_digest, reduced_digest, tensor_digest
 
 pytestmark = pytest.mark.ring2
 

@@ -8,8 +8,8 @@ import pytest
 
 from elastic_train.config import Batch
 from elastic_train.planner.plan import Mesh
-from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gloo_pool import GlooPool
+from tests.tasks.chain import ChainTask
 from tests.train.equality import Plans, check, spec
 
 pytestmark = [pytest.mark.ring2, pytest.mark.timeout(400)]

@@ -17,12 +17,12 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import ConfigError, GroupBroken
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.testing.tiny import TinyData, TinyTask
-from elastic_train.train.evaluate import Evaluator
-from elastic_train.train.group import Group
-from elastic_train.train.rng import seed_all
+from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.model.rng import seed_all
+from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.task import Evaluation
-from elastic_train.train.user_code import Border
+from elastic_train.train.user_code_guard import Border
+from tests.tasks.tiny import TinyData, TinyTask
 
 pytestmark = pytest.mark.ring2
 

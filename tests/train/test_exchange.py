@@ -15,8 +15,8 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.tiny import TinyTask
-from elastic_train.train.exchange import TOGETHER_BYTES, owners, turns
+from elastic_train.train.state.replica_exchange import TOGETHER_BYTES, owners, turns
+from tests.tasks.tiny import TinyTask
 
 
 @pytest.mark.ring0

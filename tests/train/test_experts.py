@@ -13,19 +13,19 @@ from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
 from elastic_train.models.moe import MixtureOfExperts
 from elastic_train.models.sizes import LlamaConfig, size
-from elastic_train.planner.choose import choose
+from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat, even_shares
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.rows import rows, tensors_of
-from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near
-from elastic_train.train.experts import number_of_experts
-from elastic_train.train.parallelize import check_rules
+from elastic_train.train.parallel.experts import number_of_experts
+from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
 from elastic_train.train.task import Rules
+from tests.tasks.chain import ChainTask
 from tests.train.equality import SPLITS, check, spec
 
 pytestmark = pytest.mark.ring2

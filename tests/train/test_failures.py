@@ -13,7 +13,7 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import GroupBroken
 from elastic_train.testing.gang import From, Gang, abort, has_come_to
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.testing.tiny import VOCABULARY, WIDTH, TinyData, TinyTask
+from tests.tasks.tiny import VOCABULARY, WIDTH, TinyData, TinyTask
 
 pytestmark = pytest.mark.ring2
 
@@ -277,7 +277,7 @@ def test_a_generation_aborted_before_it_is_joined_is_not_formed(
 
 def try_join(state: dict, store: tuple[str, int], generation: int, rank: int) -> str:
     from elastic_train.planner.plan import Mesh, Plan
-    from elastic_train.train.seat import Seat
+    from elastic_train.train.rank_assignment import Seat
 
     plan = Plan(mesh=Mesh(dp_shard=2), workers=("a", "b"), nodes=("a", "b"), shares=((0, 1), (2, 3, 4)))
     seat = Seat(

@@ -16,13 +16,13 @@ from torch.nn import functional as F
 from elastic_train.checkpoint.begin import begin
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cluster.restoring import restore
+from elastic_train.cluster.worker.restore_shards import restore
 from elastic_train.config import Batch, ResumeFrom, RunSpec
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.testing.fixture_model import HIDDEN, LENGTH, VOCABULARY, Block
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
 from elastic_train.train.task import Task
+from tests.tasks.fixture_model import HIDDEN, LENGTH, VOCABULARY, Block
 
 pytestmark = pytest.mark.ring2
 

@@ -21,8 +21,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gloo_pool import GlooPool, PerRank, Returned
-from elastic_train.train.group import Group, is_collective_error
-from elastic_train.train.rendezvous import forget_client, serve_store, store_client
+from elastic_train.train.collectives.process_group import Group, is_collective_error
+from elastic_train.train.collectives.tcp_store import forget_client, serve_store, store_client
 
 pytestmark = pytest.mark.ring2
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from elastic_train.cluster.planning import make_planner, shape_of
+from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.config import Parallelism
 from elastic_train.models.hugging_face import rules_of
 from elastic_train.planner.plan import Mesh, Seat

@@ -11,12 +11,12 @@ import pytest
 
 from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.choose import Choice, Evidence, choose, holders
+from elastic_train.recovery.choose_recovery import Choice, Evidence, choose, holders
 from elastic_train.recovery.evidence import Holding, Live
 from elastic_train.testing.gang import From, Gang, call
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.tiny import TinyTask
-from elastic_train.train import overlap
+from elastic_train.train.parallel import gradient_overlap
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 
@@ -41,8 +41,10 @@ def spec(**changes: Any) -> RunSpec:
 
 def cut_buckets(state: dict, size: int) -> None:
     """Sums of single tensors, so that a small model has several; until the test is over."""
-    state["undo"] = functools.partial(setattr, overlap, "BUCKET_BYTES", overlap.BUCKET_BYTES)
-    overlap.BUCKET_BYTES = size
+    state["undo"] = functools.partial(
+        setattr, gradient_overlap, "BUCKET_BYTES", gradient_overlap.BUCKET_BYTES
+    )
+    gradient_overlap.BUCKET_BYTES = size
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from elastic_train.planner.plan import Mesh
-from elastic_train.testing.fused import FusedTask
 from elastic_train.testing.gang import Gang, call
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.train.layouts import held, plan_on
+from elastic_train.train.state.plan_layouts import held, plan_on
+from tests.tasks.fused import FusedTask
 from tests.train.equality import spec
 
 pytestmark = pytest.mark.ring2

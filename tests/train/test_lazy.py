@@ -15,10 +15,10 @@ from elastic_train.checkpoint.engine.share import Share
 from elastic_train.config import Batch, Checkpoints, RunSpec
 from elastic_train.testing.gang import Gang, end, take
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.tiny import TinyModel, TinyTask
 from elastic_train.train.member import Member
-from elastic_train.train.saver import Lazy
+from elastic_train.train.snapshot.saver import Lazy
 from elastic_train.train.task import Task
+from tests.tasks.tiny import TinyModel, TinyTask
 
 pytestmark = pytest.mark.ring2
 STEPS = 9

@@ -11,11 +11,11 @@ import torch
 from torch.nn import functional as F
 
 from elastic_train.config import Batch, RunSpec
-from elastic_train.testing import loops
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.train.custom.task import LoopTask
-from elastic_train.train.loop import StepReport
+from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.step.training_loop import StepReport
+from tests.tasks import loops
 
 pytestmark = pytest.mark.ring2
 
@@ -114,8 +114,8 @@ def test_registered_state_evaluations_and_schedules_go_on_where_they_were(
 def by_hand(steps: int) -> list[tuple[float, float]]:
     """Losses of critic and generator that `adversarial` reports, in plain torch on whole batches."""
     from elastic_train.data.order import SampleOrder
-    from elastic_train.train import seeded
-    from elastic_train.train.build import default_dtype
+    from elastic_train.train.model import seeded_sections
+    from elastic_train.train.model.build import default_dtype
 
     seed = 5
     samples = [loops.Noise()[i] for i in range(60)]
@@ -124,7 +124,7 @@ def by_hand(steps: int) -> list[tuple[float, float]]:
         for name, net in nets.items():
             for path, module in net.named_modules():
                 if isinstance(module, torch.nn.Linear):
-                    with seeded.module_init(seed, f"{name}.{path}", torch.device("cpu")):
+                    with seeded_sections.module_init(seed, f"{name}.{path}", torch.device("cpu")):
                         module.reset_parameters()
         generator, critic = nets.values()
         own = torch.optim.Adam(generator.parameters(), lr=1e-2)

@@ -12,7 +12,7 @@ import torch
 from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.tiny import TinyTask
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 
@@ -76,16 +76,16 @@ def test_the_digest_is_the_same_under_every_plan(pool: GlooPool, new_generation:
 
 def count_digested(state: dict) -> None:
     """Count the bytes that this process digests."""
-    from elastic_train.train import serving
+    from elastic_train.train.state import fragment_index
 
-    plain = serving.tensor_digest
+    plain = fragment_index.tensor_digest
 
     def counted(view: torch.Tensor, **where: Any) -> int:
         state["digested"] += view.numel() * view.element_size()
         return plain(view, **where)
 
-    state["digested"], serving.tensor_digest = 0, counted
-    state["undo"] = lambda: setattr(serving, "tensor_digest", plain)
+    state["digested"], fragment_index.tensor_digest = 0, counted
+    state["undo"] = lambda: setattr(fragment_index, "tensor_digest", plain)
 
 
 def digested(state: dict) -> int:
@@ -148,8 +148,8 @@ def resumed(state: dict, task: TinyTask, run: RunSpec, document: dict) -> tuple[
 
     from elastic_train.planner.plan import Mesh, Plan, even_shares
     from elastic_train.train.assemble import assemble
-    from elastic_train.train.document import restore
-    from elastic_train.train.user_code import Border
+    from elastic_train.train.state.scalar_state import restore
+    from elastic_train.train.user_code_guard import Border
 
     shards = assemble(
         task,

@@ -14,7 +14,7 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from elastic_train.testing.tiny import TinyData, TinyTask
+from tests.tasks.tiny import TinyData, TinyTask
 
 pytestmark = pytest.mark.ring2
 

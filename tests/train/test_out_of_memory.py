@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from elastic_train.checkpoint.engine.memory import memory_now
+from elastic_train.checkpoint.engine.machine_memory import memory_now
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.train.user_code import Border
+from elastic_train.train.user_code_guard import Border
 
 pytestmark = pytest.mark.ring2
 

@@ -17,11 +17,11 @@ from elastic_train.models.llama import Llama
 from elastic_train.models.loss import next_token_loss
 from elastic_train.models.sizes import LlamaConfig, size
 from elastic_train.planner.plan import Mesh, Recompute
-from elastic_train.testing.chain import LENGTH, VOCABULARY, ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
 from elastic_train.train.task import Rules
+from tests.tasks.chain import LENGTH, VOCABULARY, ChainTask
 
 pytestmark = pytest.mark.ring2
 

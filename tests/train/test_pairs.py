@@ -17,12 +17,12 @@ from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import write_part
-from elastic_train.cluster.restoring import restore
+from elastic_train.cluster.worker.restore_shards import restore
 from elastic_train.config import Batch, Checkpoints, RunSpec
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.gang import Gang, take
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.tiny import TinyTask
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 

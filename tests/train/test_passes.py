@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.planner.plan import Schedule
-from elastic_train.train.passes import Pass, passes_of
+from elastic_train.train.step.pipeline_schedule import Pass, passes_of
 
 pytestmark = pytest.mark.ring0
 

@@ -12,7 +12,7 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
-from elastic_train.testing.tiny import TinyTask
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 

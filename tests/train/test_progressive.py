@@ -13,29 +13,29 @@ import pytest
 import torch
 from torch import nn
 
+from elastic_train.checkpoint.merging import merged
 from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan
-from elastic_train.recovery.choose import Choice, Evidence, choose, holders
+from elastic_train.recovery.choose_recovery import Choice, Evidence, choose, holders
 from elastic_train.recovery.evidence import Fresh, Holding, Live, Vote
-from elastic_train.testing.tiny import TinyTask
 from elastic_train.train.assemble import assemble
-from elastic_train.train.build import initialise
-from elastic_train.train.document import describe
-from elastic_train.train.fragments import cut_into, parts
-from elastic_train.train.in_backward import InBackward
-from elastic_train.train.merging import merged
-from elastic_train.train.presence import Presence
-from elastic_train.train.roll import roll
-from elastic_train.train.seeded import module_init
-from elastic_train.train.serving import Index
-from elastic_train.train.shards import Shards
-from elastic_train.train.update import finish, update
-from elastic_train.train.user_code import Border
-from elastic_train.train.vote import Ballot
+from elastic_train.train.model.build import initialise
+from elastic_train.train.model.seeded_sections import module_init
+from elastic_train.train.parallel.gradient_presence import Presence
+from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.live_fragments import cut_into, parts
+from elastic_train.train.state.scalar_state import describe
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.optimizer_in_backward import InBackward
+from elastic_train.train.step.roll_forward import roll
+from elastic_train.train.step.update import finish, update
+from elastic_train.train.step.vote import Ballot
+from elastic_train.train.user_code_guard import Border
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 

@@ -10,19 +10,19 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from elastic_train.checkpoint.merging import merged
 from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery.evidence import Vote
-from elastic_train.recovery.standin import StandIn, stand_in
-from elastic_train.testing.chain import ChainTask
+from elastic_train.recovery.substitute import StandIn, stand_in
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.fragments import parts
-from elastic_train.train.merging import merged
-from elastic_train.train.seat import ReplaySeat
-from elastic_train.train.serving import Index
+from elastic_train.train.rank_assignment import ReplaySeat
+from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.live_fragments import parts
+from tests.tasks.chain import ChainTask
 from tests.train.equality import SPLITS, spec
 
 pytestmark = pytest.mark.ring2

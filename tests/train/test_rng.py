@@ -17,9 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.train.dropout import effective_probability, keep_mask, keyed_dropout
-from elastic_train.train.group import Group
-from elastic_train.train.rng import Randomness, derive, preserved, seed_all, seed_sample
+from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.model.dropout import effective_probability, keep_mask, keyed_dropout
+from elastic_train.train.model.rng import Randomness, derive, preserved, seed_all, seed_sample
 
 pytestmark = pytest.mark.ring2
 

@@ -13,13 +13,13 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
 from elastic_train.models.sizes import LlamaConfig
-from elastic_train.testing.chain import ChainTask
-from elastic_train.testing.tiny import TinyTask
-from elastic_train.train.build import Blueprint, draw, tensors
-from elastic_train.train.rng import Randomness
-from elastic_train.train.stages import blocks_of, cut_stage
+from elastic_train.train.model.build import Blueprint, draw, tensors
+from elastic_train.train.model.rng import Randomness
+from elastic_train.train.parallel.pipeline_stages import blocks_of, cut_stage
+from elastic_train.train.parallel.tensor_parallel import Regions, styles
 from elastic_train.train.task import Rules
-from elastic_train.train.tensor_parallel import Regions, styles
+from tests.tasks.chain import ChainTask
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 

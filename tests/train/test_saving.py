@@ -14,7 +14,7 @@ from elastic_train.geometry.box import Box, tiles
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.testing.gang import Gang, call, take
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from elastic_train.testing.tiny import TinyTask
+from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
 

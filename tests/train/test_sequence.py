@@ -12,13 +12,13 @@ import torch
 from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
 from elastic_train.planner.plan import Mesh, Plan, even_shares
-from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.train.dropout import Slice, keyed_dropout
-from elastic_train.train.parallelize import check_rules
+from elastic_train.train.model.dropout import Slice, keyed_dropout
+from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
 from elastic_train.train.task import Rules
+from tests.tasks.chain import ChainTask
 from tests.train.equality import check, spec
 
 pytestmark = pytest.mark.ring2

@@ -14,11 +14,11 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.models.llama import Llama
 from elastic_train.models.sizes import size
 from elastic_train.planner.plan import Mesh
-from elastic_train.testing.chain import ChainTask
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
-from elastic_train.train.split_backward import backward_to_input
+from elastic_train.train.step.split_backward import backward_to_input
+from tests.tasks.chain import ChainTask
 
 pytestmark = pytest.mark.ring2
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from elastic_train.checkpoint.engine.memory import free_memory
+from elastic_train.checkpoint.engine.machine_memory import free_memory
 from elastic_train.errors import MemoryTooSmall
 
 ALIGN = 4096

@@ -12,7 +12,7 @@ from elastic_train.checkpoint.account import Name
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.language.mapped import Mapped, Readable
 from elastic_train.checkpoint.language.operations import FLOATING
-from elastic_train.checkpoint.lazy import Array
+from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.row_blocks import rows
 from elastic_train.geometry.box import Box
 

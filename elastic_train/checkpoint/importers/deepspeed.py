@@ -15,7 +15,7 @@ from elastic_train.checkpoint.importers.deepspeed_model import (
 from elastic_train.checkpoint.importers.foreign_document import document
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import Opaque
-from elastic_train.checkpoint.importers.tensor_parallel import TensorParallel
+from elastic_train.checkpoint.importers.tp_patterns import TensorParallel
 from elastic_train.checkpoint.importers.zero3 import read_zero3
 from elastic_train.checkpoint.importers.zero12 import read_zero12
 from elastic_train.checkpoint.importers.zero_state import optimizer_of

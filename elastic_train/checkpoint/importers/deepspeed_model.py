@@ -11,8 +11,8 @@ from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.foreign_document import plain
 from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows, whole_row
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.tensor_parallel import Shape, TensorParallel
 from elastic_train.checkpoint.importers.torch_file import TorchFile, is_contiguous
+from elastic_train.checkpoint.importers.tp_patterns import Shape, TensorParallel
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
 

@@ -29,8 +29,8 @@ from elastic_train.checkpoint.importers.foreign_document import (
 from elastic_train.checkpoint.importers.foreign_rows import whole_row
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.tensor_parallel import TensorParallel
 from elastic_train.checkpoint.importers.torch_file import TorchFile, open_file, open_files
+from elastic_train.checkpoint.importers.tp_patterns import TensorParallel
 from elastic_train.checkpoint.importers.zero3 import agreed_shapes, state_of_sub_groups
 from elastic_train.checkpoint.importers.zero12 import optimizer_state
 from elastic_train.checkpoint.importers.zero_state import Scalars

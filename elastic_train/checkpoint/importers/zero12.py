@@ -14,7 +14,7 @@ from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.deepspeed_model import check_owned, shapes_by_group
 from elastic_train.checkpoint.importers.foreign_document import OptimizerState, hyperparameters, in_groups
 from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows
-from elastic_train.checkpoint.importers.tensor_parallel import Shape, TensorParallel
+from elastic_train.checkpoint.importers.tp_patterns import Shape, TensorParallel
 from elastic_train.checkpoint.importers.zero_state import (
     Buffer,
     Scalars,

@@ -14,8 +14,8 @@ from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.deepspeed_model import shapes_by_group
 from elastic_train.checkpoint.importers.foreign_document import OptimizerState, hyperparameters
 from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows
-from elastic_train.checkpoint.importers.tensor_parallel import Shape
 from elastic_train.checkpoint.importers.torch_file import TorchFile
+from elastic_train.checkpoint.importers.tp_patterns import Shape
 from elastic_train.checkpoint.importers.zero12 import optimizer_state
 from elastic_train.checkpoint.importers.zero_state import (
     Buffer,

@@ -17,7 +17,7 @@ from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.language.resolve import Resolved
 from elastic_train.checkpoint.language.virtual import Origin, Tile, Virtual, source_box
-from elastic_train.checkpoint.lazy import Array, States, TensorInfo
+from elastic_train.checkpoint.lazy_arrays import Array, States, TensorInfo
 from elastic_train.checkpoint.ranges import Request
 from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box

@@ -17,7 +17,7 @@ from elastic_train.checkpoint.language.operations import (
     Unstack,
 )
 from elastic_train.checkpoint.language.specification import Rule, Spec, Union
-from elastic_train.checkpoint.language.table import Table
+from elastic_train.checkpoint.language.toml_table import Table
 from elastic_train.errors import ConfigError
 
 VERSION = 1

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastic_train.checkpoint.account import Name
-from elastic_train.checkpoint.language.group import Group, grouped
+from elastic_train.checkpoint.language.rule_groups import Group, grouped
 from elastic_train.checkpoint.language.specification import Spec
 from elastic_train.checkpoint.language.union import extract, unite
 from elastic_train.checkpoint.language.virtual import Virtual, source
-from elastic_train.checkpoint.lazy import TensorInfo
+from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.errors import TensorMismatch
 
 Infos = Mapping[Name, TensorInfo]

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from elastic_train.train.boundary.boundary_log import BoundaryLog
 from elastic_train.train.boundary.crossing import Crossing, Kind
-from elastic_train.train.boundary.edges import Edges
-from elastic_train.train.boundary.log import BoundaryLog
+from elastic_train.train.boundary.logged_edges import Edges
 
 Sending = tuple[int, bool]
 """A micro-batch, and whether a filler computes it."""

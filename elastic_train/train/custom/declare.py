@@ -15,8 +15,8 @@ from torch import nn
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.abort import Declared
-from elastic_train.train.custom.registered import Registered, check_registered
-from elastic_train.train.custom.several import Models, Optimizers, check_model, check_optimizer
+from elastic_train.train.model.registered_state import Registered, check_registered
+from elastic_train.train.model.several_models import Models, Optimizers, check_model, check_optimizer
 
 T = TypeVar("T")
 Loop = Callable[[Any], object]

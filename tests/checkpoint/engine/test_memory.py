@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.checkpoint.engine.memory import bound_of, memory_groups, memory_now
+from elastic_train.checkpoint.engine.machine_memory import bound_of, memory_groups, memory_now
 
 pytestmark = pytest.mark.ring1
 MIB = 2**20

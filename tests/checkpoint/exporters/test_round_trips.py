@@ -11,16 +11,16 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from elastic_train.checkpoint.adopt import adopt
 from elastic_train.checkpoint.differences import differences
 from elastic_train.checkpoint.exporters.dcp import export_dcp
 from elastic_train.checkpoint.exporters.hf import export_hf
 from elastic_train.checkpoint.exporters.ucp import export_ucp
+from elastic_train.checkpoint.import_run import adopt
 from elastic_train.checkpoint.language.mapped import Readable
 from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.specification import IDENTITY
-from elastic_train.checkpoint.language.through import as_ours, as_theirs
-from elastic_train.checkpoint.lazy import Array
+from elastic_train.checkpoint.language.translated_view import as_ours, as_theirs
+from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.ranges import Request
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint, open_foreign

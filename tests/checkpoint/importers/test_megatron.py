@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from elastic_train.checkpoint.language.parse import parse
-from elastic_train.checkpoint.language.through import as_ours
+from elastic_train.checkpoint.language.translated_view import as_ours
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 from tests.checkpoint.importers.megatron_files import bytes_of, cut, folded, settings, write

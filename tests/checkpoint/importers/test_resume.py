@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
-from elastic_train.testing.fixture_model import HIDDEN, LENGTH, VOCABULARY, Block
+from tests.tasks.fixture_model import HIDDEN, LENGTH, VOCABULARY, Block
 
 pytestmark = pytest.mark.ring2
 

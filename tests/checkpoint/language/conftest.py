@@ -10,7 +10,7 @@ import pytest
 from elastic_train.checkpoint.language.mapped import Mapped
 from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.resolve import to_ours, to_theirs
-from elastic_train.checkpoint.lazy import Array, TensorInfo
+from elastic_train.checkpoint.lazy_arrays import Array, TensorInfo
 from elastic_train.checkpoint.ranges import Request
 
 Named = Mapping[str, np.ndarray]

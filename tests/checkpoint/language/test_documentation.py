@@ -9,7 +9,7 @@ import pytest
 
 from elastic_train.checkpoint.language.parse import KINDS, OPERATIONS, parse
 from elastic_train.checkpoint.language.resolve import to_ours, to_theirs
-from elastic_train.checkpoint.lazy import TensorInfo
+from elastic_train.checkpoint.lazy_arrays import TensorInfo
 
 pytestmark = pytest.mark.ring0
 

@@ -12,7 +12,7 @@ import pytest
 from elastic_train.checkpoint.language.describe import describe
 from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.resolve import to_ours, to_theirs
-from elastic_train.checkpoint.lazy import TensorInfo
+from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.errors import ConfigError, TensorMismatch
 
 pytestmark = pytest.mark.ring0

@@ -1,0 +1,110 @@
+"""Making another checkpoint the first one of a run: by pointing at its bytes, or by copying them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from elastic_train.checkpoint.commit import Assembled, assemble, describe
+from elastic_train.checkpoint.document import Json, StateFile
+from elastic_train.checkpoint.exporters.blocks import blocks
+from elastic_train.checkpoint.language.index import index
+from elastic_train.checkpoint.language.mapped import Mapped
+from elastic_train.checkpoint.language.operations import FLOATING
+from elastic_train.checkpoint.language.parts import as_json, views_of
+from elastic_train.checkpoint.language.translated_view import check_claims
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
+from elastic_train.checkpoint.writer import Part, write_part
+from elastic_train.errors import ConfigError
+from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.lease import Lease
+from elastic_train.storage.store import Store
+
+GENERATION = 0
+"""No group wrote it; the run's own generations follow."""
+PART = 256 << 20
+"""Bytes of one file of a copy, which are in memory while it is written."""
+LEASE_S = 10.0
+OF_THE_OTHER_RUN = ("lineage", "metrics", "state_digest")
+"""What a document says of the run that wrote it, under that run's names."""
+
+
+def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> Stored:
+    """Commit `source` as the first checkpoint of the run at the root of `store`.
+
+    Without `copy` its bytes stay where they are, and are needed there; TensorMismatch where a specification
+    computes some. What the specification says is equal is compared first.
+    """
+    run = RunDirectory(store)
+    if run.ever_committed():
+        raise ConfigError(
+            field="RUN", problem=f"{store.url} has checkpoints already.", remedy="Choose a new run name."
+        )
+    check_claims(source)
+    document = _completed(source)
+    lease = Lease(store, holder=holder, lease_s=LEASE_S)
+    lease.acquire()
+    term = run.begin_term(holder)
+    lease.renew(term)
+    directory = attempt_path(step=document["step"], generation=GENERATION)
+    if copy:
+        parts = list(_parts(source, store, directory))
+        views = as_json(views_of(source.resolved))
+        assembled = assemble(store, directory, parts, document, aliases=source.aliases, views=views)
+    else:
+        assembled = _pointing(source, store, directory, document)
+    stored = run.commit(
+        assembled, term=term, generation=GENERATION, step=document["step"], lineage=((GENERATION, 0),)
+    )
+    lease.release()
+    return stored
+
+
+def _completed(source: Mapped) -> dict[str, Any]:
+    """The document with a step; a checkpoint of weights alone begins a run, with all of them trainable."""
+    document = {k: v for k, v in source.document.items() if k not in OF_THE_OTHER_RUN}
+    if document.get("step") is None:
+        document["step"] = 0
+    if not document.get("trainable"):
+        document["trainable"] = [
+            tensor
+            for (tensor, state), info in source.tensors.items()
+            if state == "param" and info.dtype in FLOATING
+        ]
+    return document
+
+
+def _pointing(source: Mapped, store: Store, directory: str, document: Mapping[str, Json]) -> Assembled:
+    """A checkpoint whose manifest names the files of another system."""
+    url = f"{store.url}/{directory}"
+    parts = [part for part in source.parts if isinstance(part, Checkpoint)]
+    assert len(parts) == len(source.parts)
+    table = index(source.resolved, parts, url=url)
+    views = as_json(views_of(source.resolved))
+    said = StateFile(document=document, aliases=source.aliases, views=views)
+    return describe(store, directory, [table], said)
+
+
+def _parts(source: Mapped, store: Store, directory: str) -> Iterator[Part]:
+    """The tensors in files of about PART bytes."""
+    pieces: list[Piece] = []
+    size, number = 0, 0
+    for block in blocks(source, list(source.tensors)):
+        info = source.tensors[block.name]
+        if pieces and size + block.data.nbytes > PART:
+            yield write_part(store, directory, number, pieces)
+            pieces, size, number = [], 0, number + 1
+        pieces.append(
+            Piece(
+                tensor=block.name[0],
+                state=block.name[1],
+                dtype=info.dtype,
+                shape=info.shape,
+                box=block.box,
+                data=block.data,
+            )
+        )
+        size += block.data.nbytes
+    yield write_part(store, directory, number, pieces)

@@ -1,0 +1,149 @@
+"""`plan`: the candidates for a job on given nodes, and why one of them is chosen. Nothing is started."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+import typer
+
+from elastic_train.checkpoint.read_plan import Held
+from elastic_train.cli.job import load_job
+from elastic_train.config import RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.observe.text_columns import columns
+from elastic_train.planner.choose_plan import choose
+from elastic_train.planner.explain_plans import Explanation, explain
+from elastic_train.planner.explain_plans import table as explain_table
+from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.model_shape import ModelShape
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat
+from elastic_train.planner.problem import Problem
+from elastic_train.recovery.grouping import curve
+from elastic_train.recovery.logging_forecast import boundaries, sentences
+from elastic_train.recovery.selective import steps_between
+
+if TYPE_CHECKING:
+    from elastic_train.api import ElasticTrainer
+
+
+RUNNABLE: Any = {"virtual": (1,), "zero_bubble": True}
+"""What workers run: one stage each, with or without split backwards."""
+
+
+def show_plan(
+    job: str,
+    arguments: Sequence[str],
+    *,
+    nodes: str,
+    before: str,
+    hardware: Hardware,
+    flops_per_s: float,
+    as_json: bool,
+) -> bool:
+    """Print the explanation; whether there is a plan. `before` are the nodes that the run is on now."""
+    from elastic_train.train.profile import profiled_shape
+
+    trainer = _made(load_job(job), arguments, f"elastic-train plan {job}")
+    spec = trainer.spec
+    shape = profiled_shape(trainer.task, spec, flops_per_s=flops_per_s)
+    if not shape.layers:
+        raise ConfigError(
+            field="JOB",
+            problem="its model is no sequence of blocks that runs on the meta device.",
+            remedy="The run itself then plans data-parallel axes from memory alone.",
+        )
+    problem = Problem(
+        seats=seats(nodes),
+        shape=shape,
+        hardware=hardware,
+        micro_batches=spec.batch.micro_batches,
+        constraints=spec.parallelism,
+        previous=_previous(before, shape, hardware, spec) if before else None,
+        **RUNNABLE,
+    )
+    explanation = explain(problem)
+    logs = _logs(explanation, problem, spec)
+    if as_json:
+        told = {"nodes": nodes, "before": before, **explanation.json(), "logs": logs}
+        print(json.dumps(told))
+        return explanation.feasible
+    if explanation.rows:
+        print(columns(explain_table(explanation.rows)) + "\n")
+    print(explanation.reason)
+    for line in (*explanation.limits, *logs):
+        print(f"  {line}")
+    return explanation.feasible
+
+
+def _logs(explanation: Explanation, problem: Problem, spec: RunSpec) -> tuple[str, ...]:
+    """What logging the boundaries of the chosen plan takes and gives, if its stages can be replayed."""
+    chosen = explanation.rows[0] if explanation.rows else None
+    if chosen is None or spec.boundary_logs is None or len(chosen.stages) < 2:
+        return ()
+    interval, link = steps_between(spec.checkpoints), problem.hardware.between.bytes_per_s
+    along = boundaries(chosen.stages, problem.shape, problem.micro_batches, interval, link)
+    return sentences(curve(along), interval, spec.boundary_logs.budget_bytes)
+
+
+def held_by_ranks(
+    job: str, arguments: Sequence[str], axes: Mapping[str, int]
+) -> tuple[tuple[Held, ...], ...]:
+    """What each rank of such a mesh would hold of the job's model; its stages have equally many blocks."""
+    from elastic_train.train.state.plan_layouts import held, plan_on
+
+    trainer = _made(load_job(job), arguments, f"elastic-train ckpt plan --job {job}")
+    return held(trainer.task, trainer.spec, plan_on(trainer.task, trainer.spec, Mesh(**axes)))
+
+
+def seats(nodes: str) -> tuple[Seat, ...]:
+    """`2x4,1x2`: two nodes of four workers and one of two."""
+    found: list[Seat] = []
+    node = 0
+    for part in nodes.split(","):
+        match = re.fullmatch(r"(\d+)x(\d+)", part.strip())
+        if match is None or not int(match[2]):
+            raise ConfigError(
+                field="--nodes", problem=f"{part!r} is not NODESxWORKERS.", remedy="For example 2x4,1x2."
+            )
+        for _ in range(int(match[1])):
+            found += [Seat(worker=f"w{node}.{i}", node=f"n{node}") for i in range(int(match[2]))]
+            node += 1
+    return tuple(found)
+
+
+def _previous(nodes: str, shape: ModelShape, hardware: Hardware, spec: RunSpec) -> Plan:
+    chosen = choose(
+        Problem(
+            seats=seats(nodes),
+            shape=shape,
+            hardware=hardware,
+            micro_batches=spec.batch.micro_batches,
+            constraints=spec.parallelism,
+            **RUNNABLE,
+        )
+    )
+    if isinstance(chosen, Infeasible):
+        raise ConfigError(field="--before", problem=f"there is no plan for {nodes}: {chosen.reason}.")
+    return chosen[0].plan
+
+
+def _made(trainer: Callable[..., ElasticTrainer], arguments: Sequence[str], name: str) -> ElasticTrainer:
+    """What the job's function returns for the options on the command line."""
+    made: list[ElasticTrainer] = []
+
+    @functools.wraps(trainer)
+    def command(**options: Any) -> None:
+        made.append(trainer(**options))
+
+    command.__annotations__ = get_type_hints(trainer, include_extras=True)
+    app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.command(help=inspect.getdoc(trainer))(command)
+    app(list(arguments), prog_name=name, standalone_mode=False)
+    if not made:  # --help was asked for and shown
+        raise typer.Exit
+    return made[0]

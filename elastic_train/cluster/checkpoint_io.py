@@ -1,0 +1,128 @@
+"""A worker's hand on checkpoints: writes its shares behind the step, reads what it needs of one."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from elastic_train.checkpoint.engine.arena import Arena
+from elastic_train.checkpoint.engine.share import Share
+from elastic_train.checkpoint.merging import STAGE, merged
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.references import References
+from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
+from elastic_train.checkpoint.writer import write_part
+from elastic_train.config import RunSpec
+from elastic_train.control.events import Event, PartWritten, SaveFailed
+from elastic_train.errors import CheckpointError, StorageError
+from elastic_train.geometry.digest import of_boxes
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.bandwidth_cap import Pace
+from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.store import Store
+
+READ_BYTES = 64 * 2**20
+"""How many bytes of a checkpoint a worker holds at once beside its shards."""
+
+SLOTS = 2
+"""Snapshots that a worker holds on their way to storage: one being written, one being copied."""
+
+
+def document_path(directory: str, writer: int = 0) -> str:
+    """Where the first writer, and that of each stage, leave scalars for whoever assembles the checkpoint."""
+    return f"{directory}/w{writer:05d}.json"
+
+
+def read_document(store: Store, directory: str) -> dict[str, Any]:
+    """The scalars of the whole state, from all that writers left."""
+    found = [path for path in store.list(directory) if re.fullmatch(r"w\d{5}\.json", path.rpartition("/")[2])]
+    return merged([json.loads(store.read(path)) for path in found])
+
+
+class PartWriter:
+    """Writes a share and says so. A save that fails is reported and never stops training."""
+
+    def __init__(self, spec: RunSpec, post: Callable[[Event], None], *, clock: Callable[[], float]) -> None:
+        self.store = open_store(child_url(spec.storage_path, spec.name))
+        self._references = References(RunDirectory(self.store))
+        self._post, self._clock = post, clock
+        cap = spec.checkpoints.bandwidth
+        self._spend = Pace(cap).spend if cap is not None else lambda size: None
+
+    def save(self, share: Share) -> None:
+        """On any thread but the training thread. The share's memory is given back at the end."""
+        began = self._clock()
+        directory = attempt_path(step=share.step, generation=share.generation)
+        try:
+            if share.rank == 0 or STAGE in share.document:
+                path = document_path(directory, share.rank)
+                self.store.write(path, json.dumps(share.document).encode())
+            parameters = {piece.tensor for piece in share.pieces if piece.state == "param"}
+            unchanged = self._references.unchanged(parameters - set(share.document["trainable"]))
+            part = write_part(
+                self.store, directory, share.rank, share.pieces, unchanged=unchanged, spend=self._spend
+            )
+            digest = _digest(share.pieces)
+        except (StorageError, CheckpointError) as error:
+            self.failed(share, str(error))
+            return
+        finally:
+            share.release()
+        self._post(
+            PartWritten(
+                at=0.0,
+                generation=share.generation,
+                step=share.step,
+                rank=share.rank,
+                seconds=self._clock() - began,
+                bytes=part.bytes,
+                manifest=part.manifest,
+                digest=part.digest,
+                state_digest=digest,
+            )
+        )
+
+    def failed(self, share: Share, problem: str) -> None:
+        """Say that a share did not get to storage, and why."""
+        problem = f"rank {share.rank}: {problem}"
+        self._post(SaveFailed(at=0.0, generation=share.generation, step=share.step, problem=problem))
+
+    def open(self, stored: Stored) -> Checkpoint:
+        return Checkpoint.of(RunDirectory(self.store), stored)
+
+
+def memory(generation: int, size: int) -> Arena:
+    """Slots for snapshots in this process."""
+    return Arena.private(size, slots=SLOTS)
+
+
+def read_in_batches(
+    checkpoint: Checkpoint, needs: Fragments
+) -> Iterator[tuple[Fragments, Sequence[np.ndarray]]]:
+    """The bytes of every box, a bounded number of them at a time."""
+    for boxes in batches(needs, READ_BYTES):
+        yield boxes, read_boxes(checkpoint, boxes)
+
+
+def batches(boxes: Fragments, size: int) -> Iterator[Fragments]:
+    """The rows in order, about so many bytes at a time."""
+    batch = np.cumsum(boxes.nbytes) // size
+    for number in np.unique(batch):
+        yield boxes.take(batch == number)
+
+
+def read_boxes(checkpoint: Checkpoint, boxes: Fragments) -> Sequence[np.ndarray]:
+    """The bytes of every box."""
+    return checkpoint.read_many([(*boxes.names[boxes.key[row]], boxes.box(row)) for row in range(len(boxes))])
+
+
+def _digest(pieces: Sequence[Piece]) -> int:
+    """This part's share of the digest of the whole state: every element is in one writer's pieces."""
+    rows = Fragments.of((p.tensor, p.state, p.dtype, p.shape, p.box) for p in pieces)
+    return of_boxes(rows, [np.frombuffer(p.bytes(), np.uint8) for p in pieces])

@@ -1,0 +1,1 @@
+"""The controller actor: folds events, performs commands, watches nodes and workers, commits."""

@@ -1,0 +1,83 @@
+"""Find what an earlier controller started: its next incarnation takes it over, a stranger ends it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.exceptions import RayError, RayTaskError
+
+from elastic_train.cluster.actor_names import NAMESPACE, keeper_of, worker_of
+from elastic_train.cluster.controller.performer import Performer
+from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.ray_calls import named_actors
+from elastic_train.cluster.reported_events import each_once
+from elastic_train.control.events import StepCommitted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The workers that live on, and the steps that they know of, oldest first. `silent` ones said nothing."""
+
+    living: tuple[Standing, ...]
+    steps: tuple[StepCommitted, ...]
+    silent: tuple[str, ...]
+
+
+def find_workers(run: str, performer: Performer, *, verdict_s: float, adopt: bool) -> Found:
+    """The run's living workers. Those of another controller's time are ended: they report to nobody."""
+    handles: dict[str, Any] = {}
+    for entry in named_actors():
+        worker = worker_of(entry["name"], run) if entry["namespace"] == NAMESPACE else None
+        if worker is None:
+            continue
+        with suppress(RayError, ValueError):
+            handle = ray.get_actor(entry["name"], NAMESPACE)
+            if adopt:
+                handles[worker] = handle
+            else:
+                ray.kill(handle, no_restart=True)
+    return _heard(handles, performer, verdict_s)
+
+
+def _heard(handles: dict[str, Any], performer: Performer, verdict_s: float) -> Found:
+    """Ask all of them at once, and wait as long as answers come."""
+    calls = {w: (h.ping.remote(), h.ready.remote(), h.repeat.remote()) for w, h in handles.items()}
+    pending, came = [call for three in calls.values() for call in three], True
+    while pending and came:
+        came, pending = ray.wait(pending, num_returns=1, timeout=verdict_s)
+    living: list[Standing] = []
+    reports: list[StepCommitted] = []
+    silent: list[str] = []
+    for worker, three in calls.items():
+        try:
+            if any(call in pending for call in three):
+                raise TimeoutError
+            standing, ready, said = ray.get(list(three))
+        except (TimeoutError, RayTaskError):  # it is there: still loading its job, say, or with an error
+            performer.meet(worker, handles[worker])
+            silent.append(worker)
+        except RayError:
+            continue
+        else:
+            performer.adopt(worker, handles[worker], ready, standing.generation)
+            reports += said
+            living.append(standing)
+    return Found(living=tuple(living), steps=each_once(reports), silent=tuple(silent))
+
+
+def find_keepers(run: str, performer: Performer, *, adopt: bool) -> None:
+    """The same for keepers: what they hold may be the newest that is left."""
+    for entry in named_actors():
+        node = keeper_of(entry["name"], run) if entry["namespace"] == NAMESPACE else None
+        if node is None:
+            continue
+        with suppress(RayError, ValueError):
+            handle = ray.get_actor(entry["name"], NAMESPACE)
+            if adopt:
+                performer.keepers.adopt(node, handle)
+            else:
+                ray.kill(handle, no_restart=True)
+    performer.pair()

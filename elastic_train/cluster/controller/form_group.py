@@ -1,0 +1,303 @@
+"""Performs Form: every member joins, takes its part of the state from where the origin says, and proves it.
+
+The order is fixed: holders settle at one step and say what they hold; members rendezvous and say what they
+need; the transfer plan says which bytes go where; members fetch from each other through Ray objects; the
+digest of the whole state is compared with what the holders had. Nothing here chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayTaskError
+
+from elastic_train.checkpoint.merging import merged
+from elastic_train.cluster.messages import Filled, Offer
+from elastic_train.cluster.ray_calls import answer
+from elastic_train.cluster.stage_replays import Rerun, reruns
+from elastic_train.control.commands import Form
+from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
+from elastic_train.geometry.coverage import uncovered, whole
+from elastic_train.geometry.exact import exact_first
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, Snapshot
+from elastic_train.train.rank_assignment import ReplaySeat, Seat
+
+MOD = 1 << 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cast:
+    """The living workers: handles, nodes and addresses by name."""
+
+    keepers: Mapping[str, Any]  # by node
+    handles: Mapping[str, Any]
+    nodes: Mapping[str, str]
+    addresses: Mapping[str, str]
+    progress_s: float = 0.0  # how much longer than anything else a replay may take
+    replayers: int | None = None  # workers that share a replay at most
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formed:
+    """Every rank has its state of `step`."""
+
+    step: int
+    digest: int
+    notes: tuple[str, ...]
+    transfer_s: float = 0.0  # until the last rank had fetched and proved its state
+    near_bytes: int = 0  # that came from memory of the rank's own node
+    far_bytes: int = 0  # and of other nodes
+
+
+def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float) -> Formed:
+    """Raises what a member raised, GroupBroken when the deadline passes, StateMismatch on a wrong digest."""
+    missing = [w for w in (*command.plan.workers, *command.holders) if w not in cast.handles]
+    if missing:
+        raise GroupBroken(
+            generation=command.generation, reason=f"{missing[0]} is gone before the group formed"
+        )
+    match command.origin:
+        case Live() as origin:
+            return _from_held(command, origin, command.holders, cast, store, deadline_s)
+        case Mixed() as origin:
+            replayers = _replayed(command, origin, cast, store, deadline_s)
+            names, cast = _with_keepers(command, cast, origin.peers)
+            holders = tuple(dict.fromkeys((*command.holders, *names, *replayers)))
+            return _from_held(command, origin, holders, cast, store, deadline_s)
+        case FromStorage(stored=stored):
+            _join(command, cast, store, None, deadline_s)
+            calls = [h.restore.remote(command.generation, stored) for h in _members(command, cast)]
+        case Fresh():
+            _join(command, cast, store, None, deadline_s)
+            calls = [h.initialise.remote(command.generation) for h in _members(command, cast)]
+    return _agree(wait_all(calls, command.generation, deadline_s), None)
+
+
+def _members(command: Form, cast: Cast) -> list[Any]:
+    return [cast.handles[worker] for worker in command.plan.workers]
+
+
+def _join(
+    command: Form,
+    cast: Cast,
+    store: tuple[str, int],
+    states: Fragments | None,
+    deadline_s: float,
+) -> list[Fragments]:
+    calls = [
+        cast.handles[worker].join.remote(
+            Seat(
+                generation=command.generation,
+                rank=rank,
+                plan=command.plan,
+                store_host=store[0],
+                store_port=store[1],
+                address=cast.addresses[worker],
+                step=command.lineage[-1][1],
+            ),
+            states,
+        )
+        for rank, worker in enumerate(command.plan.workers)
+    ]
+    return wait_all(calls, command.generation, deadline_s)
+
+
+def _replayed(
+    command: Form, origin: Mixed, cast: Cast, store: tuple[str, int], deadline_s: float
+) -> tuple[str, ...]:
+    """Have the lost stages replayed; the workers that hold them then."""
+    if not origin.replays:
+        return ()
+    rounds = reruns(command, origin, cast.replayers)
+    if not rounds:
+        detail = "there are fewer workers than a lost stage had ranks"
+        raise StateMismatch(step=origin.step, detail=detail)  # no log helps then
+    for together in rounds:
+        calls = [call for rerun in together for call in _replay(command, rerun, cast, store)]
+        wait_all(calls, command.generation, deadline_s + cast.progress_s)
+        completed = [
+            cast.handles[holder].complete.remote(rerun, number, _others(cast, rerun, holder))
+            for rerun in together
+            if rerun.shared
+            for number, holder in enumerate(rerun.holders)
+        ]
+        wait_all(completed, command.generation, deadline_s)
+    return tuple(holder for together in rounds for rerun in together for holder in rerun.holders)
+
+
+def _replay(command: Form, rerun: Rerun, cast: Cast, store: tuple[str, int]) -> list[ray.ObjectRef]:
+    """Have the workers of a replay begin."""
+    gone = [name for name in (*rerun.replay.log.senders, *rerun.workers) if name not in cast.handles]
+    if gone:
+        raise GroupBroken(generation=command.generation, reason=f"{gone[0]} is gone, with its log")
+    senders = [cast.handles[sender] for sender in rerun.replay.log.senders]
+    keepers = [cast.keepers[node] for node in _nodes_of(command, cast, rerun.replay.peers)]
+    seats = [
+        ReplaySeat(
+            generation=rerun.generation,
+            during=rerun.during,
+            stand_in=rerun.stand_in,
+            number=number,
+            ranks=rerun.ranks(number),
+            store_host=store[0],
+            store_port=store[1],
+            address=cast.addresses[worker],
+        )
+        for number, worker in enumerate(rerun.workers)
+    ]
+    return [
+        cast.handles[worker].replay.remote(rerun, seat, senders, keepers)
+        for worker, seat in zip(rerun.workers, seats, strict=True)
+    ]
+
+
+def _others(cast: Cast, rerun: Rerun, holder: str) -> list[Any]:
+    return [cast.handles[worker] for worker in rerun.workers if worker != holder]
+
+
+def _nodes_of(command: Form, cast: Cast, snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
+    """The nodes whose keepers hold snapshots."""
+    nodes = tuple(dict.fromkeys(snapshot.keeper for snapshot in snapshots))
+    gone = [node for node in nodes if node not in cast.keepers]
+    if gone:
+        raise GroupBroken(generation=command.generation, reason=f"the keeper of {gone[0]} is gone")
+    return nodes
+
+
+def _with_keepers(command: Form, cast: Cast, peers: Sequence[Snapshot]) -> tuple[tuple[str, ...], Cast]:
+    """The keepers that the origin names, as holders beside the workers: they answer the same questions."""
+    nodes = _nodes_of(command, cast, peers)
+    names = {f"keeper/{node}": node for node in nodes}
+    return tuple(names), replace(
+        cast,
+        handles={**cast.handles, **{name: cast.keepers[node] for name, node in names.items()}},
+        nodes={**cast.nodes, **names},
+    )
+
+
+def _from_held(
+    command: Form,
+    origin: Live | Mixed,
+    holders: tuple[str, ...],
+    cast: Cast,
+    store: tuple[str, int],
+    deadline_s: float,
+) -> Formed:
+    live = Live(generation=origin.generation, step=origin.step, vote=origin.vote, undo=origin.undo)
+    offers: list[Offer] = wait_all(
+        [cast.handles[worker].offer.remote(live) for worker in holders], command.generation, deadline_s
+    )
+    haves = exact_first([offer.holds for offer in offers], [offer.undone for offer in offers])
+    everything = whole(Fragments.concat(haves))
+    stored = origin.stored if isinstance(origin, Mixed) else None
+    if stored is not None:  # the checkpoint is one more holder, of what nobody else has
+        (offer,) = wait_all([_members(command, cast)[0].kept.remote(stored)], command.generation, deadline_s)
+        offers.append(offer)
+        everything = offer.holds
+        gaps = uncovered(everything, Fragments.concat(haves))
+        haves.append(gaps.fragments if gaps is not None else everything.take(np.zeros(0, np.int64)))
+    document = merged([offer.document for offer in offers])
+    needs = _join(command, cast, store, everything, deadline_s)
+    nodes = [*(cast.nodes[worker] for worker in holders), *([] if stored is None else [""])]
+    digests = _digests(command, live, holders, cast, everything, haves) if stored is None else []
+    same = {
+        rank: holders.index(worker) for rank, worker in enumerate(command.plan.workers) if worker in holders
+    }
+    moves = _plan(command, needs, haves, list(command.plan.nodes), nodes, same)
+    calls = []
+    for rank, worker in enumerate(command.plan.workers):
+        mine = moves.rank == rank
+        others = [
+            (cast.handles[holder], moves.boxes(mine & (moves.holder == i)))
+            for i, holder in enumerate(holders)
+            if i != same.get(rank) and (mine & (moves.holder == i)).any()
+        ]
+        own = moves.boxes(mine & (moves.holder == same.get(rank, -1)))
+        rest = None if stored is None else (stored, moves.boxes(mine & (moves.holder == len(holders))))
+        calls.append(
+            cast.handles[worker].gather.remote(command.generation, live, own, others, document, rest)
+        )
+    filled = wait_all(calls, command.generation, deadline_s)
+    if stored is not None:  # exact parts of one step: together they are what was saved, to the bit
+        expected = offers[-1].document.get("state_digest")
+    else:
+        expected = sum(wait_all(digests, command.generation, deadline_s)) % MOD
+    near, far = _distances(moves, command.plan.nodes, nodes)
+    return replace(_agree(filled, expected), near_bytes=near, far_bytes=far)
+
+
+def _distances(moves: Transfers, need_nodes: Sequence[str], have_nodes: Sequence[str]) -> tuple[int, int]:
+    """Bytes that come from memory of their rank's own node, and of others; those of storage are neither."""
+    source = np.array(have_nodes)[moves.holder]
+    near = source == np.array(need_nodes)[moves.rank]
+    return int(moves.nbytes[near].sum()), int(moves.nbytes[~near & (source != "")].sum())
+
+
+def _digests(
+    command: Form,
+    live: Live,
+    holders: tuple[str, ...],
+    cast: Cast,
+    everything: Fragments,
+    haves: Sequence[Fragments],
+) -> list[ray.ObjectRef]:
+    """Digests that the holders compute meanwhile, each of some of what it has: everything between them."""
+    cover = _plan(command, [everything], haves, [""], [cast.nodes[worker] for worker in holders], {})
+    return [
+        cast.handles[worker].digest_of.remote(live.generation, live.step, cover.boxes(cover.holder == i))
+        for i, worker in enumerate(holders)
+    ]
+
+
+def _plan(
+    command: Form,
+    needs: Sequence[Fragments],
+    haves: Sequence[Fragments],
+    need_nodes: Sequence[str],
+    have_nodes: Sequence[str],
+    same: Mapping[int, int],
+) -> Transfers:
+    moves = plan_transfer(needs, haves, need_nodes=need_nodes, have_nodes=have_nodes, same=same)
+    if isinstance(moves, Uncovered):
+        raise StateMismatch(step=command.lineage[-1][1], detail=f"the survivors do not hold {moves}")
+    return moves
+
+
+def _agree(filled: Sequence[Filled], expected: int | None) -> Formed:
+    digests = {f.digest for f in filled}
+    step = filled[0].step
+    if len(digests) != 1 or len({f.step for f in filled}) != 1:
+        raise StateMismatch(step=step, detail="the ranks disagree on the digest of the whole state")
+    if expected is not None and digests != {expected}:
+        raise StateMismatch(
+            step=step, detail=f"digest {filled[0].digest:016x}, the holders had {expected:016x}"
+        )
+    notes = dict.fromkeys(note for f in filled for note in f.notes)
+    transfer_s = max(f.seconds for f in filled)
+    return Formed(step=step, digest=filled[0].digest, notes=tuple(notes), transfer_s=transfer_s)
+
+
+def wait_all(refs: Sequence[ray.ObjectRef], generation: int, deadline_s: float) -> list[Any]:
+    """Results in order. The first failure is raised at once, without waiting for the others."""
+    pending = list(refs)
+    while pending:
+        done, pending = ray.wait(pending, num_returns=1, timeout=deadline_s)
+        if not done:
+            raise GroupBroken(
+                generation=generation,
+                reason=f"{len(pending)} members did not answer within {deadline_s:.0f} s",
+            )
+        try:
+            answer(done[0], deadline_s)
+        except GetTimeoutError:
+            raise GroupBroken(generation=generation, reason="an answer could not be fetched") from None
+        except RayTaskError as error:
+            cause = error.cause
+            raise (cause if isinstance(cause, ElasticTrainError) else error) from None
+    return [answer(ref, deadline_s) for ref in refs]

@@ -1,0 +1,1 @@
+"""The driver process: starts a run, follows its controller, shows progress and returns the result."""

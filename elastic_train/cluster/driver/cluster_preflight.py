@@ -1,0 +1,63 @@
+"""The ground that a run stands on: its storage, tried out from every node."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastic_train.cluster.ray_calls import answer, remote
+from elastic_train.errors import StorageError
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.preflight import Token, probe, see
+
+
+def hosts() -> dict[str, str]:
+    """A living node of each machine of the cluster, by address."""
+    return {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
+
+
+def nodes() -> dict[str, str]:
+    """The living nodes of the cluster, by what a person would call them."""
+    return {f"{n['NodeManagerHostname']} ({n['NodeID'][:8]})": n["NodeID"] for n in ray.nodes() if n["Alive"]}
+
+
+def problems_of(url: str, token: Token, nodes: Mapping[str, str], *, within_s: float) -> dict[str, str]:
+    """What keeps the storage at a URL from being used, by node; empty if nothing does.
+
+    Each node reads the token that was written elsewhere, and writes, creates, reads back and deletes its own.
+    """
+    calls = {
+        name: remote(_try, num_cpus=0)
+        .options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False))
+        .remote(url, token)
+        for name, node in nodes.items()
+    }
+    found: dict[str, str] = {}
+    for name, call in calls.items():
+        try:
+            answer(call, within_s)  # a process has to start there first
+        except StorageError as error:
+            found[name] = str(error)
+        except (RayError, GetTimeoutError) as error:
+            found[name] = f"it did not answer: {type(error).__name__}"
+    return found
+
+
+def try_everywhere(url: str, token: Token, *, address: str, within_s: float) -> dict[str, str | None]:
+    """Every node of the cluster at an address, with what is wrong there or None."""
+    ray.init(address=address, log_to_driver=False, logging_level=30)
+    try:
+        names = nodes()
+        problems = problems_of(url, token, names, within_s=within_s)
+        return {name: problems.get(name) for name in sorted(names)}
+    finally:
+        ray.shutdown()
+
+
+def _try(url: str, token: Token) -> None:
+    store = open_store(url)
+    see(store, token)
+    store.delete([probe(store).path])

@@ -1,0 +1,166 @@
+"""The driver: checks the ground, starts the controller, shows what happens, returns the result."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import cloudpickle
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from elastic_train.checkpoint.begin import begin
+from elastic_train.cluster import ray_private
+from elastic_train.cluster.actor_names import NAMESPACE, controller_name, run_key
+from elastic_train.cluster.controller.controller import Controller
+from elastic_train.cluster.driver.callbacks import Callbacks
+from elastic_train.cluster.driver.cluster_preflight import hosts, problems_of
+from elastic_train.cluster.driver.follow_run import follow, signals_restored
+from elastic_train.cluster.driver.result import Result
+from elastic_train.cluster.driver.run_planner import make_planner, shape_of
+from elastic_train.cluster.driver.takeover import take_over
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.cluster.ray_calls import remote
+from elastic_train.config import ResumeFrom, RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.planner.question import Planner
+from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.preflight import Token, probe
+from elastic_train.train.task import Task
+
+PROCESS_ENVIRONMENT: Mapping[str, str] = {
+    "OMP_NUM_THREADS": "1",  # workers share the node's cores; a person's own value wins
+    # NCCL's watchdog must neither abort nor end the process: the controller breaks groups itself.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+}
+LOCAL_CLUSTER: Mapping[str, str] = {
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+JOB_STOP_WAIT_S = 3.0  # Ray's default
+RAY_COPIES = "working_dir_files"  # where Ray keeps copies of the working directories of jobs
+
+
+def fit(
+    task: Task,
+    spec: RunSpec,
+    *,
+    address: str | None,
+    local_nodes: int,
+    quiet: bool,
+    chaos: Chaos | None = None,
+    resume_from: ResumeFrom | None = None,
+    callbacks: Sequence[Any] = (),
+) -> Result:
+    """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
+    spec = replace(spec, storage_path=_absolute(spec.storage_path))
+    store = open_store(child_url(spec.storage_path, spec.name))
+    told = Callbacks(callbacks, spec)
+    token = probe(store)  # before anything is started
+    shape = shape_of(task, spec)
+    job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
+    with signals_restored(), _cluster(address, local_nodes):
+        try:
+            _check_nodes_see(spec, token)
+        finally:
+            store.delete([token.path])
+        if resume_from is not None:
+            begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
+        controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
+        return follow(controller, spec, quiet=quiet, grace_s=_grace_s(), chaos=chaos, callbacks=told)
+
+
+def prepare_local_environment() -> None:
+    """Set what the processes of a local cluster inherit. Call before `LocalCluster`."""
+    for name, value in {**PROCESS_ENVIRONMENT, **LOCAL_CLUSTER}.items():
+        os.environ.setdefault(name, value)
+
+
+def process_environment() -> dict[str, str]:
+    """What every process of a run is started with; a person's own settings win."""
+    return {name: os.environ.get(name, value) for name, value in PROCESS_ENVIRONMENT.items()}
+
+
+@contextlib.contextmanager
+def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
+    if ray.is_initialized():
+        yield
+    elif address:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        try:
+            yield
+        finally:
+            ray.shutdown()
+    else:
+        prepare_local_environment()
+        with LocalCluster(local_nodes):
+            yield
+
+
+def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:
+    """The run's controller, new. One that is still at work is left alone: LeaseHeld."""
+    run = run_key(spec.storage_path, spec.name)
+    take_over(run, spec)
+    return (
+        remote(Controller, max_concurrency=32)
+        .options(
+            name=controller_name(run),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=-1,
+            max_task_retries=-1,
+            # Beside the driver: a soft affinity lets Ray put it on a node that may be lost next.
+            scheduling_strategy=NodeAffinitySchedulingStrategy(ray_private.this_node(), soft=False),
+            runtime_env={"env_vars": process_environment()},
+        )
+        .remote(
+            run=run,
+            spec=spec,
+            job=job,
+            planner=planner,
+            environment=process_environment(),
+            driver=_driver(),
+            faults=(chaos.schedule, chaos.labels) if chaos is not None else None,
+        )
+    )
+
+
+def _driver() -> str:
+    return f"pid {os.getpid()} on {os.uname().nodename}"
+
+
+def _grace_s() -> float:
+    """Seconds from a SIGTERM to the SIGKILL that follows it when a Ray job is stopped."""
+    return float(os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", JOB_STOP_WAIT_S))
+
+
+def _absolute(path: str) -> str:
+    """A submitted job works in a copy of its directory, which Ray removes: paths start at home there."""
+    if "://" in path:
+        return path
+    copied = RAY_COPIES in Path.cwd().parts
+    return str((Path.home() if copied else Path.cwd()) / path)
+
+
+def _check_nodes_see(spec: RunSpec, token: Token) -> None:
+    """Refuse storage that some node cannot use, before step 1."""
+    there = hosts()
+    if len(there) < 2:
+        return
+    url = child_url(spec.storage_path, spec.name)
+    problems = problems_of(url, token, there, within_s=spec.timing.start_worker_s)
+    if problems:
+        raise ConfigError(
+            field="run_config.storage_path",
+            problem=f"{spec.storage_path} can't be used from {', '.join(sorted(problems))}: "
+            f"{next(iter(problems.values()))}",
+            remedy="Use storage that every node sees, such as s3:// or a shared file system.",
+        )

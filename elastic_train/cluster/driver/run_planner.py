@@ -1,0 +1,90 @@
+"""The planner of a run on the cluster that is there, made on the driver before anything is started.
+
+A run is data-parallel as long as that fits. The model's layers are looked at only where a person fixes
+another axis, or where some number of workers within the bounds has too little memory for data-parallel plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from elastic_train.config import RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.planner.hardware import Hardware, Link
+from elastic_train.planner.model_shape import ModelShape
+from elastic_train.planner.plan import Infeasible, Seat
+from elastic_train.planner.question import Planned, Question
+from elastic_train.planner.search import Search, planner_for
+from elastic_train.recovery.selective import Selective, steps_between
+from elastic_train.train.model.meta_shape import model_shape
+from elastic_train.train.parallel.parallelize import check_rules
+from elastic_train.train.profile import profiled_shape
+from elastic_train.train.task import Task
+from elastic_train.train.user_code_guard import Border
+
+INSIDE = Link(latency_s=1e-4, bytes_per_s=5e9)
+BETWEEN = Link(latency_s=1e-4, bytes_per_s=1e9)
+FLOPS_PER_S = {"cpu": 5e10, "gpu": 1e14}
+"""What a worker computes, until a run measures it: candidates are compared, nothing is promised."""
+
+_BORDER = Border(worker="the driver", node="", rank=-1, generation=0, broken=lambda: False)
+
+
+def shape_of(task: Task, spec: RunSpec) -> ModelShape:
+    """The model's shape; what the task's own code raises is reported as the workers would report it."""
+    with _BORDER.at("building the model", 0):
+        return model_shape(task, spec)
+
+
+def make_planner(
+    task: Task, spec: RunSpec, shape: ModelShape, nodes: Sequence[Mapping[str, Any]]
+) -> Search | Selective:
+    """The run's planner; ConfigError where no plan is possible even on all the workers asked for.
+
+    `nodes` are those of the cluster, as Ray describes them.
+    """
+    per_node, memory_bytes = _room(spec, nodes)
+    seats = tuple(Seat(worker=f"w{i}", node=f"n{i // per_node}") for i in range(spec.max_workers))
+    hardware = Hardware(inside=INSIDE, between=BETWEEN, memory_bytes=memory_bytes)
+    planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
+    wished = spec.parallelism.divides_the_model
+    few, all_ = Question(seats=seats[: spec.min_workers]), Question(seats=seats)
+    with _BORDER.at("building the model", 0):
+        if wished or any(isinstance(planner(asked), Infeasible) for asked in (few, all_)):
+            speed = FLOPS_PER_S["gpu" if spec.gpus_per_worker else "cpu"]
+            shape = profiled_shape(task, spec, flops_per_s=speed)
+            planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
+        planned = planner(all_)
+        if isinstance(planned, Planned):
+            check_rules(task, spec, planned.plan)
+            return _selective(planner, spec)
+    raise ConfigError(field="parallelism" if wished else "scaling_config", problem=planned.reason)
+
+
+def _selective(planner: Search, spec: RunSpec) -> Search | Selective:
+    """With the choice of what is logged, where there is a budget for it and stages may be planned."""
+    logs = spec.boundary_logs
+    if logs is None or logs.budget_bytes is None or planner.shape is None or not planner.shape.layers:
+        return planner
+    return Selective(
+        planner=planner,
+        shape=planner.shape,
+        micro_batches=spec.batch.micro_batches,
+        interval=steps_between(spec.checkpoints),
+        bytes_s=BETWEEN.bytes_per_s,
+        budget=logs.budget_bytes,
+    )
+
+
+def _room(spec: RunSpec, nodes: Sequence[Mapping[str, Any]]) -> tuple[int, int | None]:
+    """Workers that the largest node has room for, and the memory of a worker; None where it isn't known."""
+    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    kind = f"accelerator_type:{spec.accelerator}"
+    resources = [r for r in resources if spec.accelerator is None or kind in r]
+    able = [r for r in resources if r.get("CPU", 0.0) >= spec.cpus_per_worker]
+    slots = [int(r["CPU"] / spec.cpus_per_worker) if spec.cpus_per_worker else 1 for r in able]
+    if spec.gpus_per_worker:
+        return max((int(r.get("GPU", 0.0) / spec.gpus_per_worker) for r in able), default=1) or 1, None
+    shares = [float(r["memory"]) / max(1, n) for r, n in zip(able, slots, strict=True) if r.get("memory")]
+    return max(slots, default=1), int(min(shares)) if shares else None

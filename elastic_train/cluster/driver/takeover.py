@@ -1,0 +1,68 @@
+"""A run that is submitted again where its controller may still be at work.
+
+It is refused while somebody drives it, and taken over where its driver is gone: two never share a run.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+
+from elastic_train.cluster.actor_names import NAMESPACE, controller_name
+from elastic_train.cluster.controller.controller import Driven
+from elastic_train.cluster.ray_calls import answer, named_actors
+from elastic_train.config import RunSpec
+from elastic_train.errors import LeaseHeld
+
+ANSWER_S = 10.0
+ASK_S = 0.5
+
+
+def take_over(run: str, spec: RunSpec) -> None:
+    """Leave no controller of the run on this cluster. LeaseHeld as soon as its driver shows life."""
+    try:
+        old = ray.get_actor(controller_name(run), NAMESPACE)
+    except ValueError:
+        return
+    with suppress(RayError, GetTimeoutError):  # one that doesn't answer is ended as it is
+        _outlast_driver(old, spec)
+        _end(old, spec)
+    ray.kill(old, no_restart=True)
+    sweep(run)
+
+
+def sweep(run: str) -> None:
+    """End every actor of a run that is left on this cluster."""
+    for entry in named_actors():
+        if entry["namespace"] == NAMESPACE and entry["name"].startswith(f"{run}/"):
+            with suppress(ValueError, RayError):
+                ray.kill(ray.get_actor(entry["name"], NAMESPACE), no_restart=True)
+
+
+def _outlast_driver(old: Any, spec: RunSpec) -> None:
+    silent_s = 0.0
+    while True:
+        driven: Driven = answer(old.driven.remote(), ANSWER_S)
+        if driven.ended:
+            return
+        if driven.silent_s < silent_s:
+            raise LeaseHeld(run=spec.name, holder=driven.driver, age_s=driven.silent_s)
+        if driven.silent_s > spec.timing.lease_s:
+            return
+        silent_s = driven.silent_s
+        threading.Event().wait(ASK_S)
+
+
+def _end(old: Any, spec: RunSpec) -> None:
+    """Let the old controller stop its group, with a checkpoint if there is time for one."""
+    deadline = time.monotonic() + spec.timing.settle_s
+    old.stop.remote("its driver is gone and the run was submitted again")
+    while not answer(old.driven.remote(), ANSWER_S).ended:
+        if time.monotonic() > deadline:
+            return
+        threading.Event().wait(ASK_S)

@@ -1,0 +1,83 @@
+"""What a driver prints: one live line, and a line for everything that a person would want to know."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from elastic_train.cluster.run_updates import Update
+from elastic_train.config import RunSpec
+from elastic_train.control.events import (
+    CheckpointCommitted,
+    GroupReady,
+    NodesChanged,
+    PartWritten,
+    Settled,
+    StepCommitted,
+)
+from elastic_train.observe.goodput import goodput, words
+from elastic_train.observe.history import history, table
+from elastic_train.observe.records import Record
+from elastic_train.observe.run_progress import Progress, advance, line
+from elastic_train.observe.text_columns import columns
+from elastic_train.storage.fsspec_store import child_url
+
+QUIET_EVENTS = (StepCommitted, PartWritten, Settled, CheckpointCommitted)
+EVERY_S = 5.0  # between two progress lines where the output is no terminal
+
+
+class Screen:
+    """Prints to stdout; on a terminal the live line is rewritten in place."""
+
+    def __init__(self, spec: RunSpec, *, quiet: bool = False) -> None:
+        self._spec, self._quiet = spec, quiet
+        self._live = sys.stdout.isatty()
+        self._progress = Progress()
+        self._records: list[Record] = []
+        self._shown = ""
+        self._printed_at = 0.0
+        if not quiet:
+            self._write(f"run {child_url(spec.storage_path, spec.name)}\n")
+
+    def show(self, update: Update) -> None:
+        for record in update.records:
+            self._progress = advance(self._progress, record)
+            self._records.append(record)
+            self._say(record)
+        text = line(self._progress, self._spec.max_steps)
+        if text == self._shown or self._quiet or not update.records:
+            return
+        if self._live:
+            self._write(f"\r\x1b[K{text}")
+        elif time.monotonic() - self._printed_at > EVERY_S:
+            self._printed_at = time.monotonic()
+            self._write(text + "\n")
+        self._shown = text
+
+    def close(self) -> None:
+        """Say where the run stands at its end, what became of its time, and what happened on the way."""
+        if self._quiet:
+            return
+        start = "\r\x1b[K" if self._live else ""
+        self._write(f"{start}{line(self._progress, self._spec.max_steps)}\n")
+        if self._progress.groups:
+            self._write(f"{words(goodput(self._records))}\n")
+        if self._progress.restarts:
+            self._write(f"{self.summary()}\n")
+
+    def summary(self) -> str:
+        """Every change of the group: cause, step, workers, source, seconds, steps lost."""
+        return columns(table(history(self._records)))
+
+    def _say(self, record: Record) -> None:
+        worth = record.commands or isinstance(record.event, GroupReady | NodesChanged)
+        often = isinstance(record.event, QUIET_EVENTS) and record.ended is None
+        if self._quiet or not worth or often:
+            return
+        start = "\r\x1b[K" if self._live else ""
+        self._write(f"{start}[{record.wall[11:19]}] {record.reason}\n")
+        self._shown = ""
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()

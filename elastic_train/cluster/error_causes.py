@@ -1,0 +1,114 @@
+"""What an error means for the run: whose fault it is, where it arose, in one line."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
+
+from elastic_train.cluster.messages import Standing
+from elastic_train.control.events import Cause
+from elastic_train.errors import (
+    ConfigError,
+    GroupBroken,
+    MemoryTooSmall,
+    ReplicasDiffer,
+    UserCodeError,
+)
+from elastic_train.train.rank_assignment import Progress
+
+
+def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None, phase: str = "") -> Cause:
+    """The cause that an error is, with where the member was `at` when it arose."""
+    step, rank = (at.step, at.rank) if at is not None else (0, -1)
+    phase = phase or (at.phase if at is not None else "starting")
+    line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+    match error:
+        case UserCodeError():
+            return Cause(
+                kind="user",
+                detail=error.error,
+                phase=error.phase,
+                step=error.step,
+                rank=rank,
+                node=node,
+                traceback=error.traceback,
+            )
+        case ConfigError():  # found by a worker, but a person's to mend
+            return Cause(
+                kind="user", detail=str(error), phase="configuration", step=step, rank=rank, node=node
+            )
+        case GroupBroken(reason=reason):
+            return Cause(
+                kind="collective", detail=_plain(reason), phase=phase, step=step, rank=rank, node=node
+            )
+        case ReplicasDiffer(agreed=agreed):
+            return Cause(
+                kind="corruption",
+                detail=str(error),
+                phase=phase,
+                step=step,
+                rank=rank,
+                node=node,
+                trusted=agreed,
+            )
+        case RayError():  # a holder died while it was read from
+            return Cause(kind="collective", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case MemoryError() | MemoryTooSmall():
+            return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case _:
+            return Cause(
+                kind="engine",
+                detail=line,
+                phase=phase,
+                step=step,
+                rank=rank,
+                node=node,
+                traceback=traceback_text(error),
+            )
+
+
+def death_of(worker: str, error: RayError | None, last: Standing | None) -> Cause:
+    """Why a worker's process is gone: Ray's words, and its last heartbeat's, as SIGKILL gives no reason."""
+    lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
+    said = lines[0][:300] if lines else "it ended"
+    step, rank, node = (last.step, last.rank, last.node) if last is not None else (0, -1, "")
+    phase = last.phase if last is not None else "starting"
+    if isinstance(error, OutOfMemoryError):
+        return Cause(kind="memory", detail=f"{worker}: {said}", phase=phase, step=step, rank=rank, node=node)
+    if last is not None and last.memory.short:
+        detail = f"{worker} (rank {rank}) was killed at step {step}: {last.memory}"
+        return Cause(kind="memory", detail=detail, phase=phase, step=step, rank=rank, node=node)
+    preempted = isinstance(error, ActorDiedError) and bool(getattr(error, "preempted", False))
+    return Cause(kind="preemption" if preempted else "death", detail=f"{worker}: {said}")
+
+
+@contextmanager
+def loading(worker: str, node: str) -> Iterator[None]:
+    """Whatever importing the job's module raises is the job's own."""
+    try:
+        yield
+    except (UserCodeError, ConfigError):
+        raise
+    except Exception as error:  # noqa: BLE001
+        raise UserCodeError(
+            worker=worker,
+            rank=-1,
+            node=node,
+            step=0,
+            phase="loading the job",
+            error=f"{type(error).__name__}: {error}",
+            traceback=traceback_text(error),
+        ) from None
+
+
+def traceback_text(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+def _plain(reason: str) -> str:
+    """A collective's error without the place in gloo's source and its advice."""
+    return re.sub(r"\[\S+\.cc:\d+\] ", "", reason).split(". This is typically")[0]

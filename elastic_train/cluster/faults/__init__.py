@@ -1,0 +1,1 @@
+"""Performs fault schedules on real processes."""

@@ -1,0 +1,100 @@
+"""A Ray cluster of several nodes on this machine: what a run uses where no cluster is given.
+
+The head offers no CPU, each further node the CPUs of its workers, so that losing a node loses exactly its
+workers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+
+from elastic_train.cluster import ray_private
+from elastic_train.cluster.actor_names import NAMESPACE
+from elastic_train.cluster.peer_store.segments import sweep
+
+OBJECT_STORE_BYTES = 150 * 2**20
+
+
+class LocalCluster:
+    """A head with 0 CPUs and `nodes` nodes of `cpus` CPUs. Use as a context manager, from the main thread."""
+
+    def __init__(
+        self, nodes: int = 3, *, cpus: int = 1, object_store_bytes: int = OBJECT_STORE_BYTES
+    ) -> None:
+        self._cpus, self._object_store_bytes = cpus, object_store_bytes
+        # Ray's socket paths must stay below 108 characters: a short directory of our own.
+        self._temporary = tempfile.mkdtemp(prefix="et-", dir="/tmp")
+        ray_private.default_directory().mkdir(parents=True, exist_ok=True)
+        self.cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "object_store_memory": object_store_bytes,
+                "temp_dir": self._temporary,
+            },
+        )
+        self.nodes: list[Any] = []
+        try:
+            for _ in range(nodes):
+                self.add_node()
+            ray.init(address=self.cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level=30)
+        except BaseException:
+            self.close()
+            raise
+
+    def add_node(self, cpus: int | None = None) -> str:
+        """Start a node and return its id."""
+        node = self.cluster.add_node(
+            num_cpus=self._cpus if cpus is None else cpus, object_store_memory=self._object_store_bytes
+        )
+        self.nodes.append(node)
+        return node.node_id
+
+    def kill_node(self, node_id: str) -> list[int]:
+        """SIGKILL everything of a node: its workers first, then raylet and agents. Returns the ids killed."""
+        node = next(n for n in self.nodes if n.node_id == node_id)
+        pids = self.processes(node_id)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.nodes.remove(node)
+        return pids
+
+    def processes(self, node_id: str) -> list[int]:
+        """Ids of a node's processes, workers before the raylet that is their parent."""
+        node = next(n for n in self.nodes if n.node_id == node_id)
+        own = ray_private.node_processes(node)
+        children = [
+            child.pid
+            for pid in own
+            if psutil.pid_exists(pid)
+            for child in psutil.Process(pid).children(recursive=True)
+        ]
+        return list(dict.fromkeys([*children, *own]))
+
+    def close(self) -> None:
+        self.nodes.clear()  # whoever still means to kill one finds none, and not another's process
+        if ray.is_initialized():
+            ray.shutdown()
+        self.cluster.shutdown()
+        shutil.rmtree(self._temporary, ignore_errors=True)
+        sweep()  # keepers that were killed left their segments
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,208 @@
+"""The keeper actor: one a node. It holds snapshots that outlive the workers, and writes them to storage.
+
+A worker copies into a segment of its node's keeper. The copy on another node is a Ray object that the keeper
+there asked for and keeps a view of: it owns the object, so it survives the death of whoever made it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import ray
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from elastic_train.checkpoint.engine.share import Share
+from elastic_train.cluster.checkpoint_io import PartWriter
+from elastic_train.cluster.controller.watch import node_info, spilled_bytes
+from elastic_train.cluster.messages import Kept, Offer, Told
+from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
+from elastic_train.cluster.peer_store import segments
+from elastic_train.cluster.peer_store.peer_figures import PeerFigures, Sizes
+from elastic_train.cluster.peer_store.segments import Segment
+from elastic_train.cluster.peer_store.snapshot_store import Book, Shelf
+from elastic_train.cluster.ray_calls import answer
+from elastic_train.config import RunSpec
+from elastic_train.errors import ElasticTrainError
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.recovery.evidence import Live
+
+log = logging.getLogger(__name__)
+CONTROL, SEAL, READ, FLUSH = "control", "seal", "read", "flush"
+CONCURRENCY = {CONTROL: 4, SEAL: 8, READ: 8, FLUSH: 4}
+COPY_S = 60.0
+"""How long a copy on another node may take before the snapshot counts as complete without it."""
+
+
+class Keeper:
+    """`run` is the run's key; `controller` the actor that is told what was written."""
+
+    def __init__(self, *, run: str, node: str, spec: RunSpec, controller: Any) -> None:
+        self._run, self._node = run, node
+        for name in segments.sweep():
+            log.info("removed %s, which a dead keeper left", name)
+        self._segments: dict[tuple[str, int], Segment] = {}  # by worker and generation
+        self._flushing: set[tuple[str, int]] = set()
+        self._lock = threading.Lock()
+        self._repeated = (0, 0)  # generation and step
+        self._shelf = Shelf(node)
+        self._buddies: Sequence[Any] = ()
+        info = node_info(node)
+        self._store_bytes = int(info["Resources"]["object_store_memory"]) if info is not None else sys.maxsize
+        self._outbox = Outbox(
+            lambda words, _: controller.deliver_kept.remote(node, words),
+            lambda: None,
+            heartbeat_s=spec.timing.heartbeat_s,
+            grace_s=spec.timing.lease_s * ORPHAN_LEASES,
+            expired=self._exit,
+        )
+        self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
+        self._figures = PeerFigures(node, self._sizes, self._outbox.post, clock=time.monotonic)
+
+    @ray.method(concurrency_group=CONTROL)
+    def ready(self) -> int:
+        return os.getpid()
+
+    @ray.method(concurrency_group=CONTROL)
+    def pair(self, buddies: Sequence[Any]) -> None:
+        """The keepers on other nodes that are asked to hold copies of what this one holds, until one does."""
+        self._buddies = buddies
+
+    @ray.method(concurrency_group=CONTROL)
+    def stop(self) -> None:
+        self._drop_segments(lambda _: True)
+        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
+
+    # -- from the workers of this node
+
+    @ray.method(concurrency_group=CONTROL)
+    def reserve(self, worker: str, generation: int, size: int, slots: int) -> str:
+        """Shared memory for a worker's snapshots in a generation; its path. May raise MemoryTooSmall."""
+        name = f"{self._run}-{self._node}-{worker}-{generation}-{os.getpid()}"
+        with self._lock:
+            old = self._segments.pop((worker, generation), None)
+        if old is not None:  # the state has outgrown it
+            old.drop()
+        held = self._shelf.generations()
+        self._drop_segments(lambda key: key[0] == worker and key[1] not in held)
+        segment = segments.create(name.replace("/", "_"), size, slots=slots)
+        with self._lock:
+            self._segments[worker, generation] = segment
+        return str(segment.path)
+
+    @ray.method(concurrency_group=SEAL)
+    def seal(self, kept: Kept) -> None:
+        """A snapshot is whole: it can be read and written from here, whatever becomes of its worker."""
+        with self._lock:
+            segment = self._segments.get((kept.worker, kept.generation))
+        if segment is None:  # its worker is in another generation by now
+            return
+        data = np.frombuffer(segment.arena.slot(kept.slot), np.uint8)[: kept.used]
+        self._shelf.put(Book(kept=kept, data=data, arena=segment.arena))
+        self._drop_segments(lambda key: key[1] not in self._shelf.generations() and key[1] < kept.generation)
+        self._figures.sealed(kept)
+
+    @ray.method(concurrency_group=SEAL)
+    def copy(self, kept: Kept, me: Any) -> str:
+        """Returns once a copy of what was sealed is on another node; why there is none where there isn't."""
+        why_not = "there is no other node"
+        for buddy in self._buddies:
+            try:
+                answer(buddy.hold.remote(kept, me), COPY_S)
+            except (RayError, GetTimeoutError) as error:
+                cause = error.cause if isinstance(error, RayTaskError) else None
+                why_not = str(cause) if isinstance(cause, ElasticTrainError) else type(error).__name__
+            else:
+                return ""
+        return why_not
+
+    @ray.method(concurrency_group=FLUSH)
+    def flush(self, kept: Kept) -> None:
+        """Write a snapshot that was sealed here to storage and say so; the worker may die meanwhile."""
+        key = (kept.worker, kept.generation)
+        with self._lock:
+            self._flushing.add(key)
+        try:
+            book = self._shelf.book(kept.generation, kept.rank, kept.step)
+            if kept.rank == 0:
+                self._repeat()
+            self._writer.save(
+                Share(
+                    generation=kept.generation,
+                    rank=kept.rank,
+                    step=kept.step,
+                    pieces=book.pieces(),
+                    document=kept.document,
+                )
+            )
+        finally:
+            with self._lock:
+                self._flushing.discard(key)
+
+    # -- from other keepers
+
+    @ray.method(concurrency_group=READ)
+    def hold(self, kept: Kept, other: Any) -> None:
+        """Keep a copy of what another node's keeper has. Asked for from here, so that it is owned here.
+
+        Raises MemoryTooSmall.
+        """
+        self._shelf.make_room(kept, self._store_bytes)
+        data = answer(other.give.remote(kept.generation, kept.rank, kept.step), COPY_S)
+        self._shelf.put(Book(kept=kept, data=data))
+
+    @ray.method(concurrency_group=READ)
+    def give(self, generation: int, rank: int, step: int) -> np.ndarray:
+        return self._shelf.book(generation, rank, step).data
+
+    # -- for whoever recovers: the same questions that a worker answers
+
+    @ray.method(concurrency_group=CONTROL)
+    def told(self) -> Told:
+        return Told(snapshots=self._shelf.snapshots(), steps=self._shelf.steps())
+
+    @ray.method(concurrency_group=CONTROL)
+    def offer(self, origin: Live) -> Offer:
+        return self._shelf.offer(origin.generation, origin.step)
+
+    @ray.method(concurrency_group=READ)
+    def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
+        return self._shelf.read(generation, step, wanted)
+
+    @ray.method(concurrency_group=READ)
+    def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
+        return self._shelf.digest_of(generation, step, boxes)
+
+    # -- private
+
+    def _repeat(self) -> None:
+        """Tell the steps since the last checkpoint: none may be committed of a step that nobody heard of."""
+        with self._lock:
+            news = [r for r in self._shelf.steps() if (r.generation, r.step) > self._repeated]
+            if news:
+                self._repeated = news[-1].generation, news[-1].step
+        self._outbox.post(*news)
+
+    def _sizes(self) -> Sizes:
+        with self._lock:
+            own = sum(segment.arena.size * segment.arena.slots for segment in self._segments.values())
+        copies = self._shelf.copied_bytes()
+        return Sizes(own=own, copies=copies, room=self._store_bytes, spilled=spilled_bytes(self._node))
+
+    def _drop_segments(self, due: Callable[[tuple[str, int]], bool]) -> None:
+        with self._lock:
+            gone = [key for key in self._segments if due(key) and key not in self._flushing]
+            dropped = [self._segments.pop(key) for key in gone]
+        for segment in dropped:
+            segment.drop()
+
+    def _exit(self, why: str) -> None:
+        self._drop_segments(lambda _: True)
+        os.write(2, f"keeper of {self._node} ends itself: {why}\n".encode())
+        os._exit(1)

@@ -1,0 +1,58 @@
+"""New shards filled from whoever holds what they lack, so that a bounded number of bytes is on its way."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, zip_longest
+from typing import Any
+
+import numpy as np
+import ray
+
+from elastic_train.cluster.checkpoint_io import batches
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.recovery.evidence import Live
+from elastic_train.train.member import Member
+
+BATCH_BYTES, AHEAD = 32 * 2**20, 4
+"""Bytes that are asked for at once, or one fragment, and how many such requests are on their way."""
+
+Answer = Callable[[], Sequence[np.ndarray]]
+Ask = Callable[[Fragments], Answer]
+"""Begins to fetch boxes; what it returns waits for their bytes."""
+
+
+def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tuple[Ask, Fragments]]) -> None:
+    """From the member's own holding and from the others, all of them side by side."""
+    waiting = deque[tuple[Answer, Fragments]]()
+    asked = _in_turns(others)
+    for ask, boxes in asked:
+        waiting.append((ask(boxes), boxes))
+        if len(waiting) == AHEAD:
+            break
+    for boxes in batches(own, BATCH_BYTES):
+        member.fill_local(origin.generation, boxes)
+    while waiting:
+        answer, boxes = waiting.popleft()
+        member.fill(boxes, answer())
+        following = next(asked, None)
+        if following is not None:
+            ask, boxes = following
+            waiting.append((ask(boxes), boxes))
+
+
+def reads(handle: Any, origin: Live) -> Ask:
+    """Reads out of the memory of a worker or a keeper."""
+
+    def ask(boxes: Fragments) -> Answer:
+        ref = handle.read.remote(origin.generation, origin.step, boxes)
+        return lambda: ray.get(ref)
+
+    return ask
+
+
+def _in_turns(others: Sequence[tuple[Ask, Fragments]]) -> Iterator[tuple[Ask, Fragments]]:
+    """The first batch of each, then the second of each, and so on."""
+    columns = [[(ask, some) for some in batches(boxes, BATCH_BYTES)] for ask, boxes in others]
+    return (each for each in chain.from_iterable(zip_longest(*columns)) if each is not None)

@@ -1,0 +1,328 @@
+"""The worker: owns one Member, runs it on a training thread, and speaks for it.
+
+Its public methods are called through an actor, on the threads that `worker_actor` names for them. Those for
+control never wait for a step; what belongs to the training thread waits for its turn on it. A worker never
+decides: it does what it is told and says what came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+from ray import cloudpickle
+
+from elastic_train.cluster.checkpoint_io import PartWriter, read_in_batches
+from elastic_train.cluster.error_causes import loading
+from elastic_train.cluster.faults.fault_injector import Saboteur
+from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
+from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
+from elastic_train.cluster.stage_replays import Rerun
+from elastic_train.cluster.worker.compute_time import Stopwatch
+from elastic_train.cluster.worker.fill_shards import fill_from, reads
+from elastic_train.cluster.worker.peer_tier import Keeping
+from elastic_train.cluster.worker.replay_stage import Parcel, complete, parcel, replay
+from elastic_train.cluster.worker.restore_shards import restore
+from elastic_train.cluster.worker.spot_notices import heed
+from elastic_train.cluster.worker.thread_stacks import stack_of
+from elastic_train.cluster.worker.training_thread import TrainingThread
+from elastic_train.cluster.worker.worker_reporter import Voice
+from elastic_train.config import RunSpec
+from elastic_train.control.events import StepCommitted
+from elastic_train.control.faults import FaultSchedule
+from elastic_train.errors import GroupBroken as GroupIsBroken
+from elastic_train.errors import UserCodeError
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.recovery.evidence import Live, Stored
+from elastic_train.train.collectives.interruptible_group import waited
+from elastic_train.train.member import Member
+from elastic_train.train.rank_assignment import ReplaySeat, Seat
+from elastic_train.train.snapshot.saver import Described, Lazy
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Worker:
+    """`job` is the pickled Task; `controller` the actor that is told everything."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        node: str,
+        spec: RunSpec,
+        job: bytes,
+        controller: Any,
+        device: str = "cpu",
+        faults: tuple[FaultSchedule, Mapping[str, str]] | None = None,
+    ) -> None:
+        heed(spec.notices)
+        self._name, self._node, self._spec = name, node, spec
+        self._over = threading.Event()
+        self._generation = 0
+        self._gone = 0  # the generation that was let go last
+        self._finished = 0  # the generation that ran the last step here
+        self._stopwatch = Stopwatch(waited)
+        self._voice = Voice(worker=name, node=node, stopwatch=self._stopwatch)
+        self._training = TrainingThread()
+        self._outbox = Outbox(
+            lambda words, beat: controller.deliver.remote(name, words, beat),
+            self._voice.standing,
+            heartbeat_s=spec.timing.heartbeat_s,
+            grace_s=spec.timing.lease_s * ORPHAN_LEASES,
+            expired=self._exit,
+        )
+        self._voice.post = self._outbox.post
+        self._member: Member | None = None
+        self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
+        self._keeping = Keeping(
+            name,
+            self._writer,
+            every=spec.checkpoints.peers or "auto",
+            note=log.warning,
+            steps=self._voice.repeat,
+        )
+        if faults is not None:
+            self._stopwatch.then = Saboteur(
+                faults[0],
+                store=self._writer.store,
+                node=node,
+                labels=faults[1],
+                rank=lambda: self._owner.progress().rank,
+                break_group=lambda: self._owner.abort(self._owner.progress().generation),
+            )
+        self._started = self._training.submit(lambda: self._start(job, device))
+
+    # -- being there
+
+    def ready(self) -> Ready:
+        self._started.result()
+        return Ready(
+            worker=self._name,
+            node=self._node,
+            pid=os.getpid(),
+            address=ray.util.get_node_ip_address(),
+        )
+
+    def life(self) -> None:
+        """Returns when the worker is told to stop, fails when its process dies: the controller waits."""
+        self._over.wait()
+
+    def ping(self) -> Standing:
+        return self._voice.standing()
+
+    def stack(self) -> str:
+        """Where the training thread is, for a person; it may hang in there."""
+        return stack_of("training")
+
+    def stop(self) -> None:
+        self._over.set()
+        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
+
+    # -- forming a group
+
+    def offer(self, origin: Live) -> Offer:
+        """Bring the holding that `origin` names to its step and say what it consists of."""
+
+        def settle() -> Offer:
+            undone = self._owner.roll(origin.generation, origin.step, origin.vote, origin.undo)
+            return Offer(
+                holds=self._owner.holds(origin.generation),
+                document=self._owner.document(origin.generation),
+                undone=undone,
+            )
+
+        return self._on_training(origin.generation, settle)
+
+    def replay(self, rerun: Rerun, seat: ReplaySeat, senders: Sequence[Any], keepers: Sequence[Any]) -> None:
+        """Bring a lost stage back with others, and hold this rank's part beside what is held already."""
+        self._generation = rerun.during
+        self._on_training(
+            rerun.during, lambda: replay(self._owner, self._writer.open, rerun, seat, senders, keepers)
+        )
+
+    def complete(self, rerun: Rerun, number: int, helpers: Sequence[Any]) -> None:
+        """Take what those that helped in a replay had logged of this rank's share."""
+        self._on_training(rerun.during, lambda: complete(self._owner, rerun, number, helpers))
+
+    def join(self, seat: Seat, states: Fragments | None) -> Fragments:
+        """Take a seat: rendezvous, mesh, model with empty shards. Returns what it then needs."""
+        self._generation = seat.generation
+
+        def take() -> Fragments:
+            self._owner.join(seat)
+            return self._owner.needs(states)
+
+        return self._on_training(seat.generation, take)
+
+    def gather(
+        self,
+        generation: int,
+        origin: Live,
+        own: Fragments,
+        others: Sequence[tuple[Any, Fragments]],
+        document: dict[str, Any],
+        rest: tuple[Stored, Fragments] | None = None,
+    ) -> Filled:
+        """Fill the new shards from the own holding, from the holders named, and from storage the rest."""
+
+        def fill() -> Filled:
+            self._owner.continued = origin.generation
+            fill_from(self._owner, origin, own, [(reads(handle, origin), boxes) for handle, boxes in others])
+            if rest is not None:
+                stored, lacking = rest
+                for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):
+                    self._owner.fill(boxes, arrays)
+            return self._filled(document)
+
+        return self._timed(generation, fill)
+
+    def kept(self, stored: Stored) -> Offer:
+        """What a committed checkpoint holds: a holder like any other."""
+        checkpoint = self._writer.open(stored)
+        return Offer(holds=checkpoint.whole(), document=dict(checkpoint.document))
+
+    def restore(self, generation: int, stored: Stored) -> Filled:
+        """Fill the new shards from a committed checkpoint, reading only the bytes this rank needs."""
+
+        def fill() -> Filled:
+            checkpoint = self._writer.open(stored)
+            return restore(self._owner, checkpoint)
+
+        return self._timed(generation, fill)
+
+    def initialise(self, generation: int) -> Filled:
+        """Fill the new shards from the seed."""
+
+        def fill() -> Filled:
+            self._owner.initialise()
+            return Filled(digest=self._owner.digest(), step=0)
+
+        return self._timed(generation, fill)
+
+    def go(self, generation: int, keeper: Any = None) -> None:
+        """Train, with this node's keeper. Returns at once; how it ends is posted."""
+        self._keeping.meet(keeper)
+        self._training.submit(lambda: self._run(generation))
+
+    def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
+        return self._owner.read(generation, step, wanted)
+
+    def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
+        """Digest of boxes of a holding, so that what was moved can be compared with what was there."""
+        return self._owner.digest_of(generation, step, boxes)
+
+    def sent(
+        self, generation: int, stages: tuple[int, int], step: int, share: Collection[int] | None = None
+    ) -> Parcel:
+        """What was kept in a step of what this worker sent to a range of stages, for their replay."""
+        return parcel(self._owner, generation, stages, step, share)
+
+    # -- steering a running group
+
+    def request(self, generation: int, *, pause: bool = False, save: bool = False) -> None:
+        if generation != self._generation or self._member is None:
+            return
+        self._member.request(pause=pause, save=save)
+        if save and generation == self._finished:  # its last checkpoint is tried again
+            self._training.submit(lambda: self._save_again(generation))
+
+    def forget(self, generation: int, step: int) -> None:
+        """What was logged up to a step is needed no more."""
+        if self._member is not None:
+            self._member.held.forget(generation, step)
+
+    def repeat(self) -> tuple[StepCommitted, ...]:
+        """The last steps, for a controller that may have died before they were durable."""
+        return self._voice.repeat()
+
+    def abort(self, generation: int) -> None:
+        """Break the generation's collectives; the last word follows from the training thread."""
+        if self._member is not None:
+            self._member.abort(generation)
+        self._training.submit(lambda: self._voice.last_word(generation, again=True))
+
+    # -- on the training thread
+
+    def _start(self, job: bytes, device: str) -> None:
+        with loading(self._name, self._node):
+            self._member = self._voice.member = Member(
+                cloudpickle.loads(job),  # pyright: ignore[reportPrivateImportUsage]
+                self._spec,
+                device=device,
+                on_step=self._voice.step,
+                saving=self._saver,
+                faults=self._stopwatch,
+            )
+
+    def _saver(self, described: Described) -> Lazy:
+        keeping = self._keeping
+        return Lazy(
+            described,
+            keeping.deliver,
+            memory=keeping.memory,
+            note=log.warning,
+            every_step=self._spec.checkpoints.peers is not None,
+            crowded=keeping.crowded,
+            awaited=keeping.awaited,
+            taking=keeping.taking,
+            dropped=keeping.dropped,
+        )
+
+    @property
+    def _owner(self) -> Member:
+        self._started.result()
+        assert self._member is not None
+        return self._member
+
+    def _filled(self, document: Mapping[str, Any]) -> Filled:
+        notes = self._owner.load(dict(document))
+        return Filled(digest=self._owner.digest(), step=document["step"], notes=tuple(notes))
+
+    def _run(self, generation: int) -> None:
+        if generation != self._generation or self._voice.settled(generation) or generation == self._gone:
+            return
+        self._gone = generation
+        try:
+            self._owner.go()
+            end = self._owner.run()
+        except (GroupIsBroken, UserCodeError) as error:
+            self._voice.broke(generation, error)
+        except Exception as error:  # noqa: BLE001 - an engine fault: said, never swallowed
+            self._voice.broke(generation, error)
+        else:
+            if end.kind == "paused":
+                self._voice.last_word(generation)
+            else:
+                self._finished = generation
+
+    def _save_again(self, generation: int) -> None:
+        if generation == self._generation and not self._voice.settled(generation):
+            self._owner.save()
+
+    def _timed(self, generation: int, fill: Callable[[], Filled]) -> Filled:
+        began = time.monotonic()
+        filled = self._on_training(generation, fill)
+        return replace(filled, seconds=time.monotonic() - began)
+
+    def _on_training(self, generation: int, call: Callable[[], T]) -> T:
+        """Run a call on the training thread; a failure there is this generation's failure too."""
+        future = self._training.submit(call)
+        try:
+            return future.result()
+        except Exception as error:
+            self._voice.failed(generation, error)
+            raise
+
+    def _exit(self, why: str) -> None:
+        """End this process: nobody is left to work for. Nothing durable depends on a clean exit."""
+        os.write(2, f"worker {self._name} ends itself: {why}\n".encode())
+        os._exit(1)

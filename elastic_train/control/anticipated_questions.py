@@ -1,0 +1,31 @@
+"""What the planner will be asked if a node is lost, or once those who are starting are there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.control.planner_questions import to_change, to_form
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Running, State
+from elastic_train.planner.question import Question
+
+
+def likely(state: State, policy: Policy, at: float, turn: int) -> Question | None:
+    """One question in each turn: the loss of each node of a running group, and then its growth.
+
+    None where a run would not ask, as too few workers were left.
+    """
+    facts, phase = state.facts, state.phase
+    if not isinstance(phase, Running):
+        return None
+    nodes = tuple(dict.fromkeys(phase.plan.nodes))
+    which = turn % (len(nodes) + 1)
+    if which < len(nodes):
+        left = tuple(w for w in facts.workers if w.node != nodes[which])
+        question = to_form(replace(facts, workers=left), phase.plan, policy, at)
+    elif all(w.name in phase.plan.workers for w in facts.workers):
+        return None
+    else:
+        ready = tuple(replace(w, status="ready") for w in facts.workers)
+        question = to_change(replace(facts, workers=ready), phase, policy, at)
+    return question if len(question.seats) >= policy.min_workers else None

@@ -1,0 +1,106 @@
+"""What the planner is asked: who is there, what is held, and what a change costs, as the run measured it.
+
+Where a group trains, a change costs its switch and staying costs nothing. Where there is none, every plan
+costs a switch, so bytes and throughput decide. Until a graceful switch was measured it is taken to cost what
+its bytes take: the first one tells.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from elastic_train.control.cadence import interval_s, mtbf_s
+from elastic_train.control.committed_steps import measured
+from elastic_train.control.membership import seats
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Facts, Running
+from elastic_train.planner.goodput_model import Outlook, Pace
+from elastic_train.planner.plan import Plan
+from elastic_train.planner.question import Question
+
+STEPS_THAT_TELL = 5
+"""From which the mean of steps under a plan tells how fast it is."""
+
+TELLING = 1 << 20
+"""Bytes from which the time of a transfer tells how fast bytes come."""
+
+
+def last_plan(facts: Facts) -> Plan | None:
+    return facts.plans[-1][1] if facts.plans else None
+
+
+def held(facts: Facts) -> Plan | None:
+    """The newest plan that workers without a group hold shards of."""
+    newest = max((h.generation for _, holdings in facts.holdings for h in holdings), default=0)
+    return dict(facts.plans).get(newest)
+
+
+def to_form(facts: Facts, shards: Plan | None, policy: Policy, at: float) -> Question:
+    """Which plan to form, where no group trains; `shards` is the plan whose shards are held."""
+    return Question(
+        seats=seats(facts, last_plan(facts)),
+        most=policy.max_workers,
+        held=shards,
+        outlook=Outlook(
+            quiet_s=_quiet_s(facts, at),
+            bytes_per_s=_bytes_per_s(facts),
+            lost_s=_lost_s(facts, policy, at),
+            hysteresis=0.0,
+            paces=_paces(facts),
+        ),
+    )
+
+
+def to_change(facts: Facts, phase: Running, policy: Policy, at: float) -> Question:
+    """Which plan to go over to from one that trains, or to stay with."""
+    step_s = facts.step_s if phase.proven else 0.0
+    left, rate = (policy.max_steps - facts.step) * step_s, _bytes_per_s(facts)
+    return Question(
+        seats=seats(facts, phase.plan),
+        most=policy.max_workers,
+        held=phase.plan,
+        outlook=Outlook(
+            quiet_s=_quiet_s(facts, at),
+            left_s=_coarse(left) if left else math.inf,
+            form_s=_coarse(facts.switch_s if rate is None else max(facts.switch_s - facts.transfer_s, 0.0)),
+            bytes_per_s=rate,
+            lost_s=_lost_s(facts, policy, at),
+            paces=_paces(facts),
+        ),
+    )
+
+
+def _quiet_s(facts: Facts, at: float) -> float:
+    """Seconds between two changes of the group, as observed."""
+    elapsed = at - facts.began if facts.began is not None else 0.0
+    return _coarse(mtbf_s(elapsed_s=elapsed, failures=facts.reconfigurations))
+
+
+def _bytes_per_s(facts: Facts) -> float | None:
+    """What a worker received when the last group formed; None where it was too little to tell."""
+    if facts.moving < TELLING or facts.transfer_s <= 0.0:
+        return None
+    return _coarse(facts.moving / facts.transfer_s)
+
+
+def _paces(facts: Facts) -> tuple[Pace, ...]:
+    """What steps took under the kinds of plans that ran long enough; one alone says nothing of others."""
+    told = [p.pace for p in facts.paced if p.steps >= STEPS_THAT_TELL]
+    told.sort(key=str)
+    return tuple(replace(pace, step_s=_coarse(pace.step_s)) for pace in told) if len(told) > 1 else ()
+
+
+def _lost_s(facts: Facts, policy: Policy, at: float) -> float:
+    """Work that goes with a part of which there is no copy: half of what lies between two saves."""
+    if facts.held:
+        return _coarse(max(h.every for h in facts.held) * facts.step_s / 2)
+    every = policy.checkpoints.every
+    if every == "auto":
+        return _coarse(interval_s(measured(facts, policy, at)) / 2)
+    return _coarse(every * facts.step_s / 2)
+
+
+def _coarse(value: float) -> float:
+    """To a tenth or so: a question is asked again in the same words while little changes."""
+    return 2.0 ** (round(4 * math.log2(value)) / 4) if value > 0.0 else 0.0

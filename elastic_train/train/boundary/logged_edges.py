@@ -1,0 +1,54 @@
+"""Which crossings are a rank's to keep, in the numbers of the plan that is logged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_train.planner.plan import Plan
+from elastic_train.recovery.substitute import StandIn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instead:
+    """What shards stand in for: `ranks` of the lost plan, whose tensors but the `hidden` ones they give."""
+
+    stand_in: StandIn
+    ranks: tuple[int, ...]
+    hidden: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Edges:
+    """Stages `first` to `last` of `plan`, run by one rank; `part` is its place among the ranks of a stage.
+
+    Ranks that differ in tp or cp receive the same; the first of them `speaks`, and keeps what it sends.
+    """
+
+    plan: Plan
+    first: int
+    last: int
+    part: int
+    speaks: bool
+
+    @classmethod
+    def of(cls, plan: Plan, rank: int, instead: Instead | None = None) -> Edges:
+        at = plan.mesh.coordinate(rank)
+        inner = plan.mesh.dp_shard * plan.mesh.cp * plan.mesh.tp
+        first = last = at["pp"]
+        if instead is not None:
+            first, stop = instead.stand_in.stages
+            last, plan = stop - 1, instead.stand_in.lost
+        return cls(
+            plan=plan, first=first, last=last, part=rank % inner, speaks=at["tp"] == 0 and at["cp"] == 0
+        )
+
+    def logs(self, target: int) -> bool:
+        """Whether what goes to a stage is kept: it is in another group."""
+        return self.plan.group_of(target) != self.plan.group_of(self.first)
+
+    def stage_of(self, index: int) -> int:
+        """A stage of the plan under which these run, by its number in the plan that is logged."""
+        return index if index <= self.first else index + self.last - self.first
+
+    def __contains__(self, stage: int) -> bool:
+        return self.first <= stage <= self.last

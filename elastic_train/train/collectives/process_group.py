@@ -1,0 +1,279 @@
+"""One generation's process group: formed, broken from any thread, destroyed; many times in one process.
+
+gloo on CPU is broken through the sockets below it, and an operation that does not notice is left behind;
+sub-groups and meshes made later in a generation share its one listening socket and are broken with it,
+whoever made them. NCCL is broken by aborting its communicators: written against torch 2.13, untested on
+several GPUs. There the launcher must set TORCH_NCCL_ASYNC_ERROR_HANDLING=0, or torch's watchdog ends a
+process whose communicator was aborted.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from elastic_train.errors import GroupBroken
+from elastic_train.planner.plan import Mesh
+from elastic_train.train.collectives.interruptible_group import InterruptibleGroup
+from elastic_train.train.collectives.mesh_cache import forget_meshes
+from elastic_train.train.collectives.sockets import Endpoint, endpoints, listening, shut_connections
+from elastic_train.train.collectives.tcp_store import (
+    InterruptibleStore,
+    check_in,
+    forget_client,
+    store_client,
+)
+
+GLOO = "elastic_gloo"
+"""Name of the backend as torch knows it: gloo, bound to the address of the seat."""
+
+STORE_PATIENCE_S = 0.5
+"""How long after a break a member may still be meeting the others before its store is given up as hung."""
+
+_COLLECTIVE_MARKS = (
+    "gloo",
+    "nccl",
+    "c10d",
+    "processgroup",
+    "process group",
+    "connection closed by peer",
+    "connection reset by peer",
+)
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Whether an error, or one that caused it, came out of a collective and not out of user code."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, GroupBroken | dist.DistError):
+            return True
+        if isinstance(seen, RuntimeError) and any(mark in str(seen).lower() for mark in _COLLECTIVE_MARKS):
+            return True
+        seen = seen.__cause__
+    return False
+
+
+def axes(mesh: Mesh) -> tuple[str, ...]:
+    """The axes of a device mesh: `dp_replicate` and `dp_shard`, and those of pp, cp, tp larger than 1."""
+    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+    return tuple(name for name in names if name.startswith("dp_") or getattr(mesh, name) > 1)
+
+
+class Group:
+    """The process group of one generation, from the view of one of its ranks.
+
+    `break_` may be called from any thread at any time, also while the group forms; everything else belongs to
+    the training thread. A process has at most one formed group.
+    """
+
+    def __init__(
+        self,
+        *,
+        generation: int,
+        rank: int,
+        world_size: int,
+        store_host: str,
+        store_port: int,
+        address: str,
+        device: str = "cpu",
+        form_timeout_s: float = 120.0,
+        collective_timeout_s: float = 1800.0,
+        meeting: str = "",
+    ) -> None:
+        """`meeting` tells apart groups that meet in one generation."""
+        self.generation = generation
+        self.rank = rank
+        self.world_size = world_size
+        self._store_at = (store_host, store_port)
+        self._meeting = f"generation/{generation}{meeting}"
+        self._address = address
+        self._device = torch.device(device)
+        self._form_timeout = timedelta(seconds=form_timeout_s)
+        self._collective_timeout = timedelta(seconds=collective_timeout_s)
+        self._broken = threading.Event()
+        self._busy = 0
+        self._store_remote: frozenset[Endpoint] = frozenset()
+        self._over = False
+        self._lock = threading.Lock()  # a break looks at sockets only while they are this generation's
+        self._gloo_device: object | None = None
+        self._made: list[InterruptibleGroup] = []
+        self._local: Endpoint | None = None
+        self._remote: frozenset[Endpoint] = frozenset()
+        self._store: InterruptibleStore | None = None
+
+    @classmethod
+    def alone(cls, generation: int, device: str) -> Group:
+        """For work that needs no other: it is never formed, and broken like any."""
+        return cls(
+            generation=generation,
+            rank=0,
+            world_size=1,
+            store_host="",
+            store_port=0,
+            address="",
+            device=device,
+        )
+
+    @property
+    def broken(self) -> bool:
+        return self._broken.is_set()
+
+    def check(self) -> None:
+        """Raise GroupBroken if this generation was broken."""
+        if self._broken.is_set():
+            raise GroupBroken(generation=self.generation, reason="its collectives were aborted")
+
+    def form(self) -> None:
+        """Find the other members and connect to all of them; GroupBroken if that fails or is broken off."""
+        global _current
+        _current = self
+        forget_meshes()
+        hook = sys.excepthook
+        try:
+            with self._doing("forming the group"):
+                self._rendezvous()
+                dist.init_process_group(
+                    backend=GLOO if self._device.type == "cpu" else f"cpu:{GLOO},cuda:nccl",
+                    store=self._store,
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    timeout=self._collective_timeout,
+                    device_id=self._device if self._device.type == "cuda" else None,
+                )
+        finally:
+            sys.excepthook = hook  # torch wraps it once per group
+
+    def mesh(self, mesh: Mesh) -> DeviceMesh:
+        """The device mesh of a plan."""
+        names = axes(mesh)
+        with self._doing("forming the mesh"):
+            return init_device_mesh(
+                self._device.type, tuple(getattr(mesh, name) for name in names), mesh_dim_names=names
+            )
+
+    def break_(self) -> None:
+        """End every collective of this generation in this process, running or to come. Idempotent."""
+        self._broken.set()
+        if self._device.type == "cuda":
+            _abort_nccl()
+        started = time.monotonic()
+        while self._shut(time.monotonic() - started):
+            # A group under construction may open one more connection after each look.
+            time.sleep(0.005)
+
+    def destroy(self) -> None:
+        """Forget the group, formed or not. The thread must have left its collectives."""
+        global _current
+        with self._lock:
+            self._over = True
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        for made in self._made:
+            made.release()
+        self._made.clear()
+        # A failed construction leaves torch's counter of group names behind, which must agree between members
+        # that lived through it and members that are new.
+        c10d._world.group_count = 0
+        forget_meshes()
+        self._gloo_device = None
+        _current = None
+
+    def connect_gloo(self, options: Any) -> ProcessGroupGloo | InterruptibleGroup:
+        """Construct one gloo group over this generation's listening socket; torch calls it for each group.
+
+        Beside NCCL it must be a plain backend: torch would take a group of ours for that of every device.
+        """
+        gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        gloo._devices = [self._gloo_device]
+        gloo._threads = 2
+        gloo._timeout = self._form_timeout
+        with self._doing("connecting"):
+            made = ProcessGroupGloo(options.store, options.group_rank, options.group_size, gloo)
+        made.set_timeout(self._collective_timeout)
+        made.options.group_name = options.group_id
+        made.options.global_ranks_in_group = options.global_ranks_in_group
+        made._set_sequence_number_for_group()
+        if self._device.type != "cpu":
+            return made
+        group = InterruptibleGroup(made, options.store, self.check)
+        self._made.append(group)
+        return group
+
+    def _shut(self, elapsed_s: float) -> bool:
+        """Shut what is connected; whether there may be more to come."""
+        with self._lock:
+            if self._over:
+                return False
+            if self._local is not None:
+                shut_connections(local=self._local, remote=self._remote)
+            if self._busy and elapsed_s > STORE_PATIENCE_S:
+                forget_client(*self._store_at)
+                shut_connections(remote=self._store_remote)
+            return self._busy > 0 and elapsed_s < self._form_timeout.total_seconds()
+
+    @contextmanager
+    def _doing(self, what: str) -> Iterator[None]:
+        """Something that connects or meets in the store; GroupBroken if it fails or is broken off."""
+        self._busy += 1
+        try:
+            self.check()
+            yield
+            self.check()
+        except (RuntimeError, TimeoutError, OSError, GroupBroken) as error:
+            if isinstance(error, dist.DistNetworkError):
+                forget_client(*self._store_at)
+            reason = f"aborted while {what}" if self.broken else f"{what} failed: {error}"
+            raise GroupBroken(generation=self.generation, reason=reason) from error
+        finally:
+            self._busy -= 1
+
+    def _rendezvous(self) -> None:
+        self._store_remote = endpoints(*self._store_at)
+        self._gloo_device, local = _listen(self._address)
+        client = store_client(*self._store_at, self.check, self._form_timeout.total_seconds())
+        prefixed = PrefixStore(self._meeting, client)
+        store = InterruptibleStore(prefixed, self.check, self._form_timeout.total_seconds())
+        remote = check_in(store, rank=self.rank, world_size=self.world_size, listener=local)
+        with self._lock:
+            self._local, self._remote, self._store = local, remote, store
+        self.check()
+
+
+_current: Group | None = None
+
+
+def _connect_gloo(options: Any, _backend_options: object) -> ProcessGroupGloo | InterruptibleGroup:
+    assert _current is not None, "a gloo group is made inside a generation"
+    return _current.connect_gloo(options)
+
+
+dist.Backend.register_backend(GLOO, _connect_gloo, extended_api=True, devices=["cpu"])
+
+
+def _listen(address: str) -> tuple[object, Endpoint]:
+    """A gloo device that accepts connections at `address`, and where exactly."""
+    for _ in range(100):
+        before = set(listening().values())
+        device = ProcessGroupGloo.create_device(hostname=address, lazy_init=False)
+        new = [at for at, inode in listening().items() if inode not in before]
+        if len(new) == 1:
+            return device, new[0]
+        # Another thread opened a listening socket in the same instant: which is gloo's cannot be told.
+    raise RuntimeError(f"cannot tell gloo's listening socket on {address} from others of this process")
+
+
+def _abort_nccl() -> None:
+    for group in list(c10d._world.pg_names):
+        if torch.device("cuda") in group._device_types:
+            group._get_backend(torch.device("cuda")).abort()

@@ -1,0 +1,155 @@
+"""Runs a user's loop for one generation, in the place of the engine's own loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from elastic_train.recovery.evidence import Vote
+from elastic_train.train.custom.abort import Broken, Paused
+from elastic_train.train.custom.context import Metric
+from elastic_train.train.custom.declare import declared
+from elastic_train.train.custom.loop_stepper import LoopStepper
+from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.custom.running_context import Running
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.evaluate import Evaluator
+from elastic_train.train.step.stepper import Stepper
+from elastic_train.train.step.training_loop import Loop, RunEnd, StepReport
+from elastic_train.train.step.vote import Ballot
+from elastic_train.train.task import Evaluation
+
+
+class UsersLoop(Loop):
+    """What the user's code does between two votes is its own; votes, saves and pauses are the engine's."""
+
+    STEPPER: ClassVar[type[Stepper]] = LoopStepper
+
+    @property
+    def shards(self) -> Shards:
+        return self._shards
+
+    @property
+    def passes(self) -> LoopStepper:
+        assert isinstance(self._stepper, LoopStepper)
+        return self._stepper
+
+    def _run(self) -> RunEnd:
+        task, shards = self._task, self._shards
+        assert isinstance(task, LoopTask)
+        assert shards.registered is not None
+        self._outcome: Ballot | None = None  # of a step whose boundary was not passed
+        self._last = self._known(shards.applied)
+        self._metrics: dict[str, float] = {}
+        context = Running(
+            self,
+            declared(shards.model),
+            shards.registered,
+            max_steps=self._spec.max_steps,
+            steps_per_epoch=self._order.steps_per_epoch,
+        )
+        done = False
+        try:
+            task.loop(context)
+            context.end()
+            done = True
+        except Paused:
+            done = True
+            return RunEnd(kind="paused", step=self._at())
+        except Broken as broken:
+            raise broken.error from broken
+        except Exception as error:
+            meant = self._border.translated(error, "the loop", (shards.step or 0) + 1, True)
+            if meant is error:
+                raise
+            raise meant from error
+        finally:
+            context.close()
+            if not done:
+                self._broken_off(context)
+        return RunEnd(kind="finished", step=self._at())
+
+    def _broken_off(self, context: Running) -> None:
+        """Back to the last boundary. A gradient is kept only where it and the models are all of the step."""
+        shards = self._shards
+        if shards.step is None:
+            return
+        if self.passes.updated or (shards.registered is not None and shards.registered.things):
+            self.passes.put_back()
+            shards.drop_gradients()
+        if context.in_tail and shards.registered is not None and shards.registered.things:
+            shards.step = None  # what is registered is neither of this step nor of the next
+
+    def _known(self, vote: Vote | None) -> StepReport | None:
+        if vote is None:
+            return None
+        outcome = Ballot.unpacked(vote.values)
+        report = self._report(vote, outcome)
+        if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
+            self._on_step(report)
+        return report
+
+    # -- what the loop asks for ----------------------------------------------------------------------------
+
+    def commit(self, step: int) -> StepReport:
+        self._outcome, report = self._committed(step)
+        self.passes.done()
+        self._last, self._metrics = report, {}
+        return report
+
+    def pausing(self) -> bool:
+        if self._outcome is None or self._outcome.pause == 0:
+            return False
+        self.save()
+        return True
+
+    def save(self) -> None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return  # the state was there when the loop was entered
+        self._compare(self._at())
+        if self._saver is not None:
+            self._save(self._saver, self._at(), outcome)
+
+    def end_early(self) -> None:
+        if self._last is not None:
+            self._on_step(replace(self._last, metrics=self._told(), last=True))
+        if self._saver is not None:
+            self._mark("save", self._at(), -1)
+            self._saver.take(self._shards, storage=True, wait=True)
+
+    def fence(self) -> None:
+        if self._saver is not None:
+            self._saver.fence()
+
+    def check(self) -> None:
+        self._group.check()
+
+    def report(self, metrics: Mapping[str, float]) -> None:
+        if self._last is not None:
+            self._metrics.update(metrics)
+            self._on_step(replace(self._last, metrics=self._told()))
+
+    def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:
+        step, shards = self._at(), self._shards
+        evaluator = Evaluator(
+            self._task,
+            Evaluation(dataset=dataset, metric=lambda output, _: metric(output)),
+            self._spec,
+            model=shards.model,
+            plan=shards.plan,
+            rank=shards.rank,
+            device=shards.device,
+            group=self._group,
+            border=self._border,
+            place=shards.place,
+        )
+        self._mark("evaluation", step, -1)
+        try:
+            return evaluator.run(step)
+        finally:
+            evaluator.close()
+
+    def _told(self) -> tuple[tuple[str, float], ...]:
+        return tuple(sorted(self._metrics.items()))

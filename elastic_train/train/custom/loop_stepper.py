@@ -1,0 +1,271 @@
+"""The steps of a user's loop: its passes over micro-batches, its backwards, and updates inside a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import FSDPModule
+
+from elastic_train.data.order import MicroBatch
+from elastic_train.errors import ConfigError
+from elastic_train.train.collectives.gradient_reduction import (
+    agree_on_presence,
+    local_gradient,
+    settle_absent,
+    squares,
+)
+from elastic_train.train.custom.declare import declared
+from elastic_train.train.custom.update_images import Image
+from elastic_train.train.model.build import DTYPE_OF
+from elastic_train.train.model.collate import collate, rows
+from elastic_train.train.model.several_models import Optimizers
+from elastic_train.train.parallel.gradient_overlap import GradientSum
+from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
+from elastic_train.train.step.stepper import Stepper, Tally, Work
+from elastic_train.train.step.update import gradient_factor, gradient_norm
+from elastic_train.train.step.vote import Ballot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreed:
+    """What an update inside a step came to."""
+
+    loss: float
+    grad_norm: float
+    skipped: bool
+
+
+class LoopStepper(Stepper):
+    """One step is `begin`, any number of passes and updates, and `gradients`, which ends it for the vote."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._images: dict[str, Image] = {}
+        self._sums: dict[frozenset[str], GradientSum] = {}
+        self._job: Work | None = None
+        self.number = 0  # the step under way
+
+    @property
+    def filling(self) -> bool:
+        """Whether the micro-batch under way is one that another rank or round counts."""
+        return self._job is not None and self._job.filler
+
+    @property
+    def updated(self) -> bool:
+        """Whether the step under way changed an optimizer's parameters already."""
+        return bool(self._images)
+
+    def begin(self, step: int) -> None:
+        self._shards.drop_gradients()
+        self._presence.reset()
+        self._tally, self._counted_ids, self._with_counts = Tally(), set[int](), None
+        self._spoken: Ballot | None = None  # of the last update inside the step
+        self.number, self._passes, self._within = step, 0, False
+        self._jobs = self.work(step)
+        self._job, self._images = None, {}
+        self._micro_batches = self._order.micro_batches(step)
+
+    def micro_batches(self) -> Iterator[Any]:
+        """A pass: samples of this rank's micro-batches, without padding. Fillers come first."""
+        self._complete()
+        number, step = self._passes, self.number
+        self._passes, self._within = number + 1, True
+        for at, job in enumerate(self._jobs):
+            self._group.check()
+            micro = job.micro_batch
+            sync_gradients(self._shards.model, at == len(self._jobs) - 1)
+            self._mark("forward", step, micro.index)
+            batch = self._samples(micro, at)
+            # Each pass draws its own masks, and has its own statistics.
+            index = micro.index + number * len(self._micro_batches)
+            self._job = job
+            try:
+                with (
+                    self._randomness.micro_batch(step, index),
+                    self._buffers.watch(index, job.filler),
+                    compute_in(self._shards.device, self._spec.precision == "bf16"),
+                ):
+                    yield batch
+            finally:
+                self._job = None
+        self._within = False
+
+    def backward(self, loss: Any, count: Any, retain_graph: bool) -> None:
+        job = self._job
+        if job is None:
+            raise ConfigError(
+                field="step.backward",
+                problem="there is no micro-batch.",
+                remedy="Iterate the batch around it.",
+            )
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            raise ConfigError(
+                field="step.backward", problem="the loss must be one number that depends on the parameters."
+            )
+        if self._with_counts not in (None, count is not None):
+            raise ConfigError(
+                field="step.backward",
+                problem="some losses of this update have a count and some have none.",
+                remedy="Give all a count, for sums, or none, for means.",
+            )
+        self._with_counts = count is not None
+        micro = job.micro_batch
+        self._mark("backward", self.number, micro.index)
+        if count is None:
+            loss = loss * micro.real
+        start = 0.0 if job.filler else 1.0 / self._spec.batch.global_size
+        with torch.autocast(self._shards.device.type, enabled=False):
+            loss.backward(torch.full_like(loss, start), retain_graph=retain_graph)
+        if not job.filler:
+            self._tally.loss = self._tally.loss + loss.detach().double()
+            if count is not None:
+                self._tally.count += float(count)
+            elif micro.index not in self._counted_ids:
+                self._tally.count += micro.real
+                self._counted_ids.add(micro.index)
+
+    def update(self, optimizer: torch.optim.Optimizer, fence: Callable[[], None]) -> Agreed:
+        """Reduce and apply one optimizer's gradients, with a small all-reduce of its own."""
+        name = next(
+            (n for n, own in declared(self._shards.model).optimizers.items() if own is optimizer), None
+        )
+        if name is None:
+            raise ConfigError(field="step.update", problem="it is no optimizer of ctx.optimizer(...).")
+        if name in self._images:
+            raise ConfigError(field="step.update", problem=f"{name!r} was updated in this step before.")
+        step, spec, whole = self.number, self._spec, self._optimizers
+        own = self._summed({name})
+        packed = own.packed(self._shards.device)
+        with self._border.collective("an update", step):
+            self._group.check()
+            if self._shards.plan.world_size > 1:
+                dist.all_reduce(packed)
+        agreed = Ballot.unpacked(tuple(packed.tolist()))
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        fence()
+        self._images[name] = Image(whole, parameters)
+        if not agreed.skipped:
+            self._mark("update", step, -1)
+            factor = gradient_factor(agreed, spec)
+            with torch.no_grad():
+                for parameter in parameters:
+                    if parameter.grad is not None:
+                        local_gradient(parameter).mul_(factor)
+            with whole.only(name):
+                whole.step()
+        for parameter in parameters:
+            parameter.grad = None
+        self._forget()
+        self._spoken = own
+        return Agreed(
+            loss=agreed.loss / agreed.count if agreed.count > 0 else float("nan"),
+            grad_norm=gradient_norm(agreed, spec),
+            skipped=agreed.skipped,
+        )
+
+    def _gradients(self, step: int) -> Ballot:
+        """What the optimizers that were not updated inside the step have to apply."""
+        if not self._passes:
+            raise ConfigError(
+                field="ctx.step", problem="the batch was not iterated.", remedy="Iterate it inside the block."
+            )
+        due = set(self._optimizers.parts) - self._images.keys()
+        backward = self._with_counts is not None
+        ballot = self._summed(due)
+        if self._images and not backward and self._spoken is not None:
+            ballot = replace(self._spoken, squares=ballot.squares)
+        self._forget()
+        total = len(self._micro_batches) * self._passes
+        self._shards.pending_buffers = self._buffers.fold(total)
+        return ballot
+
+    def means(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+        """Of the user's metrics over the global batch."""
+        if not sums:
+            return {}
+        table = torch.tensor(list(sums.values()), dtype=torch.float64, device=self._shards.device)
+        with self._border.collective("summing metrics", self.number):
+            self._group.check()
+            if self._shards.plan.world_size > 1:
+                dist.all_reduce(table)
+        found = zip(sums, table.tolist(), strict=True)
+        return {name: total / count if count > 0 else math.nan for name, (total, count) in found}
+
+    def put_back(self) -> None:
+        """The step was broken off: undo what was updated inside it."""
+        for image in self._images.values():
+            image.put_back()
+        self._images = {}
+
+    def done(self) -> None:
+        """The step is committed."""
+        self._images = {}
+
+    @property
+    def _optimizers(self) -> Optimizers:
+        assert isinstance(self._shards.optimizer, Optimizers)
+        return self._shards.optimizer
+
+    def _samples(self, micro: MicroBatch, at: int) -> Any:
+        upcoming = [job.micro_batch for job in self._jobs[at + 1 :]]
+        with self._border.at("the data set", self.number):
+            samples = self._loader.load(micro, upcoming)
+            batch = collate(samples, self._shards.device, DTYPE_OF[self._spec.precision])
+        return rows(batch, size=len(micro.ids), real=micro.real)
+
+    def _summed(self, names: set[str]) -> Ballot:
+        """The gradients of some optimizers summed over the ranks, and none for the others."""
+        self._complete()
+        step = self.number
+        chosen = {id(p) for n in names for g in self._optimizers.parts[n].param_groups for p in g["params"]}
+        own = {fqn: p for fqn, p in self._trainable.items() if id(p) in chosen}
+        for fqn, parameter in self._trainable.items():
+            if fqn not in own:
+                parameter.grad = None
+        self._mark("reduce", step, -1)
+        with self._border.collective("the reduction", step):
+            present = self._presence.local(own)
+            if self._shards.plan.world_size > 1:
+                agreed = agree_on_presence(present, list(own), self._shards.device)
+                present = dict(zip(own, agreed, strict=True))
+            data = self._place.data
+            if data is not None and own:
+                gradients = self._sum_of(frozenset(names), own, data)
+                gradients.start_rest()
+                gradients.finish()
+            settle_absent(own, present)
+            square_sum, finite = squares(own, self._counted)
+        ids = [i for job in self._jobs if not job.filler for i in job.micro_batch.real_ids]
+        self._tally.ids = ids
+        told = self._forwards()
+        return replace(told, squares=square_sum, nonfinite=told.nonfinite or float(not finite))
+
+    def _sum_of(
+        self, names: frozenset[str], parameters: Mapping[str, Any], group: dist.ProcessGroup
+    ) -> GradientSum:
+        if names == self._optimizers.parts.keys() and self._sum is not None:
+            return self._sum
+        if names not in self._sums:
+            self._sums[names] = GradientSum(parameters, group)
+        return self._sums[names]
+
+    def _forget(self) -> None:
+        """What belonged to the last update. Gathered tensors are older than it."""
+        self._presence.reset()
+        self._tally, self._counted_ids, self._with_counts = Tally(), set(), None
+        for module in self._shards.model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    def _complete(self) -> None:
+        if self._within:
+            raise ConfigError(
+                field="batch",
+                problem="a pass over it was left early, and ranks may have unlike many micro-batches.",
+                remedy="Iterate every pass to its end.",
+            )

@@ -1,0 +1,272 @@
+"""The third pass through a loop: its state is in place, and its steps are the run's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from elastic_train.errors import ConfigError
+from elastic_train.train.custom.abort import Paused, aborting
+from elastic_train.train.custom.context import Metric
+from elastic_train.train.custom.declare import Declaration
+from elastic_train.train.custom.loop_stepper import Agreed, LoopStepper
+from elastic_train.train.model.registered_state import Registered
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.training_loop import StepReport
+
+T = TypeVar("T")
+
+
+class Engine(Protocol):
+    """What a running loop needs of the one that runs it."""
+
+    @property
+    def shards(self) -> Shards: ...
+    @property
+    def passes(self) -> LoopStepper: ...
+    def commit(self, step: int) -> StepReport: ...
+    def pausing(self) -> bool:
+        """Whether the group has to pause at this boundary; then it was saved."""
+        ...
+
+    def save(self) -> None:
+        """Save what is due, if it wasn't."""
+        ...
+
+    def end_early(self) -> None: ...
+
+    def fence(self) -> None: ...
+    def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]: ...
+    def report(self, metrics: Mapping[str, float]) -> None: ...
+    def check(self) -> None: ...
+
+
+class Running:
+    """The context of one generation."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        declaration: Declaration,
+        registered: Registered,
+        *,
+        max_steps: int,
+        steps_per_epoch: int,
+    ) -> None:
+        shards = engine.shards
+        self.rank, self.world_size = shards.rank, shards.plan.world_size
+        self.device, self.max_steps = shards.device, max_steps
+        self._engine, self._declaration, self._registered = engine, declaration, registered
+        self._steps_per_epoch = steps_per_epoch
+        self._things: dict[str, Any] = {}
+        self._before = [dict(group) for group in shards.optimizer.param_groups]
+        self._entered = False  # the first batch was asked for
+        self._over = False  # the last batch was given
+        self._at_head = False  # a batch was given, and its step not begun
+        self.in_tail = False  # a step was committed, and what follows it in the loop not done
+        self._current: Iterator[Any] | None = None
+
+    # -- declared ------------------------------------------------------------------------------------------
+
+    def model(
+        self,
+        name: str,
+        build: Callable[[], nn.Module],
+        *,
+        init: Callable[[nn.Module, str], None] | None = None,
+    ) -> nn.Module:
+        return self._known(name, "model", self._declaration.models._modules)
+
+    def optimizer(self, name: str, make: Callable[..., Any], model: Any, **settings: Any) -> Any:
+        self._known(name, "optimizer", self._declaration.optimizers)
+        return self._declaration.reset(name)
+
+    def register(self, name: str, thing: T) -> T:
+        self._known(name, "register", dict.fromkeys(self._declaration.things))
+        if self.at > 0:
+            self._registered.restore(name, thing)
+        self._things[name] = thing
+        return thing
+
+    # -- training ------------------------------------------------------------------------------------------
+
+    @property
+    def at(self) -> int:
+        step = self._engine.shards.step
+        assert step is not None
+        return step
+
+    def batches(self, dataset: Any) -> Iterator[StepBatch]:
+        self._enter()
+        while True:
+            if self._at_head:
+                raise ConfigError(
+                    field="ctx.batches",
+                    problem=f"the batch of step {self.at + 1} was left without a step.",
+                    remedy="Every batch has one `with ctx.step()`; return to end the run early.",
+                )
+            self._boundary()
+            if self.at >= self.max_steps:
+                self._over = True
+                return
+            self._at_head = True
+            step = self.at + 1
+            yield StepBatch(self._engine.passes, step, (step - 1) // self._steps_per_epoch, self._iterated)
+
+    @contextmanager
+    def step(self, metrics: tuple[str, ...] = ()) -> Iterator[StepOfLoop]:
+        if not self._at_head:
+            raise ConfigError(
+                field="ctx.step",
+                problem="there is no batch for it.",
+                remedy="One `with ctx.step()` for each batch of ctx.batches(...).",
+            )
+        passes, number = self._engine.passes, self.at + 1
+        with aborting():
+            self._engine.check()
+            self._engine.save()  # now that metrics of the state are known
+        self._at_head = False
+        passes.begin(number)
+        step = StepOfLoop(passes, self._engine.fence, metrics)
+        yield step
+        with aborting():
+            step.end(self._engine.commit, self.world_size)
+        self.in_tail = True
+
+    def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:
+        if not (self._at_head or self._over):
+            raise ConfigError(
+                field="ctx.evaluate",
+                problem="after a step it would not be measured anew where it is broken off.",
+                remedy="Evaluate before `with ctx.step()`, for the steps committed so far, or after the "
+                "last batch.",
+            )
+        with aborting():
+            return self._engine.evaluate(dataset, metric)
+
+    def report(self, **metrics: float) -> None:
+        self._engine.report({name: float(value) for name, value in metrics.items()})
+
+    def end(self) -> None:
+        """The loop returned. All ranks must come here after the same step."""
+        if not self._entered:
+            raise ConfigError(field="loop", problem="it returned without asking for ctx.batches(...).")
+        with aborting():
+            if self._over:
+                self._engine.save()
+                return
+            self._engine.check()
+            if self.world_size > 1:
+                dist.all_reduce(torch.zeros(1, dtype=torch.float64, device=self.device))
+            self._capture()
+            self._engine.end_early()
+
+    def close(self) -> None:
+        """The loop was left, whatever way."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()  # type: ignore[attr-defined]
+
+    # -- private -------------------------------------------------------------------------------------------
+
+    def _enter(self) -> None:
+        if self._entered:
+            return
+        missing = set(self._declaration.things) - self._things.keys()
+        if missing:
+            raise ConfigError(
+                field=f"ctx.register({min(missing)!r})",
+                problem="was declared when the loop was first entered, and now it is not.",
+                remedy="Declare the same state each time.",
+            )
+        self._entered = True
+        if self._registered.schedules and self.at > 0:
+            for group, before in zip(self._engine.shards.optimizer.param_groups, self._before, strict=True):
+                group.update({key: value for key, value in before.items() if key != "params"})
+
+    def _boundary(self) -> None:
+        self._capture()
+        with aborting():
+            if self._engine.pausing():
+                raise Paused
+            self._engine.check()
+
+    def _capture(self) -> None:
+        if self.at > 0:
+            for name, thing in self._things.items():
+                self._registered.capture(name, thing)
+        self.in_tail = False
+
+    def _iterated(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
+        self._current = micro_batches
+        while True:
+            with aborting():
+                try:
+                    batch = next(micro_batches)
+                except StopIteration:
+                    return
+            yield batch
+
+    def _known(self, name: str, what: str, known: Mapping[str, Any]) -> Any:
+        if name not in known:
+            raise ConfigError(
+                field=f"ctx.{what}({name!r})",
+                problem="was not declared when the loop was first entered.",
+                remedy="Declare the same state each time, before the first batch.",
+            )
+        return known[name]
+
+
+class StepBatch:
+    """The samples of one step."""
+
+    def __init__(
+        self, passes: LoopStepper, step: int, epoch: int, iterated: Callable[[Iterator[Any]], Iterator[Any]]
+    ) -> None:
+        self.step, self.epoch = step, epoch
+        self._passes, self._iterated = passes, iterated
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._iterated(self._passes.micro_batches())
+
+
+class StepOfLoop:
+    """A step that is under way, and then its outcome."""
+
+    def __init__(self, passes: LoopStepper, fence: Callable[[], None], metrics: tuple[str, ...]) -> None:
+        self._passes, self._fence = passes, fence
+        self._sums = dict.fromkeys(metrics, (0.0, 0.0))
+        self.loss = self.grad_norm = math.nan
+        self.skipped = False
+        self.metrics: dict[str, float] = {}
+
+    def backward(self, loss: torch.Tensor, count: Any = None, *, retain_graph: bool = False) -> None:
+        with aborting():
+            self._passes.backward(loss, count, retain_graph)
+
+    def update(self, optimizer: torch.optim.Optimizer) -> Agreed:
+        with aborting():
+            return self._passes.update(optimizer, self._fence)
+
+    def measure(self, **metrics: tuple[Any, Any]) -> None:
+        for name, (total, count) in metrics.items():
+            if name not in self._sums:
+                raise ConfigError(
+                    field=f"step.measure({name}=...)",
+                    problem="the step was not begun with it.",
+                    remedy=f"with ctx.step(metrics=({name!r},)) as step:",
+                )
+            if not self._passes.filling:
+                before = self._sums[name]
+                self._sums[name] = before[0] + float(total), before[1] + float(count)
+
+    def end(self, commit: Callable[[int], StepReport], world_size: int) -> None:
+        self.metrics = self._passes.means(self._sums)
+        report = commit(self._passes.number)
+        self.loss, self.grad_norm, self.skipped = report.loss, report.grad_norm, report.skipped

@@ -1,0 +1,196 @@
+"""The model, built on the meta device and given memory and values module by module.
+
+Peak memory beyond the shards is one module: each module that owns tensors is made whole, initialised alone
+under a generator of its own, cut to this rank's shard, and freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+import torch
+import torch._dynamo  # the first optimizer loads it otherwise: seconds that no forming group should wait
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from elastic_train.config import Precision
+from elastic_train.errors import ConfigError
+from elastic_train.geometry.fused import Run
+from elastic_train.train.model.skip_init import Undrawn
+from elastic_train.train.model.tensor_names import Named, buffers_of, canonical, parameters_of
+from elastic_train.train.task import Task
+
+DTYPE_OF = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
+"""What floating parameters of default dtype are held in; "bf16" computes in bfloat16 on float32 masters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blueprint:
+    """A model without memory. `constants` are tensors that the model's code gave values itself, `givers` (by
+    path) are modules of other stages that initialise a tensor which is tied to one of this stage. Of `fused`
+    tensors the rows are in another order here, the one in which tp cuts them."""
+
+    model: nn.Module
+    parameters: Named
+    buffers: Named
+    constants: Mapping[str, torch.Tensor]
+    givers: tuple[tuple[str, nn.Module], ...] = ()
+    fused: Mapping[str, tuple[Run, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+
+def draw(task: Task, precision: Precision) -> Blueprint:
+    """Build the model on the meta device."""
+    with default_dtype(DTYPE_OF[precision]), torch.device("meta"), Undrawn():
+        model = task.model()
+    if not isinstance(model, nn.Module):
+        raise ConfigError(field="task.model", problem=f"returned {type(model).__name__}, not an nn.Module.")
+    parameters, buffers = parameters_of(model), buffers_of(model)
+    constants: dict[str, torch.Tensor] = {}
+    for kind in (parameters, buffers):
+        for fqn, slots in kind.slots.items():
+            tensor = getattr(slots[0].module, slots[0].name)
+            if not tensor.is_meta:
+                constants[fqn] = tensor.detach()
+                put(kind, fqn, _like(tensor, tensor.detach().to("meta")))
+    if not parameters.slots:
+        raise ConfigError(field="task.model", problem="the model has no parameters.")
+    return Blueprint(model=model.train(), parameters=parameters, buffers=buffers, constants=constants)
+
+
+def tensors(named: Named) -> dict[str, torch.Tensor]:
+    """The tensors that hang in the slots now, by fqn."""
+    return {fqn: getattr(slots[0].module, slots[0].name) for fqn, slots in named.slots.items()}
+
+
+def put(named: Named, fqn: str, tensor: torch.Tensor) -> None:
+    """Hang one tensor into all of its slots, so that ties stay ties."""
+    for slot in named.slots[fqn]:
+        setattr(slot.module, slot.name, tensor)  # not _parameters: recurrent layers keep a list in step
+
+
+def allocate(blueprint: Blueprint, device: torch.device) -> None:
+    """Give every tensor of the (divided) model memory on the device, without values."""
+    for named in (blueprint.parameters, blueprint.buffers):
+        for fqn, tensor in tensors(named).items():
+            if isinstance(tensor, DTensor):
+                local = torch.empty(tensor.to_local().shape, dtype=tensor.dtype, device=device)
+                empty: torch.Tensor = DTensor.from_local(
+                    local,
+                    tensor.device_mesh,
+                    tensor.placements,
+                    run_check=False,
+                    shape=tensor.shape,
+                    stride=tensor.stride(),
+                )
+            else:
+                empty = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+            put(named, fqn, _like(tensor, empty))
+
+
+def initialise(
+    blueprint: Blueprint,
+    task: Task,
+    *,
+    precision: Precision,
+    device: torch.device,
+    shapes: Mapping[str, tuple[int, ...]],
+    seeded: Callable[[str], AbstractContextManager[object]],
+    cut: Callable[[torch.Tensor, torch.Tensor], None],
+) -> None:
+    """Give every tensor its initial value: the same under every plan.
+
+    `shapes` are the whole shapes by fqn, `seeded(fqn)` seeds the random generators, `cut(whole, shard)`
+    copies this rank's part. A tied tensor gets the value that the module of its first name gives it.
+    """
+    first = {
+        (id(slot.module), slot.name): fqn
+        for named in (blueprint.parameters, blueprint.buffers)
+        for fqn, slots in named.slots.items()
+        for slot in slots
+    }
+    for path, module in (*blueprint.model.named_modules(), *blueprint.givers):
+        fqn = canonical(path)
+        own = [n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None]
+        if not own:
+            continue
+        shards = {name: getattr(module, name) for name in own}
+        # A giver's other tensors are not on this stage: they are made for its init and go nowhere.
+        names = {name: first.get((id(module), name)) for name in own}
+        sizes = {name: shapes[own] if own else tuple(shards[name].shape) for name, own in names.items()}
+        with seeded(fqn), torch.no_grad(), default_dtype(DTYPE_OF[precision]), torch.device(device):
+            for name, shard in shards.items():
+                whole = torch.empty(sizes[name], dtype=shard.dtype, device=device)
+                setattr(module, name, _like(shard, _untouched(whole)))
+            if not all(names[name] in blueprint.constants for name in own):
+                task.init(module, fqn)
+            for name, shard in shards.items():
+                if names[name] is None:
+                    continue
+                whole = blueprint.constants.get(names[name] or "")
+                if whole is None:
+                    whole = getattr(module, name)
+                    _check_touched(whole, f"{fqn}.{name}" if fqn else name, module)
+                # Its own name, not that of another module it is tied to: then it is this module's to give.
+                if canonical(f"{path}.{name}" if path else name) == names[name]:
+                    if tuple(whole.shape) != tuple(sizes[name]):
+                        raise ConfigError(
+                            field="task.init",
+                            problem=f"changed the shape of {names[name]!r} to {tuple(whole.shape)}.",
+                        )
+                    runs = blueprint.fused.get(names[name] or "")
+                    ordered = _in_rank_order(whole.detach().to(device), runs)
+                    cut(ordered, shard.detach())
+        for name, shard in shards.items():
+            setattr(module, name, shard)
+
+
+def _in_rank_order(whole: torch.Tensor, runs: tuple[Run, ...] | None) -> torch.Tensor:
+    if runs is None:
+        return whole
+    return torch.cat([whole[run.logical : run.logical + run.length] for run in runs])
+
+
+class default_dtype:
+    """Within it, new floating tensors have this dtype."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def __enter__(self) -> None:
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(self._dtype)
+
+    def __exit__(self, *_: object) -> None:
+        torch.set_default_dtype(self._before)
+
+
+def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """`new` as the kind of tensor that `old` is: a parameter or a buffer."""
+    return nn.Parameter(new, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else new
+
+
+def _untouched(tensor: torch.Tensor) -> torch.Tensor:
+    """Fill with a value that no initialisation leaves, where the dtype has one."""
+    if tensor.is_floating_point() or tensor.is_complex():
+        return tensor.fill_(float("nan"))
+    if tensor.dtype in (torch.int16, torch.int32, torch.int64):
+        return tensor.fill_(torch.iinfo(tensor.dtype).min)
+    return tensor.zero_()
+
+
+def _check_touched(tensor: torch.Tensor, fqn: str, module: nn.Module) -> None:
+    if tensor.is_floating_point() or tensor.is_complex():
+        left = bool(tensor.isnan().any())
+    elif tensor.dtype in (torch.int16, torch.int32, torch.int64):
+        left = tensor.numel() > 0 and bool((tensor == torch.iinfo(tensor.dtype).min).any())
+    else:
+        left = False
+    if left:
+        raise ConfigError(
+            field="task.init",
+            problem=f"{fqn!r} of {type(module).__name__} has no value after its initialisation.",
+            remedy="Set it in the module's reset_parameters(), or in init(module, fqn) of the task.",
+        )

@@ -1,0 +1,196 @@
+"""Sums of gradients over the data-parallel ranks, begun while the last backward of a step still runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor
+
+from elastic_train.errors import ConfigError
+from elastic_train.train.collectives.gradient_reduction import aligned, is_sharded
+from elastic_train.train.parallel.gradient_presence import refuse_sparse
+
+BUCKET_BYTES = 32 << 20
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Bucket:
+    """Parameters whose gradients are summed together, as parts of `flat`. The names are for errors only."""
+
+    names: tuple[str, ...]
+    parameters: tuple[nn.Parameter, ...]
+    flat: torch.Tensor
+    missing: set[int]  # positions whose gradient the last backward has not made yet
+    work: dist.Work | None = None
+    begun: bool = False
+
+
+class GradientSum:
+    """Sums over the ranks of `group` those gradients that FSDP2 does not, in buckets of a fixed order.
+
+    A bucket starts once its own gradients and those of all buckets before it are there, so every rank starts
+    them in one order whatever its backward does. Afterwards gradients are views of the buckets, which hold
+    them until the next step. A parameter without a gradient counts as zero. `summed` hears the names of
+    each bucket whose sum came and of which this rank's backward made all gradients.
+    """
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        group: dist.ProcessGroup,
+        summed: Callable[[tuple[str, ...]], None] | None = None,
+    ) -> None:
+        self._group, self._summed = group, summed
+        self._buckets = list(_buckets({fqn: p for fqn, p in parameters.items() if not is_sharded(p)}))
+        self._next = self._done = 0  # the first bucket that was not begun, and that was not taken
+        self._armed = False
+        for bucket in self._buckets:
+            for at, parameter in enumerate(bucket.parameters):
+                parameter.register_post_accumulate_grad_hook(_Hook(self, bucket, at))
+
+    def arm(self) -> None:
+        """The next backward is this rank's last of the step."""
+        self._next = self._done = 0
+        self._armed = True
+        for bucket in self._buckets:
+            bucket.work, bucket.begun = None, False
+            bucket.missing = set(range(len(bucket.parameters)))
+
+    def start_rest(self) -> None:
+        """No more gradients come: start what waits for some."""
+        if not self._armed:
+            self.arm()  # a rank without work
+        self._armed = False
+        while self._next < len(self._buckets):
+            self._start_next()
+
+    def finish(self) -> None:
+        """Wait for the sums, and make them the parameters' gradients."""
+        while self._done < len(self._buckets):
+            self._tell(self._take())
+
+    def came(self) -> tuple[str, ...]:
+        """After a failure: whose sums came nevertheless, of gradients that this rank had a part in.
+
+        They are made the parameters' gradients.
+        """
+        self._armed = False
+        try:
+            while self._done < self._next and self._there():
+                self._take()
+        except RuntimeError:  # gloo's own: this sum failed, and so do those after it
+            pass
+        return tuple(name for b in self._buckets[: self._done] if not b.missing for name in b.names)
+
+    def arrived(self, bucket: Bucket, at: int) -> None:
+        """The backward made a gradient."""
+        if not self._armed:
+            return
+        if bucket.begun:
+            raise ConfigError(
+                field="task.model",
+                problem=f"the gradient of {bucket.names[at]!r} grew after the backward had completed it.",
+                remedy="Use torch.utils.checkpoint with use_reentrant=False.",
+            )
+        bucket.missing.discard(at)
+        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+            self._start_next()
+        if self._summed is not None:
+            while self._done < self._next and self._there():
+                self._tell(self._take())
+
+    def _there(self) -> bool:
+        work = self._buckets[self._done].work
+        return work is not None and work.is_completed()
+
+    def _tell(self, bucket: Bucket) -> None:
+        if self._summed is not None and not bucket.missing:
+            self._summed(bucket.names)
+
+    def _take(self) -> Bucket:
+        """Wait for the next bucket's sum, and make it the gradients of its parameters."""
+        bucket = self._buckets[self._done]
+        assert bucket.work is not None
+        bucket.work.wait()
+        bucket.work = None
+        self._done += 1
+        parts = bucket.flat.split([_local(p).numel() for p in bucket.parameters])
+        for parameter, part in zip(bucket.parameters, parts, strict=True):
+            _set_gradient(parameter, part)
+        return bucket
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        bucket.begun = True
+        named = zip(bucket.names, bucket.parameters, strict=True)
+        torch.cat([_flat_gradient(fqn, p) for fqn, p in named], out=bucket.flat)
+        bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hook:
+    """Tells its sum that a parameter's gradient is there."""
+
+    sum: GradientSum
+    bucket: Bucket
+    at: int
+
+    def __call__(self, _parameter: torch.Tensor) -> None:
+        self.sum.arrived(self.bucket, self.at)
+
+
+def _buckets(parameters: Mapping[str, nn.Parameter]) -> Iterator[Bucket]:
+    """Runs of one dtype of at most BUCKET_BYTES, or a single larger tensor; last parameters first, as their
+    gradients tend to come first."""
+    names: list[str] = []
+    size = 0
+    for fqn, parameter in reversed(list(parameters.items())):
+        own = _local(parameter).nbytes
+        if names and (parameter.dtype != parameters[names[0]].dtype or size + own > BUCKET_BYTES):
+            yield _bucket(names, parameters)
+            names, size = [], 0
+        names.append(fqn)
+        size += own
+    if names:
+        yield _bucket(names, parameters)
+
+
+def _bucket(names: list[str], parameters: Mapping[str, nn.Parameter]) -> Bucket:
+    members = tuple(parameters[fqn] for fqn in names)
+    local = [_local(p) for p in members]
+    return Bucket(
+        names=tuple(names),
+        parameters=members,
+        flat=torch.empty(sum(t.numel() for t in local), dtype=local[0].dtype, device=local[0].device),
+        missing=set(),
+    )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _flat_gradient(fqn: str, parameter: nn.Parameter) -> torch.Tensor:
+    if parameter.grad is None:
+        return torch.zeros_like(_local(parameter.detach())).reshape(-1)
+    refuse_sparse(fqn, parameter.grad)
+    return _local(aligned(parameter, parameter.grad)).reshape(-1)
+
+
+def _set_gradient(parameter: nn.Parameter, summed: torch.Tensor) -> None:
+    local = summed.view(_local(parameter).shape)
+    if isinstance(parameter, DTensor):
+        parameter.grad = DTensor.from_local(
+            local,
+            parameter.device_mesh,
+            parameter.placements,
+            shape=parameter.shape,
+            stride=parameter.stride(),
+        )
+    else:
+        parameter.grad = local

@@ -1,0 +1,161 @@
+"""Divide the model over the mesh: into stages, then over tp, then sharded with FSDP2.
+
+With `dp_shard` 1 the modules stay as they are and the step reduces gradients itself. Otherwise each unit is
+gathered for its forward and backward and freed after; gradients are summed, never averaged.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from elastic_train.config import RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.planner.plan import Plan
+from elastic_train.train.collectives.mesh_position import Stages
+from elastic_train.train.model.build import Blueprint, draw, tensors
+from elastic_train.train.model.several_models import Models
+from elastic_train.train.model.tensor_names import canonical
+from elastic_train.train.parallel.experts import EXPERT_SHARD, check_experts, cut_experts, expert_mesh
+from elastic_train.train.parallel.pipeline_stages import cut_stage
+from elastic_train.train.parallel.sequence_parallel import check_sequence, cut_positions
+from elastic_train.train.parallel.tensor_parallel import Regions, cut_tensors, styles
+from elastic_train.train.task import Rules, Task
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divided:
+    """This rank's part of a model. `stages` says on which stages each tensor is."""
+
+    blueprint: Blueprint
+    stages: Stages
+    regions: Regions | None  # where tensor parallelism cuts activations
+
+
+def divide(
+    blueprint: Blueprint, rules: Rules, plan: Plan, rank: int, mesh: DeviceMesh | None, device: torch.device
+) -> Divided:
+    """Divide the meta model, in place, as the plan says: into stages, over tp, over dp_shard.
+
+    Without a mesh the stage of the rank is cut out alone, as where it is replayed.
+    """
+    size = plan.mesh
+    _check_context(plan)
+    stacks = check_experts(blueprint.model, rules, size.ep) if size.ep > 1 else {}
+    chosen = styles(blueprint.model, rules, size.tp) if size.tp > 1 else {}
+    spread = plan.sequence_parallel and size.tp > 1
+    if spread:
+        check_sequence(blueprint.model, rules, chosen)
+    stages: Stages = {}
+    if size.pp > 1:
+        blueprint, stages = cut_stage(blueprint, rules, plan.stages, size.coordinate(rank)["pp"])
+    regions = None
+    if chosen and mesh is not None:
+        if spread:
+            at = size.coordinate(rank)["pp"]
+            cut_positions(blueprint, rules, mesh["tp"], first=at == 0, last=at == size.pp - 1)
+        blueprint, regions = cut_tensors(blueprint, rules, chosen, mesh["tp"], device, spread=spread)
+    if size.dp_shard > 1 and mesh is not None:
+        copies = ("dp_replicate",) if size.dp_replicate > 1 else ()
+        if stacks:
+            divided = expert_mesh(mesh, size.dp_shard, size.ep)
+            here = cut_experts(blueprint, stacks, divided["ep"])
+            _shard(here, divided[*copies, EXPERT_SHARD], blueprint)
+        _shard((*_units(blueprint, rules), *_roots(blueprint.model)), mesh[*copies, "dp_shard"], blueprint)
+    return Divided(blueprint=blueprint, stages=stages, regions=regions)
+
+
+def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
+    """ConfigError where the task's rules do not allow the plan; nothing is started."""
+    blueprint, rules = draw(task, spec.precision), task.parallelize()
+    _check_context(plan)
+    if plan.mesh.ep > 1:
+        check_experts(blueprint.model, rules, plan.mesh.ep)
+    if plan.mesh.tp > 1:
+        chosen = styles(blueprint.model, rules, plan.mesh.tp)
+        if plan.sequence_parallel:
+            check_sequence(blueprint.model, rules, chosen)
+    if plan.mesh.pp > 1:
+        cut_stage(blueprint, rules, plan.stages, 0)
+
+
+def _check_context(plan: Plan) -> None:
+    if plan.mesh.cp > 1:
+        raise ConfigError(
+            field="parallelism.cp",
+            problem="torch divides attention over a sequence for kernels of GPUs alone, so no model is.",
+            remedy="Use Parallelism(cp=1).",
+        )
+
+
+def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -> None:
+    parameters = tensors(blueprint.parameters)
+    # FSDP2 cuts along dim 0 and refuses tensors without one: they stay whole and are reduced like replicas.
+    whole = {p for p in parameters.values() if p.ndim == 0 and isinstance(p, nn.Parameter)}
+    for module in units:
+        if isinstance(module, FSDPModule):
+            continue  # experts that are a unit of the rules too
+        fully_shard(module, mesh=data, ignored_params=whole)
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+            # Ranks may take different branches: without this their reductions would differ in size.
+            module.set_reduce_scatter_unused_params(True, recurse=False)
+
+
+def sync_gradients(model: nn.Module, on: bool) -> None:
+    """Whether the next backward reduces the gradient; it only accumulates otherwise."""
+    for root in _roots(model):
+        if isinstance(root, FSDPModule):
+            root.set_requires_gradient_sync(on)
+
+
+def _roots(model: nn.Module) -> list[nn.Module]:
+    """What is called from outside: the model, or each of several."""
+    return list(model.children()) if isinstance(model, Models) else [model]
+
+
+def _units(blueprint: Blueprint, rules: Rules) -> Iterator[nn.Module]:
+    """The modules that are gathered alone, innermost first."""
+    named = [(canonical(path), module) for path, module in blueprint.model.named_modules() if path]
+    if rules.units:
+        for pattern in rules.units:
+            if not any(fnmatch.fnmatchcase(fqn, pattern) for fqn, _ in named):
+                raise ConfigError(
+                    field="task.parallelize", problem=f"no module matches the unit {pattern!r}."
+                )
+        chosen = [m for fqn, m in named if any(fnmatch.fnmatchcase(fqn, p) for p in rules.units)]
+    else:
+        blocks = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+        chosen = [child for _, module in named for child in module.children() if isinstance(module, blocks)]
+        if isinstance(blueprint.model, nn.Sequential):
+            chosen += list(blueprint.model.children())
+    tied = _tied(blueprint)
+    seen: set[int] = set()
+    for module in reversed(chosen):
+        own = {id(p) for p in module.parameters()}
+        # What is tied to a tensor outside must be gathered with it, by the root.
+        if own and not own & tied and id(module) not in seen:
+            seen.add(id(module))
+            yield module
+
+
+def _tied(blueprint: Blueprint) -> set[int]:
+    """Parameters that hang in more than one module."""
+    values = tensors(blueprint.parameters)
+    return {
+        id(values[fqn])
+        for fqn, slots in blueprint.parameters.slots.items()
+        if len({id(s.module) for s in slots}) > 1
+    }
+
+
+def compute_in(model_device: torch.device, bf16: bool) -> torch.autocast:
+    """The context in which forward runs: bfloat16 arithmetic over float32 masters, or as it is."""
+    return torch.autocast(model_device.type, dtype=torch.bfloat16, enabled=bf16)

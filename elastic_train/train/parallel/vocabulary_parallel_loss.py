@@ -1,0 +1,22 @@
+"""A loss of outputs that are cut over tp: cross entropy of parts of the vocabulary, never gathered."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.utils._pytree import tree_map
+
+from elastic_train.train.parallel.tensor_parallel import Regions
+
+
+def of_parts(regions: Regions | None) -> AbstractContextManager[Any]:
+    """Within it, cross entropy of a cut output and its backward are computed in parts."""
+    return loss_parallel() if regions is not None and regions.loss else nullcontext()
+
+
+def whole(value: Any) -> Any:
+    """What is cut in `value`, gathered; the same on every rank."""
+    return tree_map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, value)

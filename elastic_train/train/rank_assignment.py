@@ -1,0 +1,54 @@
+"""A member's place in a generation, and where it is in its work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from elastic_train.planner.plan import Plan
+from elastic_train.recovery.substitute import StandIn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """A place in a generation, which starts from `step`. `address` is this node's IP, which gloo binds to."""
+
+    generation: int
+    rank: int
+    plan: Plan
+    store_host: str
+    store_port: int
+    address: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaySeat:
+    """A place among those that run lost stages of `generation` again while generation `during` forms.
+
+    `ranks` are those of the lost plan that this worker brings back, none where it only helps.
+    """
+
+    generation: int
+    during: int
+    stand_in: StandIn
+    number: int
+    ranks: tuple[int, ...]
+    store_host: str = ""
+    store_port: int = 0
+    address: str = ""
+
+    @property
+    def rank(self) -> int:
+        return self.stand_in.ranks[self.number]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a member is; `since` is the monotonic time at which it entered the phase."""
+
+    generation: int
+    rank: int
+    step: int
+    phase: str
+    micro_batch: int
+    since: float

@@ -1,0 +1,1 @@
+"""Runs the steps of a lost pipeline stage again from its neighbours' logs."""

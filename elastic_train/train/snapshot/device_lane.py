@@ -1,0 +1,100 @@
+"""Copies from a device into pinned slots, on a side stream while the kernels of forward and backward run.
+
+Nothing waits on the host: events order the copies after the update that made the state and before the one
+that writes over it. Small tensors are gathered on the device and cross the bus as one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic_train.checkpoint.engine.arena import ALIGN, Arena
+from elastic_train.checkpoint.engine.copying import BLOCK
+from elastic_train.checkpoint.engine.lane import Span
+from elastic_train.geometry.digest import MASK
+from elastic_train.train.snapshot.side_stream import SideStream, side_stream
+from elastic_train.train.snapshot.tensor_sources import TensorSource
+from elastic_train.train.state.tensor_digest import bits_of, device_digest
+
+
+class DeviceLane:
+    """On the device it takes one block of memory, there before the first step. Its sources are TensorSources.
+
+    `pinned`: whether the driver took the arena's pages, so that the device writes to them itself.
+    """
+
+    def __init__(self, device: torch.device, arena: Arena, side: SideStream | None = None) -> None:
+        self.instant = device.type == "cpu"
+        self._device, self._side = device, side or side_stream(device)
+        self._block = torch.empty(BLOCK + ALIGN, dtype=torch.uint8, device=device)
+        self._one = threading.Lock()  # of the threads that enqueue: the block is filled and sent by one
+        self._addresses = [address for n in range(arena.slots) if (address := pin(device, arena.slot(n)))]
+        self._arena = arena  # stays mapped while it is pinned
+        self.pinned = len(self._addresses) == arena.slots
+
+    def follow(self) -> None:
+        self._side.follow()
+
+    def copy(self, spans: Sequence[Span], memory: memoryview) -> None:
+        first, last = spans[0], spans[-1]
+        extent = last.offset + last.stop - last.start - first.offset
+        target = torch.frombuffer(memory, dtype=torch.uint8)[first.offset : first.offset + extent]
+        with self._one, self._side.entered():
+            parts = [source.bytes_between(start, stop) for source, start, stop, _ in spans]
+            for part in parts:
+                self._side.uses(part)
+            if len(parts) == 1:
+                target.copy_(parts[0], non_blocking=True)
+                return
+            places = [self._block[s.offset - first.offset :][: s.stop - s.start] for s in spans]
+            torch._foreach_copy_(places, parts)  # pyright: ignore[reportPrivateImportUsage]
+            target.copy_(self._block[:extent], non_blocking=True)
+
+    def order(self) -> None:
+        self._side.order()
+
+    def wait(self) -> None:
+        self._side.wait()
+
+    def fingerprint(self, source: TensorSource) -> Callable[[], int]:
+        """Computed on the device behind the update; the thread that asks for the number waits for it."""
+        if self._device.type == "cpu":
+            found = source.fingerprint()
+            return lambda: found
+        part = source.part
+        with self._side.entered():
+            self._side.uses(part.view)
+            digest = device_digest(
+                bits_of(part.view), tensor=part.tensor, state=part.state, box=part.box, shape=part.shape
+            )
+
+        def read() -> int:
+            with self._side.entered():
+                return int(digest) & MASK
+
+        return read
+
+    def close(self) -> None:
+        self._side.wait()
+        for address in self._addresses:
+            _runtime().cudaHostUnregister(address)
+        self._addresses = []
+
+
+def pin(device: torch.device, memory: memoryview) -> int:
+    """Register a region with the driver, so that copies into it need no bounce; 0 where that isn't possible,
+    else its address.
+    """
+    if device.type != "cuda":
+        return 0
+    address = np.frombuffer(memory, np.uint8).ctypes.data
+    return address if int(_runtime().cudaHostRegister(address, len(memory), 0)) == 0 else 0
+
+
+def _runtime() -> Any:
+    return torch.cuda.cudart()

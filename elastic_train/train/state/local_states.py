@@ -1,0 +1,123 @@
+"""What a member holds of the training state, by generation: one that trains, and what is kept for others."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from elastic_train.errors import GroupBroken
+from elastic_train.recovery.evidence import Holding
+from elastic_train.recovery.logs import Sent
+from elastic_train.train.boundary.boundary_log import BoundaryLog
+from elastic_train.train.state.carried_logs import told
+from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.live_fragments import parts
+from elastic_train.train.state.shards import Shards
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Helped:
+    """What is left of a replay that was only helped in: the log of what its share sent."""
+
+    generation: int
+    stage: int
+    log: BoundaryLog
+
+
+class Held:
+    """Safe from any thread; the training thread alone changes it.
+
+    Of one generation it may hold several ranks' shards: its own, and those that it replayed.
+    """
+
+    def __init__(self) -> None:
+        self._shards: tuple[Shards, ...] = ()
+        self._helped: tuple[_Helped, ...] = ()
+        self._lock = threading.Lock()
+        self._index: tuple[int, int, Index] | None = None  # of (generation, step), made when first read from
+
+    @property
+    def current(self) -> Shards:
+        """The one that trains."""
+        (shards,) = self._shards
+        return shards
+
+    def replace(self, shards: Shards | None) -> None:
+        """This one is the state, whatever was held before is dropped."""
+        with self._lock:
+            self._shards = () if shards is None else (shards,)
+            helped, self._helped = self._helped, ()
+            self._index = None
+        for old in helped:
+            old.log.close()
+
+    def add(self, shards: Shards) -> None:
+        """Hold these too; where they only helped in a replay, for their log alone."""
+        with self._lock:
+            if shards.instead is None or shards.instead.ranks:
+                self._shards += (shards,)
+            elif shards.log is not None:
+                self._helped += (
+                    _Helped(generation=shards.generation, stage=shards.edges.first, log=shards.log),
+                )
+            self._index = None
+
+    def moved(self) -> None:
+        """The shards of a generation were changed: what is known of their tensors holds no more."""
+        with self._lock:
+            self._index = None
+
+    def holdings(self) -> tuple[Holding, ...]:
+        """Everything complete that could be given."""
+        return tuple(holding for shards in self.every() for holding in shards.holdings())
+
+    def every(self) -> tuple[Shards, ...]:
+        """Whole or torn."""
+        with self._lock:
+            return self._shards
+
+    def of(self, generation: int) -> tuple[Shards, ...]:
+        """What is held of a generation, whole; GroupBroken where that is nothing."""
+        held = tuple(s for s in self.every() if s.generation == generation and s.step is not None)
+        if not held:
+            raise GroupBroken(generation=generation, reason="this worker does not hold its shards any more")
+        return held
+
+    def kept_logs(self, generation: int) -> tuple[tuple[BoundaryLog, int], ...]:
+        """The logs of a generation, and whose stage's they are; GroupBroken where there is none."""
+        with self._lock:
+            own = [(s.log, s.edges.first) for s in self._shards if s.generation == generation and s.log]
+            helped = [(h.log, h.stage) for h in self._helped if h.generation == generation]
+        if not own and not helped:
+            raise GroupBroken(generation=generation, reason="this worker keeps no log of it")
+        return (*own, *helped)
+
+    def logs(self) -> tuple[Sent, ...]:
+        """What is kept for the replay of other stages. Waits a moment for what is being copied."""
+        return tuple(sent for shards in self.every() if (sent := told(shards)) is not None)
+
+    def forget(self, generation: int, step: int) -> None:
+        """A checkpoint of a generation's step is durable: nothing up to it is replayed any more."""
+        for shards in self.every():
+            if shards.log is not None and shards.generation == generation:
+                shards.log.forget(step)
+
+    def step_of(self, generation: int) -> int:
+        """Where what is held of a generation is."""
+        step = self.of(generation)[0].step
+        assert step is not None
+        return step
+
+    def serving(self, generation: int, step: int) -> Index:
+        """The parts of a holding at a step; GroupBroken if it is not held at that step any more."""
+        held = self.of(generation)
+        with self._lock:
+            for shards in held:
+                with shards.lock:
+                    if shards.step != step:
+                        raise GroupBroken(
+                            generation=generation, reason=f"this worker holds step {shards.step}, not {step}"
+                        )
+            if self._index is None or self._index[:2] != (generation, step):
+                self._index = (generation, step, Index(part for shards in held for part in parts(shards)))
+            return self._index[2]

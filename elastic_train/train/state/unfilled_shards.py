@@ -1,0 +1,91 @@
+"""Shards that have memory and no values yet: what they need, and how it gets into them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from elastic_train.config import RunSpec
+from elastic_train.data.identity import DataIdentity
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.train.model import seeded_sections
+from elastic_train.train.model.build import initialise
+from elastic_train.train.state import compatibility
+from elastic_train.train.state import scalar_state as documents
+from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.live_fragments import cut_into, own_share, parts
+from elastic_train.train.state.replica_exchange import ReadBoxes, fill_together
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.state.tensor_digest import reduced_digest
+from elastic_train.train.task import Task
+from elastic_train.train.user_code_guard import Border
+
+
+class Incoming:
+    """The shards of a generation until they are the state, and what was given memory for their optimizer."""
+
+    def __init__(self, task: Task, spec: RunSpec, shards: Shards, border: Border) -> None:
+        self._task, self._spec, self._border = task, spec, border
+        self._filled: dict[tuple[str, str], torch.Tensor] = {}
+        self.shards = shards
+
+    def needs(self, states: Iterable[tuple[str, str]] | Fragments | None, *, foreign: bool) -> Fragments:
+        """The boxes that this rank must be given. `states` are the (tensor, state) that exist anywhere.
+
+        State of the optimizer that exists gets memory here. A table also tells dtypes and shapes: whatever
+        doesn't fit is a TensorMismatch; with names alone a state has those of its parameter. None: parameters
+        and buffers only. Buffers that a `foreign` state lacks have their initial values.
+        """
+        if not isinstance(states, Fragments):
+            self._filled = compatibility.memory_for(self.shards, states or (), {})
+            return self._index().table()
+        kinds = compatibility.kinds_of(self.shards, states)
+        initial = compatibility.check(self.shards, kinds, foreign=foreign)
+        if initial:
+            self.initialise()
+        self._filled = compatibility.memory_for(self.shards, kinds, kinds)
+        table = self._index().table()
+        return table.take(np.array([table.names[key] not in initial for key in table.key.tolist()], bool))
+
+    def fill(self, boxes: Fragments, arrays: Sequence[np.ndarray]) -> None:
+        """Copy bytes into the shards."""
+        self._index().write(boxes, arrays)
+
+    def fill_together(self, boxes: Fragments, read: ReadBoxes) -> None:
+        """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others."""
+        fill_together(self._index(), boxes, read, self.shards.mesh)
+
+    def initialise(self) -> None:
+        """Every tensor gets its initial value under the run's seed."""
+        shards = self.shards
+        assert shards.blueprint is not None
+        with self._border.at("initialising", 0):
+            initialise(
+                shards.blueprint,
+                self._task,
+                precision=self._spec.precision,
+                device=shards.device,
+                shapes=shards.shapes,
+                seeded=lambda fqn: seeded_sections.module_init(self._spec.batch.seed, fqn, shards.device),
+                cut=cut_into,
+            )
+        shards.step = 0
+
+    def load(self, document: dict[str, Any], identity: DataIdentity) -> list[str]:
+        """Take a document's scalars, after `fill`; sentences about what differs from the code."""
+        data = document.get("data")
+        if data is not None:  # other systems don't say what they trained on
+            DataIdentity(length=data["length"], fingerprint=data["fingerprint"]).require(identity)
+        return documents.restore(self.shards, document, self._filled)
+
+    def digest(self) -> int:
+        """Digest of the whole state, the same on every rank. All ranks call it, replicas share the work."""
+        own = Index(own_share(tuple(parts(self.shards)))).digest()
+        with self._border.collective("comparing digests", self.shards.step or 0):
+            return reduced_digest(own, device=self.shards.device.type)
+
+    def _index(self) -> Index:
+        return Index(parts(self.shards, extra=self._filled))

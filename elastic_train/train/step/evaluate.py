@@ -1,0 +1,220 @@
+"""Evaluation: the same numbers under every plan, and a training state that never notices.
+
+The data set is cut into micro-batches once. Whoever computes one writes its sums into that micro-batch's row
+of a table; the table is gathered and added up in order of the rows, so each sample counts once and the result
+doesn't depend on who computed what.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+
+from elastic_train.config import Batch, RunSpec
+from elastic_train.data.loader import Loader
+from elastic_train.data.numbered import numbered
+from elastic_train.data.order import MicroBatch, SampleOrder
+from elastic_train.errors import ConfigError
+from elastic_train.planner.plan import Plan
+from elastic_train.train.collectives.mesh_position import Place
+from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.model import seeded_sections
+from elastic_train.train.model.build import DTYPE_OF
+from elastic_train.train.model.collate import caller, collate, rows
+from elastic_train.train.model.rng import derive, preserved, seed_all
+from elastic_train.train.parallel.parallelize import compute_in
+from elastic_train.train.parallel.tensor_parallel import Regions
+from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
+from elastic_train.train.step.stage_transfer import Boundary
+from elastic_train.train.task import Evaluation, Task
+from elastic_train.train.user_code_guard import Border
+
+Sums = dict[str, tuple[float, float]]
+"""Name of a metric -> its sum and what it is a sum over."""
+
+
+class Evaluator:
+    """Evaluates a model over the ranks of one generation. All ranks call `run` after the same steps."""
+
+    def __init__(
+        self,
+        task: Task,
+        evaluation: Evaluation,
+        spec: RunSpec,
+        *,
+        model: nn.Module,
+        plan: Plan,
+        rank: int,
+        device: torch.device,
+        group: Group | None,
+        border: Border,
+        place: Place | None = None,
+        regions: Regions | None = None,
+    ) -> None:
+        """`place` is needed under tensor or pipeline parallelism, where several ranks run a micro-batch, and
+        `regions` where tensor parallelism cuts what the loss is computed from."""
+        self._task, self._evaluation, self._spec = task, evaluation, spec
+        self._model, self._plan, self._rank, self._device = model, plan, rank, device
+        self._group, self._border = group, border
+        self._place, self._regions = place or Place(mesh=plan.mesh, rank=rank), regions
+        self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
+        rules = task.parallelize()
+        self._call = caller(model, rules.beside, "" if self._place.last else rules.hands_on)
+        self._seed = derive(spec.batch.seed, "evaluation")
+        with border.at("building the evaluation", 0):
+            dataset = numbered(evaluation.dataset)
+            length = len(dataset)
+            if length == 0:
+                raise ConfigError(field="task.evaluation", problem="its data set holds no samples.")
+            self._loader = Loader(dataset, seed=self._seed, seeding=seeded_sections.sample)
+        all_of_it = Batch(
+            global_size=length, micro_size=min(spec.batch.micro_size, length), seed=self._seed, shuffle=False
+        )
+        self._micro_batches = SampleOrder(length, all_of_it).micro_batches(1)
+
+    def due(self, step: int) -> bool:
+        """Whether to evaluate the state after this step."""
+        every = self._evaluation.every
+        return step == self._spec.max_steps or (every > 0 and step % every == 0)
+
+    def run(self, step: int) -> dict[str, float]:
+        """The mean of each metric over the data set, at the state after `step`; the same on every rank."""
+        found: dict[int, Sums] = {}
+        self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
+        with preserved(self._device), _evaluating(self._model):
+            work = self._work()
+            for number, (micro, counted) in enumerate(work):
+                if self._group is not None:
+                    self._group.check()
+                sums = self._micro_batch(step, micro, [later for later, _ in work[number + 1 :]])
+                if sums is not None and (counted or not found):
+                    found[micro.index if counted else -1] = sums
+        if self._boundary is not None:
+            with self._border.collective("evaluation", step):
+                self._boundary.flush()
+        return self._total(step, found)
+
+    def close(self) -> None:
+        self._loader.close()
+
+    def _work(self) -> list[tuple[MicroBatch, bool]]:
+        """What this rank computes, and whether it counts; equally much on all where forward communicates."""
+        mesh = self._plan.mesh
+        own = self._micro_batches[mesh.dp_index(self._rank) :: mesh.dp]
+        alone = mesh.dp_shard == 1  # else forward communicates with the other data-parallel ranks
+        rounds = max(len(own), 1) if alone else -(-len(self._micro_batches) // mesh.dp)
+        filler = own[0] if own else self._micro_batches[0]
+        return [*((micro, True) for micro in own), *[(filler, False)] * (rounds - len(own))]
+
+    def _micro_batch(self, step: int, micro: MicroBatch, upcoming: list[MicroBatch]) -> Sums | None:
+        """The sums of a micro-batch; None on a stage where the model's output does not come out."""
+        boundary, received = self._boundary, None
+        if boundary is not None and not self._place.first:
+            with self._border.collective("evaluation", step):
+                received = boundary.receive()
+        with self._border.at("evaluation", step):
+            samples = self._loader.load(micro, upcoming)
+            batch = collate(samples, self._device, DTYPE_OF[self._spec.precision])
+            seed_all(derive(self._seed, "micro-batch", step, micro.index), self._device)
+            with compute_in(self._device, self._spec.precision == "bf16"):
+                output = self._call(self._task.inputs(batch), received)
+                if boundary is not None and not self._place.last:
+                    boundary.send(output)
+                    return None
+                size, metric = len(micro.ids), self._evaluation.metric
+                output, batch = (rows(part, size=size, real=micro.real) for part in (output, batch))
+                with of_parts(self._regions):
+                    value = self._task.loss(output, batch) if metric is None else metric(whole(output), batch)
+        return _sums(whole(value))
+
+    def _total(self, step: int, found: Mapping[int, Sums]) -> dict[str, float]:
+        own = sorted(next(iter(found.values()))) if found else []
+        odd = next((sums for sums in found.values() if sorted(sums) != own), None)
+        # Ranks must agree before tables of different widths meet: gloo ends the process then.
+        with self._border.collective("gathering the evaluation", step):
+            names = self._agreed("\0".join(own) if odd is None else f"rank {self._rank}")
+        if odd is not None or names is None:
+            raise ConfigError(
+                field="task.evaluation.metric",
+                problem=f"it must return the same names for every micro-batch, here {own}"
+                + (f" and {sorted(odd)}." if odd is not None else ", elsewhere others."),
+            )
+        table = torch.zeros(len(self._micro_batches), len(names), 2, dtype=torch.float64)
+        for index, sums in found.items():
+            if index >= 0 and self._place.speaks:
+                table[index] = torch.tensor([sums[name] for name in names], dtype=torch.float64)
+        table = table.to(self._device)
+        with self._border.collective("gathering the evaluation", step):
+            if self._plan.world_size > 1:
+                dist.all_reduce(table)
+        totals = table.sum(0).tolist()
+        return {
+            name: total / count if count > 0 else math.nan
+            for name, (total, count) in zip(names, totals, strict=True)
+        }
+
+    def _agreed(self, text: str) -> tuple[str, ...] | None:
+        """The names of the metrics that all ranks with an output found; None where they differ."""
+        if self._plan.world_size == 1:
+            return tuple(text.split("\0"))
+        data = text.encode() if self._place.last else b""
+        number = int.from_bytes(hashlib.blake2b(data, digest_size=6).digest(), "little")
+        least = float(number) if self._place.last else math.inf
+        most = float(number) if self._place.last else -math.inf
+        extremes = torch.tensor([most, -least, len(data)], dtype=torch.float64, device=self._device)
+        dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        if extremes[0] != -extremes[1]:
+            return None
+        if self._names is None:
+            letters = torch.zeros(int(extremes[2]), dtype=torch.uint8, device=self._device)
+            letters[: len(data)] = torch.tensor(list(data), dtype=torch.uint8)
+            dist.all_reduce(letters, dist.ReduceOp.MAX)
+            self._names = tuple(bytes(letters.tolist()).decode().split("\0"))
+        return self._names
+
+
+def _sums(value: Any) -> Sums:
+    """What a metric returned, by name."""
+    pairs = value if isinstance(value, Mapping) else {"loss": value}
+    found: Sums = {}
+    for name, pair in pairs.items():
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ConfigError(
+                field="task.evaluation.metric",
+                problem=f"{name!r} must be a pair of a sum and its count, not {type(pair).__name__}.",
+            )
+        found[str(name)] = float(pair[0]), float(pair[1])
+    return found
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients; modes, buffers and sharding are put back, whatever forward did."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [
+        (module, name, tensor, None if tensor is None else tensor.clone())
+        for module in model.modules()
+        for name, tensor in module._buffers.items()
+    ]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+            for module in model.modules():
+                if isinstance(module, FSDPModule):
+                    module.reshard()
+    finally:
+        for module, training in modes:
+            module.training = training
+        for module, name, tensor, kept in buffers:
+            module._buffers[name] = tensor
+            if tensor is not None and kept is not None and not torch.equal(tensor, kept):
+                tensor.copy_(kept)

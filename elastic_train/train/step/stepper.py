@@ -1,0 +1,398 @@
+"""One optimizer step up to its vote: micro-batches, gradients, their sum, what all ranks agree on."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from elastic_train.config import RunSpec
+from elastic_train.data.loader import Loader
+from elastic_train.data.order import MicroBatch, SampleOrder, ids_digest
+from elastic_train.errors import ConfigError
+from elastic_train.recovery.evidence import Vote
+from elastic_train.train.boundary.crossing import Kept
+from elastic_train.train.boundary.sender import Sender
+from elastic_train.train.boundary.tied_gradients import add_kept_ties
+from elastic_train.train.collectives.gradient_reduction import (
+    agree_on_presence,
+    align,
+    is_sharded,
+    local_gradient,
+    settle_absent,
+    squares,
+    sum_over_stages,
+)
+from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.model.build import DTYPE_OF
+from elastic_train.train.model.collate import caller, collate, rows
+from elastic_train.train.model.rng import Draws, Randomness
+from elastic_train.train.parallel.gradient_overlap import GradientSum
+from elastic_train.train.parallel.gradient_presence import Presence
+from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
+from elastic_train.train.parallel.sequence_parallel import sum_over_positions
+from elastic_train.train.parallel.tensor_parallel import check_alike
+from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
+from elastic_train.train.state.live_fragments import replica_of
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.changing_buffers import ChangingBuffers
+from elastic_train.train.step.optimizer_in_backward import InBackward, opening
+from elastic_train.train.step.pipeline_schedule import passes_of
+from elastic_train.train.step.split_backward import Postponed, backward_to_input
+from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
+from elastic_train.train.step.vote import Ballot
+from elastic_train.train.task import Task
+from elastic_train.train.user_code_guard import Border
+
+Mark = Callable[[str, int, int], None]
+"""Told (phase, step, micro-batch) where a step enters a phase."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """One forward and backward. A filler repeats a micro-batch that another round or rank counts."""
+
+    micro_batch: MicroBatch
+    filler: bool
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Flight:
+    """A micro-batch between its forward and its backward. `output` is the loss on the last stage."""
+
+    job: Work
+    draws: Draws
+    received: torch.Tensor | None
+    output: torch.Tensor
+    postponed: Postponed | None = None  # gradients that its backward left to do
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Tally:
+    """Sums over a rank's forwards of a step, fillers left out, in their order."""
+
+    loss: torch.Tensor | float = 0.0
+    count: float = 0.0
+    ids: list[int] = field(default_factory=list[int])
+
+    def add(self, loss: torch.Tensor, count: float, micro_batch: MicroBatch) -> None:
+        self.loss = self.loss + loss.detach().double()
+        self.count += count
+        self.ids += micro_batch.real_ids
+
+
+class Stepper:
+    """Runs the steps of one generation on its shards."""
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        spec: RunSpec,
+        shards: Shards,
+        group: Group,
+        order: SampleOrder,
+        loader: Loader,
+        border: Border,
+        mark: Mark,
+        replayed: Kept | None = None,
+        fence: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`replayed` is a log that stands for the other stages: nothing is sent then. `fence` is waited for
+        before a backward that updates parameters."""
+        self._replayed = replayed
+        self._task, self._spec, self._shards, self._group = task, spec, shards, group
+        self._order, self._loader, self._border, self._mark = order, loader, border, mark
+        rules, place = task.parallelize(), shards.place
+        self._beside = rules.beside
+        self._call = caller(shards.model, rules.beside, "" if place.last else rules.hands_on)
+        assert shards.blueprint is not None
+        self._presence = Presence(shards.blueprint)
+        self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
+        self._place = shards.place
+        self._counted = {
+            fqn: replica_of(fqn, p, shards.place).index == 0 for fqn, p in self._trainable.items()
+        }
+        data = shards.place.data
+        self._tally = Tally()
+        self._buffers = ChangingBuffers(shards.model, shards.plan.world_size, data)
+        self._fence = fence
+        self._updates = None
+        if spec.optimizer_in_backward and replayed is None:  # what is replayed is updated after its vote
+            self._updates = InBackward(
+                shards,
+                spec,
+                self._presence,
+                buffers=self._buffers.changing,
+                mark=lambda step, ahead: mark("update", step, ahead),
+            )
+        ready = self._updates.ready if self._updates is not None else None
+        self._sum = None if data is None else GradientSum(self._trainable, data, ready)
+        if self._updates is not None:
+            self._updates.watch(fqn for fqn, p in self._trainable.items() if data is None or is_sharded(p))
+        self._checked_alike = False  # by the first step of a generation
+        self._randomness = Randomness(
+            shards.model,
+            seed=spec.batch.seed,
+            device=shards.device,
+            around=shards.regions.around if shards.regions else None,
+            part=shards.regions.part if shards.regions else None,
+        )
+
+    def gradients(self, step: int) -> Ballot:
+        """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
+
+        Loss and gradient are sums over the global batch, the gradient divided by the nominal count.
+        """
+        try:
+            return self._gradients(step)
+        except BaseException:
+            if self._updates is not None:
+                self._updates.broken(self._sum.came() if self._sum is not None else ())
+            raise
+
+    def _gradients(self, step: int) -> Ballot:
+        self._shards.drop_gradients()
+        self._presence.reset()
+        self._tally = Tally()
+        work = self.work(step)
+        for _ in self.passes(step, work):
+            pass
+        if self._updates is not None and not work:
+            self._open(step)
+        self._mark("reduce", step, -1)
+        with self._border.collective("the reduction", step):
+            self.reduce(step)
+            if self._updates is not None:
+                self._updates.rest()
+            square_sum, finite = squares(self._trainable, self._counted)
+        if self._updates is not None:
+            square_sum = self._updates.unscaled(square_sum)
+        ballot = self._forwards()
+        return replace(ballot, squares=square_sum, nonfinite=ballot.nonfinite or float(not finite))
+
+    def _forwards(self) -> Ballot:
+        """What this rank's forwards say to the vote."""
+        told, speaks = self._tally, self._place.speaks
+        loss = float(told.loss)
+        finite = math.isfinite(loss)
+        return Ballot(
+            loss=loss if finite and speaks else 0.0,
+            count=told.count if speaks else 0.0,
+            nonfinite=0.0 if finite else 1.0,
+            ids=float(ids_digest(told.ids)) if speaks else 0.0,
+        )
+
+    def _open(self, step: int) -> None:
+        """Before its last backward: what the updates have to know of all ranks, if there are any."""
+        assert self._updates is not None
+        self._fence()
+        packed = self._forwards().packed(self._shards.device)
+        with self._border.collective("the opening", step):
+            self._group.check()
+            if self._shards.plan.world_size > 1:
+                dist.all_reduce(packed)
+        agreed = opening(step, Ballot.unpacked(tuple(packed.tolist())))
+        if agreed is not None:
+            self._updates.begin(step, agreed)
+
+    def reduce(self, step: int) -> None:
+        """From this rank's gradient and statistics to the whole step's."""
+        self._sum_over_data()
+        if not self._checked_alike:
+            check_alike(self._trainable, self._place)
+            self._checked_alike = True
+        self._sum_over_stages(step)
+        self._shards.pending_buffers = self._buffers.fold(len(self._order.micro_batches(step)))
+
+    def _opened(self, step: int, work: Sequence[Work]) -> Boundary | None:
+        """The ends of this rank's stage; what it sends goes into its log."""
+        if self._place.pipe is None and self._replayed is None:
+            return None
+        sending = [(job.micro_batch.index, job.filler) for job in work]
+        sender = Sender(self._shards.log, self._shards.edges, step=step, work=sending)
+        if self._replayed is not None:
+            return ReplayedBoundary(self._place, self._shards.device, self._replayed, sender)
+        return Boundary(self._place, self._shards.device, sender)
+
+    def vote(self, step: int, ballot: Ballot) -> Vote:
+        """Sum the ranks' numbers. From here on this rank keeps the step's whole gradient."""
+        shards = self._shards
+        packed = ballot.packed(shards.device)
+        with shards.lock:
+            shards.reached = step
+        if shards.log is not None:
+            shards.log.close_step(step)
+        self._mark("vote", step, -1)
+        with self._border.collective("the vote", step):
+            self._group.check()
+            if shards.plan.world_size > 1:
+                dist.all_reduce(packed)
+        vote = Vote(step=step, values=tuple(packed.tolist()))
+        if shards.log is not None:
+            shards.log.seal(vote)
+        return vote
+
+    def work(self, step: int) -> list[Work]:
+        """What this rank runs: fillers first, then its micro-batches by ascending index.
+
+        With sharded parameters every forward and backward communicates, so all ranks run equally many.
+        """
+        plan = self._shards.plan
+        micro_batches = self._order.micro_batches(step)
+        shares = [[i for i in share if i < len(micro_batches)] for share in plan.shares]
+        own = shares[plan.mesh.dp_index(self._shards.rank)]
+        rounds = max(map(len, shares)) if plan.mesh.dp_shard > 1 else len(own)
+        fillers = [Work(micro_batch=micro_batches[own[0] if own else 0], filler=True)] * (rounds - len(own))
+        return [*fillers, *(Work(micro_batch=micro_batches[i], filler=False) for i in own)]
+
+    def passes(self, step: int, work: Sequence[Work]) -> Iterator[Flight]:
+        """Forward and backward of all work; each micro-batch once its gradients are there, in order.
+
+        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight. One that is
+        replayed is alone, and has nothing to gain from a split backward.
+        """
+        boundary, place = self._opened(step, work), self._place
+        schedule = self._shards.plan.schedule if self._replayed is None else "1F1B"
+        splits = schedule == "ZeroBubble" and not place.first
+        ahead: deque[Flight] = deque()
+        behind: deque[Flight] = deque()
+        for kind, number in passes_of(schedule, len(work), stage=place.stage, stages=place.mesh.pp):
+            self._group.check()
+            if kind == "forward":
+                upcoming = [later.micro_batch for later in work[number + 1 :]]
+                ahead.append(self._forward(step, work[number], upcoming, boundary))
+                continue
+            if kind == ("weights" if splits else "backward"):
+                self._completing(step, last=number == len(work) - 1)
+            if kind == "backward":
+                behind.append(ahead.popleft())
+                self._backward(step, behind[-1], boundary, splits=splits)
+            if kind == "weights" or schedule != "ZeroBubble":
+                yield self._completed(step, behind.popleft())
+        if boundary is not None:
+            with self._border.collective("the pipeline", step):
+                boundary.flush()
+
+    def _completing(self, step: int, *, last: bool) -> None:
+        """Before the pass that makes a micro-batch's last gradients."""
+        if last and self._updates is not None:
+            self._open(step)
+        sync_gradients(self._shards.model, last)
+        if last and self._sum is not None:
+            self._sum.arm()
+
+    def _completed(self, step: int, flight: Flight) -> Flight:
+        """With the gradients that its backward left to do."""
+        if flight.postponed is not None:
+            self._mark("backward", step, flight.job.micro_batch.index)
+            with self._border.at("backward", step):
+                flight.postponed.run()
+        return flight
+
+    def _forward(
+        self, step: int, job: Work, upcoming: Sequence[MicroBatch], boundary: Boundary | None
+    ) -> Flight:
+        micro, shards, place = job.micro_batch, self._shards, self._place
+        self._mark("forward", step, micro.index)
+        batch = received = None
+        if place.first or place.last or self._beside:
+            with self._border.at("the data set", step):
+                samples = self._loader.load(micro, upcoming)
+                batch = collate(samples, shards.device, DTYPE_OF[self._spec.precision])
+        if boundary is not None and not place.first:
+            with self._border.collective("the pipeline", step):
+                received = boundary.receive()
+        with (
+            self._randomness.micro_batch(step, micro.index) as draws,
+            self._buffers.watch(micro.index, job.filler),
+            self._border.at("forward", step),
+            compute_in(shards.device, self._spec.precision == "bf16"),
+        ):
+            output = self._call(None if batch is None else self._task.inputs(batch), received)
+            if place.last:
+                with of_parts(shards.regions):
+                    output, counted = whole(
+                        self._task.loss(
+                            rows(output, size=len(micro.ids), real=micro.real),
+                            rows(batch, size=len(micro.ids), real=micro.real),
+                        )
+                    )
+                count = self._checked(output, counted)
+                if not job.filler:
+                    self._tally.add(output, count, micro)
+        if boundary is not None and not place.last:
+            with self._border.collective("the pipeline", step):
+                boundary.send(output)
+        return Flight(job=job, draws=draws, received=received, output=output)
+
+    def _backward(self, step: int, flight: Flight, boundary: Boundary | None, *, splits: bool) -> None:
+        """A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where
+        that of the counted run is."""
+        micro, output, received = flight.job.micro_batch, flight.output, flight.received
+        self._mark("backward", step, micro.index)
+        if self._place.last or boundary is None:
+            start = 0.0 if flight.job.filler else 1.0 / self._spec.batch.global_size
+            gradient = torch.full_like(output, start)
+        elif output.requires_grad:
+            with self._border.collective("the pipeline", step):
+                gradient = boundary.receive_gradient(output)
+        else:
+            return
+        with (
+            self._randomness.backward(flight.draws),
+            self._buffers.watch(micro.index, filler=True),
+            self._border.at("backward", step),
+            of_parts(self._shards.regions),
+        ):
+            if splits and received is not None and received.requires_grad:
+                flight.postponed = backward_to_input(output, gradient, received, self._trainable.values())
+            else:
+                output.backward(gradient)
+        if boundary is not None and received is not None and received.requires_grad:
+            with self._border.collective("the pipeline", step):
+                boundary.send_gradient(received)
+
+    def _sum_over_data(self) -> None:
+        """No gradient where no rank has one; elsewhere the sum, to which a rank without one adds zero."""
+        shards = self._shards
+        present = self._presence.local(self._trainable)
+        if self._sum is not None:
+            self._sum.start_rest()
+        if self._group.world_size > 1:
+            agreed = agree_on_presence(present, shards.trainable, shards.device)
+            present = dict(zip(shards.trainable, agreed, strict=True))
+        if self._sum is not None:
+            self._sum.finish()
+        settle_absent(self._trainable, present)
+        align(self._trainable)
+        if shards.regions is not None and self._place.tensor is not None:
+            divided = {f: self._trainable[f] for f in self._trainable if f in shards.regions.alone}
+            there = {f: local_gradient(p) for f, p in divided.items() if p.grad is not None}
+            sum_over_positions(there, self._place.tensor)
+
+    def _sum_over_stages(self, step: int) -> None:
+        """Gradients of tensors that are on several stages."""
+        sender = Sender(self._shards.log, self._shards.edges, step=step)
+        if self._replayed is not None:
+            add_kept_ties(self._trainable, self._place, self._replayed, sender)
+        else:
+            sum_over_stages(self._trainable, self._place, sender.tie)
+
+    def _checked(self, loss: Any, count: Any) -> float:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
+            what = (
+                f"a tensor of shape {tuple(loss.shape)}"
+                if isinstance(loss, torch.Tensor)
+                else type(loss).__name__
+            )
+            raise ConfigError(
+                field="task.loss",
+                problem=f"its first value must be a summed loss that depends on the parameters, not {what}.",
+            )
+        return float(count)

@@ -1,0 +1,230 @@
+"""Steps one after the other: gradients, vote, report, update, and what is due at the boundary."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from elastic_train.config import RunSpec
+from elastic_train.data.loader import Loader
+from elastic_train.data.order import SampleOrder, fold_digests
+from elastic_train.recovery.evidence import Vote
+from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.snapshot.saver import Saver
+from elastic_train.train.state.compare_replicas import compare_replicas
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.evaluate import Evaluator
+from elastic_train.train.step.stepper import Mark, Stepper
+from elastic_train.train.step.update import commit, gradient_norm
+from elastic_train.train.step.vote import Ballot
+from elastic_train.train.task import Task
+from elastic_train.train.user_code_guard import Border
+
+SNAPSHOT_S, POLL_S = 10.0, 0.05
+"""How long a step waits for the snapshot before, and how often it looks whether its group was broken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepReport:
+    """A committed step, as every rank sees it. `loss` is the mean over `tokens`, the count of the task.
+
+    `seconds` reach from the previous vote to this one. `metrics` are of an evaluation after the step.
+    """
+
+    generation: int
+    rank: int
+    step: int
+    loss: float
+    tokens: float
+    grad_norm: float
+    skipped: bool
+    seconds: float
+    rates: tuple[float, ...]  # learning rate of each parameter group in this step
+    ids_digest: int
+    vote: Vote
+    metrics: tuple[tuple[str, float], ...] = ()
+    last: bool = False  # the user's loop ended the run with it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunEnd:
+    kind: Literal["finished", "paused"]
+    step: int
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Requests:
+    """What was asked of this rank since the last vote; set from any thread."""
+
+    pause: bool = False
+    save: bool = False
+
+
+class Loop:
+    """The training of one generation on one rank."""
+
+    STEPPER: ClassVar[type[Stepper]] = Stepper
+
+    def __init__(
+        self,
+        *,
+        task: Task,
+        spec: RunSpec,
+        shards: Shards,
+        group: Group,
+        order: SampleOrder,
+        loader: Loader,
+        border: Border,
+        mark: Mark,
+        requests: Requests,
+        on_step: Callable[[StepReport], None],
+        saver: Saver | None,
+    ) -> None:
+        self._task, self._spec, self._shards, self._border, self._mark = task, spec, shards, border, mark
+        self._group, self._order = group, order
+        self._requests, self._on_step, self._saver = requests, on_step, saver
+        self._owed = False  # a checkpoint that was due, and some rank had no room for it
+        self._agreed = shards.step or 0  # the last step at which replicas held the same
+        self._voted_at = time.monotonic()
+        with border.collective("preparing", shards.step or 0):
+            self._stepper = self.STEPPER(
+                task=task,
+                spec=spec,
+                shards=shards,
+                group=group,
+                order=order,
+                loader=loader,
+                border=border,
+                mark=mark,
+                fence=saver.fence if saver is not None else lambda: None,
+            )
+        with border.at("building the evaluation", shards.step or 0):
+            evaluation = task.evaluation()
+        self._evaluator = evaluation and Evaluator(
+            task,
+            evaluation,
+            spec,
+            model=shards.model,
+            plan=shards.plan,
+            rank=shards.rank,
+            device=shards.device,
+            group=group,
+            border=border,
+            place=shards.place,
+            regions=shards.regions,
+        )
+
+    def run(self) -> RunEnd:
+        """Until the last step or a voted pause."""
+        try:
+            return self._run()
+        finally:
+            if self._evaluator is not None:
+                self._evaluator.close()
+
+    def _run(self) -> RunEnd:
+        vote = self._shards.applied
+        if vote is not None:
+            outcome = Ballot.unpacked(vote.values)
+            report = self._report(vote, outcome)
+            if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
+                self._on_step(report)
+            self._evaluate(report)  # if the generation before did not get to the end of it
+        while (step := self._at()) < self._spec.max_steps:
+            outcome, _ = self._committed(step + 1)
+            self._compare(step + 1)
+            if self._saver is not None:
+                self._save(self._saver, step + 1, outcome)
+            if outcome.pause > 0:
+                return RunEnd(kind="paused", step=step + 1)
+        return RunEnd(kind="finished", step=step)
+
+    def _committed(self, step: int) -> tuple[Ballot, StepReport]:
+        ballot = self._stepper.gradients(step)
+        pause, save = self._requests.pause, self._requests.save
+        ballot = replace(ballot, pause=float(pause), save=float(save))
+        if self._saver is not None:
+            self._wait_for(self._saver)
+            busy, behind = self._saver.busy(storage=False), self._saver.busy(storage=True)
+            ballot = replace(ballot, busy=float(busy), behind=float(behind))
+        vote = self._stepper.vote(step, ballot)
+        # Only what entered this vote is done; a request that came during it waits for the next.
+        self._requests.pause ^= pause
+        self._requests.save ^= save
+        outcome = Ballot.unpacked(vote.values)
+        report = self._report(vote, outcome)
+        self._on_step(report)
+        if self._saver is not None:
+            self._saver.fence()
+        self._mark("optimizer", step, -1)
+        with self._border.at("the optimizer", step):
+            commit(self._shards, vote, self._spec)
+        self._evaluate(report)
+        return outcome, report
+
+    def _wait_for(self, saver: Saver) -> None:
+        """Where a snapshot belongs to every so many steps, the one before has to be whole on all ranks."""
+        give_up = time.monotonic() + SNAPSHOT_S
+        while not saver.ready(POLL_S) and time.monotonic() < give_up:
+            self._group.check()
+
+    def _evaluate(self, report: StepReport) -> None:
+        """Where it is due and was not done: measure, and report the step again with its metrics."""
+        evaluator, step = self._evaluator, report.step
+        if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
+            return
+        self._mark("evaluation", step, -1)
+        metrics = evaluator.run(step)
+        self._shards.evaluated = step
+        self._on_step(replace(report, metrics=tuple(sorted(metrics.items()))))
+
+    def _compare(self, step: int) -> None:
+        every = self._spec.compare_replicas
+        if every is None or step % every:
+            return
+        self._mark("compare", step, -1)
+        with self._border.collective("comparing replicas", step):
+            compare_replicas(self._shards, self._agreed)
+        self._agreed = step
+
+    def _report(self, vote: Vote, outcome: Ballot) -> StepReport:
+        now = time.monotonic()
+        seconds, self._voted_at = now - self._voted_at, now
+        return StepReport(
+            generation=self._shards.generation,
+            rank=self._shards.rank,
+            step=vote.step,
+            loss=outcome.loss / outcome.count if outcome.count > 0 else float("nan"),
+            tokens=outcome.count,
+            grad_norm=gradient_norm(outcome, self._spec),
+            skipped=outcome.skipped,
+            seconds=seconds,
+            rates=tuple(float(group["lr"]) for group in self._shards.optimizer.param_groups if "lr" in group),
+            ids_digest=fold_digests(outcome.ids),
+            vote=vote,
+        )
+
+    def _save(self, saver: Saver, step: int, outcome: Ballot) -> None:
+        """Take the snapshots that are due and have room on every rank: all ranks decide the same.
+
+        The last step's and a pause's checkpoints wait for room; for another one the policy says what happens.
+        """
+        pressure = self._spec.checkpoints.pressure
+        due = self._owed or self._save_due(step, outcome)
+        must = due and (step == self._spec.max_steps or outcome.pause > 0 or pressure == "wait")
+        storage = must or (due and outcome.behind == 0)
+        self._owed = due and not storage and pressure == "coalesce"
+        if storage or (saver.every_step and outcome.busy == 0):
+            self._mark("save", step, -1)
+            saver.take(self._shards, storage=storage, wait=must)
+
+    def _save_due(self, step: int, outcome: Ballot) -> bool:
+        every = self._spec.checkpoints.every
+        return outcome.save > 0 or step == self._spec.max_steps or (every != "auto" and step % every == 0)
+
+    def _at(self) -> int:
+        step = self._shards.step
+        assert step is not None, "torn shards cannot train"
+        return step

@@ -1,0 +1,179 @@
+"""Apply a voted step: the one code path of a normal step and of a roll forward, equal to the bit.
+
+A step is applied in one go after its vote, or parameter by parameter before it, with the optimizer in
+backward: then `commit` does the rest, or takes everything back where the vote found a gradient that isn't
+finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from elastic_train.config import RunSpec
+from elastic_train.errors import UndoRefused
+from elastic_train.recovery.evidence import Vote
+from elastic_train.train.collectives.gradient_reduction import local_gradient
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.vote import Ballot
+from elastic_train.train.undo.partial_update import only
+from elastic_train.train.undo.run import undo
+
+CLIP_EPSILON = 1e-6
+"""Added to the norm before dividing by it, as torch's clip_grad_norm_ does."""
+
+
+def commit(shards: Shards, vote: Vote, spec: RunSpec) -> None:
+    """Take shards at step - 1 to the vote's step, whether or not parameters are there already."""
+    if shards.progressive is None:
+        apply(shards, vote, spec)
+    else:
+        finish(shards, vote)
+
+
+def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
+    """Take shards at step - 1, with the reduced gradient in `grad`, to the vote's step.
+
+    A skipped step changes only the count. The shards are torn from the first change to the last.
+    """
+    assert shards.step == vote.step - 1 == (shards.reached or 0) - 1
+    ballot = Ballot.unpacked(vote.values)
+    with shards.lock:
+        shards.step = None
+    if not ballot.skipped:
+        _scale(shards.parameters.values(), gradient_factor(ballot, spec))
+        shards.optimizer.step()
+        if shards.schedule is not None:
+            shards.schedule.step(ballot.loss / ballot.count)
+        for fqn, value in shards.pending_buffers.items():
+            shards.buffers[fqn].copy_(value)
+    with shards.lock:
+        shards.pending_buffers = {}
+        shards.reached, shards.applied, shards.step = None, vote, vote.step
+
+
+def update(shards: Shards, names: Iterable[str], spec: RunSpec) -> None:
+    """Update single parameters, whose reduced gradients are in `grad`, before the step's vote.
+
+    One whose gradient isn't finite stays behind: the vote says so to all ranks. The shards are torn
+    meanwhile.
+    """
+    made = shards.progressive
+    assert made is not None
+    chosen: dict[int, list[nn.Parameter]] = {}
+    moved: list[str] = []
+    for fqn in names:
+        parameter = shards.parameters[fqn]
+        if parameter.grad is not None:
+            if not is_finite(local_gradient(parameter)):
+                made.stays(fqn)
+                continue
+            chosen.setdefault(made.groups[fqn], []).append(parameter)
+        moved.append(fqn)
+    with shards.lock:
+        step, shards.step = shards.step, None
+    if chosen:
+        _scale((p for own in chosen.values() for p in own), gradient_factor(_opening(shards), spec))
+        with only(shards.optimizer, chosen):
+            shards.optimizer.step()
+    for fqn in moved:
+        made.arrived(fqn)
+    with shards.lock:
+        shards.step = step
+
+
+def finish(shards: Shards, vote: Vote) -> None:
+    """Commit a step whose parameters were updated one by one. Where it is skipped they are taken back.
+
+    The shards stay torn where that is refused: UndoRefused.
+    """
+    made = shards.progressive
+    assert made is not None
+    assert not made.finished
+    ballot = Ballot.unpacked(vote.values)
+    with shards.lock:
+        shards.step = None
+    if ballot.skipped:
+        take_back(shards)
+    else:
+        if shards.schedule is not None:
+            shards.schedule.step(ballot.loss / ballot.count)
+        for fqn, value in shards.pending_buffers.items():
+            made.buffers[fqn] = shards.buffers[fqn].clone()
+            shards.buffers[fqn].copy_(value)
+            made.arrived(fqn)
+        made.finished = True
+    with shards.lock:
+        shards.pending_buffers = {}
+        shards.reached, shards.applied, shards.step = None, vote, vote.step
+
+
+def reopen(shards: Shards) -> None:
+    """Back from `finish`: only the parameters are still ahead."""
+    made = shards.progressive
+    assert made is not None
+    assert made.finished
+    with shards.lock:
+        shards.step = None
+    for fqn, before in made.buffers.items():
+        shards.pending_buffers[fqn] = shards.buffers[fqn].clone()
+        shards.buffers[fqn].copy_(before)
+        made.ahead.discard(fqn)
+        made.kept.add(fqn)
+    made.buffers = {}
+    if shards.schedule is not None and made.schedule is not None:
+        shards.schedule.restore(made.schedule, made.settings)
+    made.finished = False
+    with shards.lock:
+        shards.applied, shards.step = made.applied, made.step - 1
+
+
+def take_back(shards: Shards) -> None:
+    """Undo the parameters that are ahead, up to rounding. UndoRefused, and then nothing was changed."""
+    made = shards.progressive
+    assert made is not None
+    ahead = {fqn: shards.parameters[fqn] for fqn in sorted(made.ahead) if fqn in shards.parameters}
+    try:
+        undo(shards.optimizer, ahead, made.settings)
+    except UndoRefused:
+        made.undoable = False
+        raise
+    shards.undone |= {fqn for fqn, parameter in ahead.items() if parameter.grad is not None}
+    shards.drop_gradients()
+
+
+def gradient_norm(ballot: Ballot, spec: RunSpec) -> float:
+    """Norm of the gradient of the mean loss over the global batch; NaN where it is not known."""
+    if ballot.count <= 0 or ballot.nonfinite > 0 or ballot.squares < 0:
+        return math.nan
+    return math.sqrt(ballot.squares) * spec.batch.global_size / ballot.count
+
+
+def gradient_factor(ballot: Ballot, spec: RunSpec) -> float:
+    """What turns the summed gradient, divided by the nominal count, into the clipped mean."""
+    mean = spec.batch.global_size / ballot.count
+    if spec.clip_norm is None:
+        return mean
+    return mean * min(1.0, spec.clip_norm / (gradient_norm(ballot, spec) + CLIP_EPSILON))
+
+
+def _opening(shards: Shards) -> Ballot:
+    assert shards.progressive is not None
+    return Ballot.unpacked(shards.progressive.opening.values)
+
+
+def is_finite(gradient: torch.Tensor) -> bool:
+    """As the vote counts it."""
+    return bool(torch.linalg.vector_norm(gradient, dtype=torch.float64).isfinite())
+
+
+def _scale(parameters: Iterable[nn.Parameter], factor: float) -> None:
+    if factor == 1.0:
+        return
+    with torch.no_grad():
+        for parameter in parameters:
+            if parameter.grad is not None:
+                local_gradient(parameter).mul_(factor)

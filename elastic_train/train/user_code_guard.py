@@ -1,0 +1,87 @@
+"""The border to the user's code: what it raises becomes a UserCodeError with its own traceback."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+import torch
+
+from elastic_train.checkpoint.engine.machine_memory import memory_now
+from elastic_train.errors import ElasticTrainError, GroupBroken, UserCodeError
+from elastic_train.train.collectives.process_group import is_collective_error
+
+NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
+_OURS = str(Path(__file__).parent)
+_TORCH = str(Path(torch.__file__).parent)
+
+
+class Border:
+    """Tells errors of the user's code from errors of collectives that run inside it.
+
+    `broken()` says whether this generation was aborted: then any error is a consequence.
+    """
+
+    def __init__(
+        self, *, worker: str, node: str, rank: int, generation: int, broken: Callable[[], bool]
+    ) -> None:
+        self._worker, self._node, self._rank = worker, node, rank
+        self._generation, self._broken = generation, broken
+
+    def at(self, phase: str, step: int) -> _Crossing:
+        """A context for calling into the user's code."""
+        return _Crossing(self, phase, step, users=True)
+
+    def collective(self, phase: str, step: int) -> _Crossing:
+        """A context for our own code that communicates: only what broke the group is translated."""
+        return _Crossing(self, phase, step, users=False)
+
+    def translated(self, error: BaseException, phase: str, step: int, users: bool) -> BaseException:
+        """What an error that came out of the user's code, or of ours, means."""
+        if isinstance(error, GroupBroken):
+            return error
+        if self._broken() or is_collective_error(error):
+            line = (str(error).splitlines() or [type(error).__name__])[0]
+            return GroupBroken(generation=self._generation, reason=f"in {phase} of step {step}: {line}")
+        if isinstance(error, torch.OutOfMemoryError) or NO_MEMORY in str(error):
+            return MemoryError(f"{str(error).splitlines()[0]}; {memory_now()}")
+        if not users or isinstance(error, ElasticTrainError | MemoryError):
+            return error
+        return UserCodeError(
+            worker=self._worker,
+            rank=self._rank,
+            node=self._node,
+            step=step,
+            phase=phase,
+            error=f"{type(error).__name__}: {error}".splitlines()[0],
+            traceback=own_traceback(error),
+        )
+
+
+class _Crossing:
+    def __init__(self, border: Border, phase: str, step: int, users: bool) -> None:
+        self._border, self._phase, self._step, self._users = border, phase, step, users
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> Literal[False]:
+        if error is None or not isinstance(error, Exception | SystemExit):
+            return False
+        meant = self._border.translated(error, self._phase, self._step, self._users)
+        if meant is error:
+            return False
+        raise meant from error
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback from the first frame that is neither ours nor torch's."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename.startswith((_OURS, _TORCH)):
+        frame = frame.tb_next
+    return "".join(traceback.format_exception(type(error), error, frame or error.__traceback__))

@@ -46,7 +46,7 @@ LIMIT_S = 120.0
 
 @contextmanager
 def segment(size: int) -> Iterator[tuple[Path, Arena]]:
-    """Shared memory that outlives whoever copies into it; ours, as it is a keeper's in a run."""
+    """Shared memory that outlives whoever copies into it; ours, as it is a peer store's in a run."""
     path = SHARED / f"gpu-check-{time.monotonic_ns()}"
     arena = Arena.create(path, size, slots=SLOTS)
     try:
@@ -153,9 +153,9 @@ def recovered(millions: float, device: torch.device, path: Path, arena: Arena) -
     finally:
         process.send_signal(signal.SIGKILL)
         rest, _ = process.communicate(timeout=LIMIT_S)
-    told = [json.loads(line) for line in rest.splitlines() if line.endswith("}")]
-    kept += [word for word in told if "kept" in word]
-    committed = max([committed, *(word["committed"] for word in told if "committed" in word)])
+    reported = [json.loads(line) for line in rest.splitlines() if line.endswith("}")]
+    kept += [word for word in reported if "kept" in word]
+    committed = max([committed, *(word["committed"] for word in reported if "committed" in word)])
     for word in reversed(kept):
         if arena.stamp(word["slot"]) != word["stamp"]:
             continue  # a newer one was being written there

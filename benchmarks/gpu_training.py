@@ -1,6 +1,7 @@
 """A loop on one device whose state is copied behind it; as a program it trains until it is killed.
 
-benchmarks/gpu_check.py holds the memory that it copies into, as a keeper does, and reads what is left there.
+benchmarks/gpu_check.py holds the memory that it copies into, as a peer store does, and reads what is left
+there.
 """
 
 from __future__ import annotations
@@ -84,11 +85,11 @@ class Snapshots:
     """The engine over a segment; the newest snapshot stays, the one before goes when there is a newer one."""
 
     def __init__(
-        self, device: torch.device, arena: Arena, told: Callable[[Taken[Any]], None] = lambda taken: None
+        self, device: torch.device, arena: Arena, reported: Callable[[Taken[Any]], None] = lambda taken: None
     ) -> None:
         self.lane = DeviceLane(device, arena)
         self.newest: Taken[Any] | None = None
-        self._told = told
+        self._reported = reported
         self._engine: Engine[Any] = Engine(arena, self._keep, pressure="wait", lane=self.lane)
 
     @property
@@ -108,7 +109,7 @@ class Snapshots:
         before, self.newest = self.newest, taken
         if before is not None:
             before.release()
-        self._told(taken)
+        self._reported(taken)
 
 
 def spans(taken: Taken[Any]) -> list[tuple[int, int]]:

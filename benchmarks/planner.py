@@ -25,7 +25,7 @@ from benchmarks.planner_machine import Machine
 from benchmarks.problem import Problem
 from elastic_train.config import Parallelism, RunSpec
 from elastic_train.planner.choose_plan import choose
-from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot
 from elastic_train.planner.problem import Problem as Sought
 from elastic_train.planner.scoring import Scored
 from elastic_train.testing.gang import Gang
@@ -38,7 +38,7 @@ ROUNDS, QUICK_ROUNDS = 5, 1
 LIMIT_S = 300.0
 """No round begins later than this after the first."""
 SIZE, SEQ_LEN = "small", 64
-SEATS = tuple(Seat(worker=f"w{i}", node="n0") for i in range(WORKERS))
+WORKER_SLOTS = tuple(WorkerSlot(worker=f"w{i}", node="n0") for i in range(WORKERS))
 AXES = ("pp", "dp_replicate", "dp_shard", "tp")
 
 
@@ -73,7 +73,7 @@ def step_s(gang: Gang, plan: Plan) -> float:
 def scored(machine: Machine, constraints: Parallelism) -> Scored | None:
     """The planner's choice on the four workers; None where it has none."""
     sought = Sought(
-        seats=SEATS,
+        worker_slots=WORKER_SLOTS,
         shape=machine.shape,
         hardware=machine.hardware,
         micro_batches=BATCH.micro_batches,
@@ -128,7 +128,7 @@ def main() -> int:
     with GlooPool(WORKERS) as pool:
         gang = Gang(pool, itertools.count(1), task, spec(QUICK_STEPS if given.quick else STEPS))
         machine = Machine.of(gang, task, lambda plan: step_s(gang, plan))
-        print("told:", *(f"{name} {value:.3g}" for name, value in machine.told().items()), flush=True)
+        print("told:", *(f"{name} {value:.3g}" for name, value in machine.reported().items()), flush=True)
         plans = plans_of(machine)
         times = measured(gang, plans, QUICK_ROUNDS if given.quick else ROUNDS)
     middle = {name: statistics.median(of_plan) for name, of_plan in times.items()}
@@ -155,7 +155,7 @@ def main() -> int:
             "chosen_over_best": middle[chosen] / middle[best],
             "spread": (max(times[chosen]) - min(times[chosen])) / middle[chosen],
         },
-        told=machine.told(),
+        reported=machine.reported(),
         rounds=len(times[chosen]),
         fastest=best,
     )

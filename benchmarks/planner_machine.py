@@ -55,7 +55,7 @@ class Machine:
         )
         return cls(shape=replace(shape, layers=layers), hardware=hardware, alone_s=alone)
 
-    def told(self) -> dict[str, float]:
+    def reported(self) -> dict[str, float]:
         """In numbers, for the record."""
         link = self.hardware.inside
         return {

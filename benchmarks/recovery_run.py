@@ -30,7 +30,7 @@ from benchmarks.problem import Problem
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.run_updates import Update
+from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.events import GroupBroken, GroupReady, StepCommitted, WorkerLost, WorkerReady
 from elastic_train.control.faults import FaultSchedule
@@ -50,7 +50,7 @@ class Killer(Chaos):
         self._stopped = False
         self.killed_at: float | None = None
 
-    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+    def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         self._records += update.records
         if time.monotonic() - self._since > GIVE_UP_S or self._over():
             if not self._stopped:
@@ -77,13 +77,13 @@ class Killer(Chaos):
         ready = [r for r in self._records if isinstance(r.event, WorkerReady)]
         return len(ready) >= self._case.workers + self._case.standby
 
-    def _now_is_the_time(self, update: Update) -> bool:
+    def _now_is_the_time(self, update: RunUpdate) -> bool:
         newest = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
         return bool(newest) and newest[-1] > KILL_AFTER and newest[-1] % CHECKPOINT_EVERY == 5
 
-    def _kill(self, update: Update) -> None:
+    def _kill(self, update: RunUpdate) -> None:
         """The last rank, or everything on its node."""
-        victim = max(update.standings, key=lambda s: s.rank)
+        victim = max(update.heartbeats, key=lambda s: s.rank)
         if self._case.kills == "worker":
             pids = [victim.pid]
         else:
@@ -96,8 +96,8 @@ def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[s
     """From the kill to the first step that a new group of `planned` workers committed; None if it never did.
 
     The seconds in between: until the loss was noticed (detect), until the new group was ordered, with the
-    last words of all that are left (decide), until its ranks had met and said what they need (rebuild), until
-    they had fetched and proved it (transfer), until its first step.
+    final reports of all that are left (decide), until its ranks had met and said what they need (rebuild),
+    until they had fetched and proved it (transfer), until its first step.
     """
     before = [r for r in records if r.seconds <= killed_at]
     after = [r for r in records if r.seconds > killed_at]
@@ -166,10 +166,10 @@ def run(case: Case) -> dict[str, Any]:
 
 def timeline(records: Sequence[Record], killed_at: float) -> list[str]:
     """What the controller did from the kill on, for whoever wonders where the time went."""
-    told = [r for r in records if r.seconds >= killed_at and not isinstance(r.event, StepCommitted)]
+    reported = [r for r in records if r.seconds >= killed_at and not isinstance(r.event, StepCommitted)]
     return [
         f"+{r.seconds - killed_at:.3f} {type(r.event).__name__}: {r.reason} {' '.join(r.commands)}"
-        for r in told[:40]
+        for r in reported[:40]
     ]
 
 

@@ -50,10 +50,10 @@ from benchmarks.replay_ranks import (
 from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery.grouping import Boundaries, Logging, curve
-from elastic_train.recovery.substitute import stand_in
+from elastic_train.recovery.substitute import substitute
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.train.rank_assignment import ReplaySeat
+from elastic_train.train.rank_assignment import ReplayAssignment
 
 STAGES = ((0, 3), (3, 6), (6, 8))
 BLOCK = 5  # steps with the log, then as many without
@@ -149,8 +149,10 @@ class Bench:
         self.results.append(
             {"kind": "steps", "seconds": wall, "processor_s": sum(self._pool.run(processors)), "steps": steps}
         )
-        told = [self._pool.run(sent_to, steps, ranks=[r])[0] for r in range(3)]
-        sent = Sent(tensors={c: t for tensors, _ in told for c, t in tensors.items()}, votes=told[0][1])
+        reported = [self._pool.run(sent_to, steps, ranks=[r])[0] for r in range(3)]
+        sent = Sent(
+            tensors={c: t for tensors, _ in reported for c, t in tensors.items()}, votes=reported[0][1]
+        )
         self._pool.run(expect, self._pool.run(end_of))
         return plan, bases, sent
 
@@ -158,14 +160,14 @@ class Bench:
         self, plan: Plan, stages: tuple[int, int], workers: int, bases: Sequence[Base], sent: Sent
     ) -> Timed:
         names = [str(n) for n in range(workers)]
-        stood_in = stand_in(plan, stages, names, exact=False)
+        stood_in = substitute(plan, stages, names, exact=False)
         assert stood_in is not None
         during = next(self._generations)
-        seats = [
-            ReplaySeat(
+        assignments = [
+            ReplayAssignment(
                 generation=during,
                 during=during,
-                stand_in=stood_in,
+                substitute=stood_in,
                 number=number,
                 ranks=tuple(range(*stages)),
                 store_host=self._pool.store_host,
@@ -176,7 +178,7 @@ class Bench:
         ]
         found: list[Timed] = self._pool.run(
             replay,
-            PerRank(seats),
+            PerRank(assignments),
             bases[slice(*stages)],
             sent.received_by(stages),
             ranks=range(workers),

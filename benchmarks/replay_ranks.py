@@ -18,8 +18,8 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.models.llama import Llama
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.rank_assignment import ReplaySeat
-from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.rank_assignment import ReplayAssignment
+from elastic_train.train.state.fragment_index import FragmentIndex
 from elastic_train.train.state.live_fragments import parts
 
 Rank = dict[str, Any]
@@ -146,24 +146,24 @@ def expect(rank: Rank, ended: Sequence[Named]) -> None:
     rank["member"].held.replace(None)
 
 
-def replay(rank: Rank, seat: ReplaySeat, bases: Sequence[Base], sent: Sent) -> Timed:
+def replay(rank: Rank, assignment: ReplayAssignment, bases: Sequence[Base], sent: Sent) -> Timed:
     member, steps = rank["member"], max(sent.votes)
     if dist.is_initialized():
         dist.destroy_process_group()
-    member.stand_in(seat)
+    member.substitute(assignment)
     began = time.perf_counter()
     needs = member.needs(Fragments.concat([base.table for base in bases]))
     rows = {name: values for base in bases for name, values in _by_name(base.table, base.data).items()}
     member.fill(needs, [rows[needs.names[int(needs.key[row])]] for row in range(len(needs))])
     member.load(merged([base.document for base in bases]))
     restored = time.perf_counter() - began
-    if len(seat.stand_in.ranks) > 1:
+    if len(assignment.substitute.ranks) > 1:
         dist.barrier()
     began, processor = time.perf_counter(), time.process_time()
     member.replay(steps, sent)
     seconds, processor = time.perf_counter() - began, time.process_time() - processor
     (shards,) = member.held.every()
-    index = Index(parts(shards))
+    index = FragmentIndex(parts(shards))
     found = _by_name(index.table(), index.read(index.table()))
     off_by = max(_off_by(found[name], rank["expected"][name]) for name in found)
     member.held.replace(None)

@@ -17,7 +17,7 @@ STAGES = (1, 2, 3)
 
 
 class PeerFailed(Exception):
-    """The peer ended with an error: its last words."""
+    """The peer ended with an error: its final reports."""
 
 
 def missing(python: Path) -> str:

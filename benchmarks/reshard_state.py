@@ -20,7 +20,7 @@ import torch
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
-from elastic_train.checkpoint.writer import Part, write_part
+from elastic_train.checkpoint.writer import WrittenPart, write_part
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.layout import Sharded, boxes
 from elastic_train.storage.store import Store
@@ -112,7 +112,7 @@ def write_ours(store: Store, state: State, ranks: int) -> None:
     term = run.begin_term("benchmark")
     directory = attempt_path(step=10, generation=1)
 
-    def part(rank: int) -> Part:
+    def part(rank: int) -> WrittenPart:
         return write_part(store, directory, rank, pieces_of(state, rank, ranks))
 
     with ThreadPoolExecutor(ranks) as pool:

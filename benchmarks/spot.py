@@ -54,10 +54,10 @@ def measured(system: str, command: list[str], limit_s: float) -> dict[str, Any]:
             until = time.monotonic() + limit_s
             while program.poll() is None and time.monotonic() < until:
                 time.sleep(LOOK_S)
-                if (now := told(file).get("progress", said)) != said:
+                if (now := reported(file).get("progress", said)) != said:
                     said = now
                     print(f"  {said}", flush=True)
-        found = told(file)
+        found = reported(file)
         if program.poll() is None:
             found["problem"] = f"it was not over after {limit_s:.0f} s, and was ended"
             end_tree(program, signal.SIGKILL)  # its cluster too
@@ -67,7 +67,7 @@ def measured(system: str, command: list[str], limit_s: float) -> dict[str, Any]:
     return {"system": system, "load": load, **found}
 
 
-def told(file: Path) -> dict[str, Any]:
+def reported(file: Path) -> dict[str, Any]:
     """What a program knew when it wrote last."""
     return json.loads(file.read_text()) if file.exists() else {}
 

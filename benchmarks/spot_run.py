@@ -20,7 +20,7 @@ from benchmarks.trace import Replay
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.run_updates import Update
+from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule
@@ -41,11 +41,11 @@ class Market(Chaos):
     def __init__(self, cluster: LocalCluster, case: Given) -> None:
         super().__init__(cluster, FaultSchedule(faults=()), lambda text: None)
         self.replay = Replay(cluster, case.trace, seed=case.seed)
-        self.submitted = self._told = time.time()
+        self.submitted = self._reported = time.time()
         self.ended: float | None = None
         self._case, self._local = case, cluster
 
-    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+    def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         now = time.time()
         if any(isinstance(record.event, StepCommitted) for record in update.records):
             self.replay.begin(now)
@@ -53,8 +53,8 @@ class Market(Chaos):
         if self.ended is None and self.replay.over(now, self._case.seconds):
             self.ended = now
             controller.stop.remote("the trace is over")
-        if now - self._told > TELL_S:
-            self._told = now
+        if now - self._reported > TELL_S:
+            self._reported = now
             self._case.tell(self.account(store))
 
     def account(self, store: Store) -> dict[str, Any]:

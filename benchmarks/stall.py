@@ -83,11 +83,11 @@ def run(
             Rank([*command, "--rank", str(rank)], environment, Path(directory) / f"rank{rank}")
             for rank in range(workers)
         ]
-        told = [rank.told() for rank in ranks]
-    wrong = [error for found, error in told if found is None]
+        reported = [rank.reported() for rank in ranks]
+    wrong = [error for found, error in reported if found is None]
     if wrong:
         return {**about, "absent": wrong[0]}
-    found = [result for result, _ in told if result is not None]
+    found = [result for result, _ in reported if result is not None]
     return {
         **about,
         **{key: max(r[key] for r in found) for key in SLOWEST},
@@ -109,7 +109,7 @@ class Rank:
                 command, env=environment, stdout=out, stderr=error, start_new_session=True
             )
 
-    def told(self) -> tuple[dict[str, Any] | None, str]:
+    def reported(self) -> tuple[dict[str, Any] | None, str]:
         """Its figures, or the last thing that it said instead."""
         try:
             self._process.wait(LIMIT_S)

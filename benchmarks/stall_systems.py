@@ -31,7 +31,7 @@ from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine, Taken
 from elastic_train.geometry.box import Box
 from elastic_train.train.snapshot.tensor_sources import TensorSource
-from elastic_train.train.state.live_fragments import DTYPE_NAMES, Part, Replica
+from elastic_train.train.state.live_fragments import DTYPE_NAMES, Replica, TensorPart
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = 3
@@ -147,8 +147,8 @@ class DcpAsync(DcpSave):
 
 
 class Ours(Nothing):
-    """The engine, into shared memory; a keeper process copies each snapshot once more, as the node that holds
-    the second copy does, and writes it to files where `storage` is given.
+    """The engine, into shared memory; a peer store process copies each snapshot once more, as the node that
+    holds the second copy does, and writes it to files where `storage` is given.
     """
 
     def __init__(self, directory: Path, rank: int, *, storage: bool) -> None:
@@ -182,7 +182,7 @@ class Ours(Nothing):
         self._engine.close()
         self._idle.wait()
         self._pipe.send(None)
-        self._keeper.join()
+        self._peer_store.join()
         self._path.unlink()
 
     def read(self, step: int, like: Tensors) -> Tensors | None:
@@ -198,11 +198,11 @@ class Ours(Nothing):
         context = multiprocessing.get_context("spawn")
         self._pipe, other = context.Pipe()
         store = str(self.directory) if self._storage else None
-        self._keeper = context.Process(
+        self._peer_store = context.Process(
             target=keep, args=(other, str(self._path), arena.size, SLOTS, store, self.rank)
         )
-        self._keeper.start()
-        other.close()  # if the keeper dies, that is heard here
+        self._peer_store.start()
+        other.close()  # if the peer store dies, that is heard here
         assert self._pipe.recv() == ("ready", 0)
         threading.Thread(target=self._hear, daemon=True).start()
         self._engine = Engine(arena, self._deliver, pressure="skip")
@@ -224,7 +224,7 @@ class Ours(Nothing):
             before.release()
 
     def _hear(self) -> None:
-        """What the keeper says: a copy is complete, or a checkpoint durable."""
+        """What the peer store says: a copy is complete, or a checkpoint durable."""
         while True:
             try:
                 word, _ = self._pipe.recv()
@@ -241,9 +241,9 @@ class Ours(Nothing):
             self._idle.set()
 
 
-def part_of(name: str, value: torch.Tensor) -> Part:
+def part_of(name: str, value: torch.Tensor) -> TensorPart:
     shape = tuple(value.shape)
-    return Part(
+    return TensorPart(
         tensor=name,
         state="param",
         dtype=DTYPE_NAMES[value.dtype],

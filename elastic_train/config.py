@@ -143,7 +143,7 @@ class Parallelism:
     dp_shard: int | None = None
     tp: int | None = None
     pp: int | None = None
-    cp: int | None = None  # None: 1, as nothing but a person's wish divides the sequence
+    cp: int | None = None  # None: 1, as nothing but a person's request divides the sequence
     ep: int | None = None  # None: 1
 
     @property

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import elastic_train as et
-from elastic_train.data.numbered import Numbered
+from elastic_train.data.numbered import NumberedSamples
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.data.tokenizer import PAD
@@ -68,7 +68,7 @@ class Finetune(et.Task):
     def optimizer(self, named_params: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW([p for _, p in named_params], lr=self.lr, weight_decay=0.01)
 
-    def dataset(self) -> Numbered | Tokens:
+    def dataset(self) -> NumberedSamples | Tokens:
         if self.tokenizer:
             return Tokens(self.tokenizer, self.data, seq_len=self.seq_len)
         return TextFiles(self.data or StandardLibrary(), seq_len=self.seq_len)

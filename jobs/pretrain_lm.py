@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 import elastic_train as et
 from elastic_train.data.documents import documents_of
-from elastic_train.data.numbered import Numbered
+from elastic_train.data.numbered import NumberedSamples
 from elastic_train.data.packing import Packed
 from elastic_train.data.parquet import ParquetText
-from elastic_train.data.part import Part
+from elastic_train.data.part import SourcePart
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.models.llama import Llama
@@ -62,8 +62,8 @@ class Pretrain(et.Task):
 
         return torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 
-    def dataset(self) -> Numbered:
-        return Part(self._text(), stop=-HELD_OUT) if self.evaluate_every else self._text()
+    def dataset(self) -> NumberedSamples:
+        return SourcePart(self._text(), stop=-HELD_OUT) if self.evaluate_every else self._text()
 
     def loss(self, output: Tensor, micro_batch: Any) -> tuple[Tensor, Tensor]:
         if self.packed:
@@ -76,9 +76,9 @@ class Pretrain(et.Task):
     def evaluation(self) -> et.Evaluation | None:
         if not self.evaluate_every:
             return None
-        return et.Evaluation(dataset=Part(self._text(), start=-HELD_OUT), every=self.evaluate_every)
+        return et.Evaluation(dataset=SourcePart(self._text(), start=-HELD_OUT), every=self.evaluate_every)
 
-    def _text(self) -> Numbered:
+    def _text(self) -> NumberedSamples:
         places, table = self.data or StandardLibrary(), self.data.endswith(".parquet")
         if self.packed:
             return Packed(documents_of(places), seq_len=self.seq_len)

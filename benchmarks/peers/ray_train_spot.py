@@ -84,7 +84,7 @@ def run(case: Given) -> dict[str, Any]:
         submitted = time.time()
         thread = threading.Thread(target=_fit, args=(case, storage, notes, stop, failed), daemon=True)
         thread.start()
-        replay, told = Replay(cluster, case.trace, seed=case.seed), submitted
+        replay, reported = Replay(cluster, case.trace, seed=case.seed), submitted
         while not failed and not replay.over(time.time(), case.seconds):
             now, seen = time.time(), _read(notes)
             if any(note["kind"] == "step" for note in seen):
@@ -92,8 +92,8 @@ def run(case: Given) -> dict[str, Any]:
             elif now - submitted > START_S:
                 failed.append(f"no step within {START_S:.0f} s")
             replay.due(now, cluster.kill_node)
-            if now - told > TELL_S:
-                told, found = now, account(seen, now - submitted)
+            if now - reported > TELL_S:
+                reported, found = now, account(seen, now - submitted)
                 said = f"{now - submitted:.0f} s: step {found['reached']}, {replay.nodes} nodes"
                 case.tell({"progress": said, **found, "changes": replay.done})
             time.sleep(LOOK_S)

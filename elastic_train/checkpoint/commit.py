@@ -18,7 +18,7 @@ from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.resharding import recorded, required
-from elastic_train.checkpoint.writer import Part
+from elastic_train.checkpoint.writer import WrittenPart
 from elastic_train.errors import ChecksumMismatch, FragmentMissing, StorageNotFound, TensorMismatch
 from elastic_train.geometry.coverage import untiled
 from elastic_train.storage.store import Store
@@ -43,7 +43,7 @@ class Assembled:
 def assemble(
     store: Store,
     directory: str,
-    parts: Sequence[Part],
+    parts: Sequence[WrittenPart],
     document: Mapping[str, Json],
     *,
     aliases: Mapping[str, str] | None = None,
@@ -103,7 +103,7 @@ def check_aliases(manifest: Manifest, aliases: Mapping[str, str], *, url: str) -
             raise TensorMismatch(url=url, problem=f"the alias {name} of {target} doesn't lead to a tensor.")
 
 
-def _part(store: Store, directory: str, part: Part) -> Manifest:
+def _part(store: Store, directory: str, part: WrittenPart) -> Manifest:
     """A part's manifest, if it is the one that was reported and all the data it names is there."""
     url = f"{store.url}/{directory}/{part.manifest}"
     try:

@@ -15,7 +15,7 @@ from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
-from elastic_train.checkpoint.ranges import Read, Request, Segment, strides_of
+from elastic_train.checkpoint.ranges import FragmentRange, Read, Request, strides_of
 from elastic_train.checkpoint.zero_copy_read import targets
 from elastic_train.errors import (
     CheckpointDeleted,
@@ -181,7 +181,7 @@ def _between(views: Sequence[memoryview], start: int, stop: int) -> Iterator[mem
 
 
 def _scatter(
-    segment: Segment, view: memoryview, requests: Sequence[Request], outputs: Sequence[Array]
+    segment: FragmentRange, view: memoryview, requests: Sequence[Request], outputs: Sequence[Array]
 ) -> None:
     """Copy a segment's elements to every request that wants some of them."""
     row, kind = segment.row, ELEMENTS[segment.row.dtype]

@@ -16,7 +16,7 @@ from elastic_train.checkpoint.language.translated_view import check_claims
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
-from elastic_train.checkpoint.writer import Part, write_part
+from elastic_train.checkpoint.writer import WrittenPart, write_part
 from elastic_train.errors import ConfigError
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.lease import Lease
@@ -87,7 +87,7 @@ def _pointing(source: Mapped, store: Store, directory: str, document: Mapping[st
     return describe(store, directory, [table], said)
 
 
-def _parts(source: Mapped, store: Store, directory: str) -> Iterator[Part]:
+def _parts(source: Mapped, store: Store, directory: str) -> Iterator[WrittenPart]:
     """The tensors in files of about PART bytes."""
     pieces: list[Piece] = []
     size, number = 0, 0

@@ -22,14 +22,14 @@ class TensorInfo:
     shape: tuple[int, ...]
 
 
-class States(Mapping[str, "Lazy"]):
+class States(Mapping[str, "LazyArrays"]):
     """The states of one tensor, by name."""
 
     def __init__(self, states: Mapping[str, TensorInfo], read: Callable[[str, Box], Array]) -> None:
         self._states, self._read = states, read
 
-    def __getitem__(self, state: str) -> Lazy:
-        return Lazy(info=self._states[state], read=lambda box: self._read(state, box))
+    def __getitem__(self, state: str) -> LazyArrays:
+        return LazyArrays(info=self._states[state], read=lambda box: self._read(state, box))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._states)
@@ -39,7 +39,7 @@ class States(Mapping[str, "Lazy"]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Lazy:
+class LazyArrays:
     """A stored tensor that is read when it is indexed: by integers, slices of step 1 and an ellipsis."""
 
     info: TensorInfo

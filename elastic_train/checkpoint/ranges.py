@@ -35,7 +35,7 @@ Request = tuple[str, str, Box]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Segment:
+class FragmentRange:
     """Consecutive bytes of one fragment: from its byte `at` on, `length` of them, at `start` in its file.
 
     `wanted` names the requests that need some of it and the box that each needs, in the fragment's
@@ -56,10 +56,10 @@ class Read:
     file: str
     start: int
     length: int
-    segments: tuple[Segment, ...]
+    segments: tuple[FragmentRange, ...]
 
 
-class Index:
+class RangeIndex:
     """Where the rows of each tensor are in a manifest."""
 
     def __init__(self, manifest: Manifest, *, url: str) -> None:
@@ -153,7 +153,7 @@ def strides_of(row: Row, item: int) -> tuple[int, ...]:
     return tuple(math.prod(row.box.sizes[d + 1 :]) * item for d in range(len(row.box.sizes)))
 
 
-def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[Segment]:
+def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[FragmentRange]:
     item = ELEMENTS[row.dtype].bytes
     if row.checksums is None:
         return [segment for index, part in parts for segment in _spans(row, index, part, item)]
@@ -167,17 +167,17 @@ def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[Segment]:
         runs = np.flatnonzero(np.diff(needed, prepend=0, append=0)).reshape(-1, 2).tolist()
     size = row.box.numel * item
     page = page_bytes(size)
-    found: list[Segment] = []
+    found: list[FragmentRange] = []
     for first, stop in runs:
         for at in range(first * page, min(stop * page, size), MOST):
             length = min(at + MOST, stop * page, size) - at
             found.append(
-                Segment(row=row, start=row.byte_offset + at, at=at, length=length, wanted=tuple(parts))
+                FragmentRange(row=row, start=row.byte_offset + at, at=at, length=length, wanted=tuple(parts))
             )
     return found
 
 
-def _spans(row: Row, index: int, part: Box, item: int) -> list[Segment]:
+def _spans(row: Row, index: int, part: Box, item: int) -> list[FragmentRange]:
     """A box of a fragment without pages, cut along its widest stride until no read is larger than MOST."""
     whole = _span(row, index, part, item)
     if whole.length <= MOST:
@@ -186,7 +186,7 @@ def _spans(row: Row, index: int, part: Box, item: int) -> list[Segment]:
     dim = max((d for d, size in enumerate(part.sizes) if size > 1), key=lambda d: strides[d])
     half = part.sizes[dim] // 2
     cuts = ((part.offsets[dim], half), (part.offsets[dim] + half, part.sizes[dim] - half))
-    found: list[Segment] = []
+    found: list[FragmentRange] = []
     for offset, size in cuts:
         offsets = (*part.offsets[:dim], offset, *part.offsets[dim + 1 :])
         sizes = (*part.sizes[:dim], size, *part.sizes[dim + 1 :])
@@ -194,18 +194,18 @@ def _spans(row: Row, index: int, part: Box, item: int) -> list[Segment]:
     return found
 
 
-def _span(row: Row, index: int, part: Box, item: int) -> Segment:
+def _span(row: Row, index: int, part: Box, item: int) -> FragmentRange:
     """From the first to the last byte of a box in a fragment that is laid out by strides."""
     strides = strides_of(row, item)
     at = sum(o * s for o, s in zip(part.offsets, strides, strict=True))
     length = item + sum((n - 1) * s for n, s in zip(part.sizes, strides, strict=True))
-    return Segment(row=row, start=row.byte_offset + at, at=at, length=length, wanted=((index, part),))
+    return FragmentRange(row=row, start=row.byte_offset + at, at=at, length=length, wanted=((index, part),))
 
 
-def _joined(segments: list[Segment]) -> list[Read]:
+def _joined(segments: list[FragmentRange]) -> list[Read]:
     """Neighbours in a file made one read, up to MOST bytes."""
     reads: list[Read] = []
-    group: list[Segment] = []
+    group: list[FragmentRange] = []
     end = 0
 
     def close() -> None:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import THREADS
-from elastic_train.checkpoint.ranges import MOST, Index, Request
+from elastic_train.checkpoint.ranges import MOST, RangeIndex, Request
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.resharding import box_of
 from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.layout import Sharded, boxes
 
-MOST_TOLD = 8
+MOST_REPORTED = 8
 """Problems that one message lists."""
 
 
@@ -39,7 +39,7 @@ class ReadPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ReadShare:
     """A rank's boxes of a parameter. Of several ranks that hold the same one `reads` it and passes it on."""
 
     tensor: str
@@ -48,12 +48,12 @@ class Held:
     reads: bool
 
 
-def sharded(checkpoint: Checkpoint, dp_shard: int) -> tuple[tuple[Held, ...], ...]:
+def sharded(checkpoint: Checkpoint, dp_shard: int) -> tuple[tuple[ReadShare, ...], ...]:
     """By rank: parameters cut along dim 0, and what can't be cut on all of them."""
     shapes = {tensor: info.shape for (tensor, state), info in checkpoint.tensors.items() if state == "param"}
     return tuple(
         tuple(
-            Held(
+            ReadShare(
                 tensor=tensor,
                 shape=shape,
                 boxes=boxes(shape, (dp_shard,), (rank,), (Sharded(0),)) if shape else (Box.whole(shape),),
@@ -65,13 +65,13 @@ def sharded(checkpoint: Checkpoint, dp_shard: int) -> tuple[tuple[Held, ...], ..
     )
 
 
-def read_plan(checkpoint: Checkpoint, ranks: Sequence[Sequence[Held]]) -> ReadPlan:
+def read_plan(checkpoint: Checkpoint, ranks: Sequence[Sequence[ReadShare]]) -> ReadPlan:
     """Optimizer states go with their parameters, each by its kind; buffers are read by rank 0 and passed
     on. TensorMismatch where a state can't be cut like this, or the parameters aren't those of the checkpoint.
     """
     _check(checkpoint, ranks)
     kinds = checkpoint.kinds()
-    index = Index(checkpoint.manifest, url=checkpoint.url)
+    index = RangeIndex(checkpoint.manifest, url=checkpoint.url)
     found: list[RankReads] = []
     total = 0
     for rank, held in enumerate(ranks):
@@ -110,7 +110,7 @@ def read_plan(checkpoint: Checkpoint, ranks: Sequence[Sequence[Held]]) -> ReadPl
     )
 
 
-def _check(checkpoint: Checkpoint, ranks: Sequence[Sequence[Held]]) -> None:
+def _check(checkpoint: Checkpoint, ranks: Sequence[Sequence[ReadShare]]) -> None:
     stored = {tensor: info.shape for (tensor, state), info in checkpoint.tensors.items() if state == "param"}
     wanted = {checkpoint.aliases.get(h.tensor, h.tensor): h.shape for held in ranks for h in held}
     problems = [
@@ -123,8 +123,8 @@ def _check(checkpoint: Checkpoint, ranks: Sequence[Sequence[Held]]) -> None:
         if stored[t] != wanted[t]
     ]
     if problems:
-        more = f"; and {len(problems) - MOST_TOLD} more" if len(problems) > MOST_TOLD else ""
-        raise TensorMismatch(url=checkpoint.url, problem=f"{'; '.join(problems[:MOST_TOLD])}{more}.")
+        more = f"; and {len(problems) - MOST_REPORTED} more" if len(problems) > MOST_REPORTED else ""
+        raise TensorMismatch(url=checkpoint.url, problem=f"{'; '.join(problems[:MOST_REPORTED])}{more}.")
 
 
 def _near(name: str, others: Iterable[str]) -> str:

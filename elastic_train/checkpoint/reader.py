@@ -17,7 +17,7 @@ from elastic_train.checkpoint.fetch import Files, fetch
 from elastic_train.checkpoint.importers.detect import import_checkpoint, is_file
 from elastic_train.checkpoint.lazy_arrays import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
-from elastic_train.checkpoint.ranges import Index, Request
+from elastic_train.checkpoint.ranges import RangeIndex, Request
 from elastic_train.checkpoint.resharding import kinds_of
 from elastic_train.checkpoint.run_directory import CHECKPOINTS, RunDirectory
 from elastic_train.checkpoint.views import View, check_views
@@ -76,7 +76,7 @@ class Checkpoint(Mapping[str, States]):
         self.aliases: Mapping[str, str] = state.aliases
         self._state = state
         self.tensors: Mapping[tuple[str, str], TensorInfo] = tensors_of(manifest)
-        self._index = Index(manifest, url=files.url)
+        self._index = RangeIndex(manifest, url=files.url)
         self._states: dict[str, dict[str, TensorInfo]] = {}
         for (tensor, state_name), info in self.tensors.items():
             self._states.setdefault(tensor, {})[state_name] = info

@@ -1,7 +1,8 @@
 """What a checkpoint says of its optimizer states' kinds, and the boxes that go with a box of a parameter.
 
 The kinds are in the document, at `optimizer.reshard`: {tensor: {state: [kind, ...]}}. What is elementwise, or
-one element, isn't mentioned. Checkpoints that say nothing are told by names and shapes (geometry/state_layout.py).
+one element, isn't mentioned. Checkpoints that say nothing are told by names and shapes
+(geometry/state_layout.py).
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ def kinds_of(document: Mapping[str, Json], tensors: Tensors, *, url: str) -> dic
     found: dict[Name, Kind] = {}
     for tensor, own in states.items():
         shape = tensors[tensor, "param"].shape
-        told = kinds(shape, own)
+        reported = kinds(shape, own)
         for state, (_, state_shape) in own.items():
             words = said.get(tensor, {}).get(state)
-            kind = told[state] if words is None else from_words(words, f"{tensor} ({state})", url)
+            kind = reported[state] if words is None else from_words(words, f"{tensor} ({state})", url)
             if (problem := misfit(kind, shape, state_shape)) is not None:
                 raise TensorMismatch(
                     url=url, problem=f"{tensor} ({state}) is {list(state_shape)}, and {problem}."

@@ -14,7 +14,7 @@ from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.errors import AlreadyExists, CheckpointDeleted, ConfigError, NoCheckpoint, StorageNotFound
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive
-from elastic_train.storage.commit_log import CommitLog, Record
+from elastic_train.storage.commit_log import CommitLog, CommitRecord
 from elastic_train.storage.store import Store
 
 CONFIG = "run.json"
@@ -94,7 +94,7 @@ class RunDirectory:
         for record in self.log.valid():
             if (record.path, record.manifest_hash) == (assembled.directory, assembled.manifest_hash):
                 return _stored(record)
-        record = Record(
+        record = CommitRecord(
             kind="commit",
             step=step,
             generation=generation,
@@ -109,7 +109,7 @@ class RunDirectory:
         """The checkpoints that are kept, in the order of their commits: the newest is last."""
         return [_stored(r) for r in self.records()]
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[CommitRecord, ...]:
         """Their whole records, with lineage, metrics and hash."""
         self._check_log()
         return self.log.valid()
@@ -129,7 +129,7 @@ class RunDirectory:
         self._check_log()
         return any(r.kind == "commit" for r in self.log.records())
 
-    def record(self, stored: Stored) -> Record:
+    def record(self, stored: Stored) -> CommitRecord:
         """The commit's whole record; CheckpointDeleted if it isn't kept."""
         for record in self.log.valid():
             if record.slot == stored.slot:
@@ -172,7 +172,7 @@ class RunDirectory:
         self.log.check(term)
         slots, gone = self._unneeded(there, keep, in_flight, writing)
         if slots:
-            self.log.append(Record(kind="prune", removes=slots), term)
+            self.log.append(CommitRecord(kind="prune", removes=slots), term)
         for directory, needed in gone.items():
             if needed:
                 self.store.delete([f for f in self.store.list(directory) if f not in needed])
@@ -238,7 +238,7 @@ class RunDirectory:
         return decode(self.store.read(CONFIG), url=f"{self.store.url}/{CONFIG}")
 
 
-def _beyond(path: str, newest: Record, writing: int | None) -> bool:
+def _beyond(path: str, newest: CommitRecord, writing: int | None) -> bool:
     """Whether an attempt may still be on its way: of a later step, by the generation that is writing."""
     found = _ATTEMPT.fullmatch(path.rpartition("/")[2])
     assert found is not None
@@ -246,7 +246,7 @@ def _beyond(path: str, newest: Record, writing: int | None) -> bool:
     return step > newest.step and generation == writing
 
 
-def _stored(record: Record) -> Stored:
+def _stored(record: CommitRecord) -> Stored:
     return Stored(
         slot=record.slot,
         step=record.step,

@@ -20,7 +20,7 @@ STABLE = "-stable.safetensors"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class WrittenPart:
     """One writer's durable share: the part manifest's path inside the directory, its hash, and all bytes
     written.
     """
@@ -39,7 +39,7 @@ def write_part(
     *,
     unchanged: Unchanged | None = None,
     spend: Callable[[int], None] = lambda size: None,
-) -> Part:
+) -> WrittenPart:
     """Write the pieces durably; after an error nothing of the part is visible.
 
     `spend` is told after each page how many bytes were written, and may take its time.
@@ -66,7 +66,9 @@ def write_part(
             written += _write_file(store, f"{directory}/{stem}{end}", layout, rows, spend)
     table = Manifest.of(rows, url=f"{store.url}/{directory}").encode()
     store.write(f"{directory}/{stem}.parquet", table)
-    return Part(writer=writer, manifest=f"{stem}.parquet", digest=digest(table), bytes=written + len(table))
+    return WrittenPart(
+        writer=writer, manifest=f"{stem}.parquet", digest=digest(table), bytes=written + len(table)
+    )
 
 
 def _write_file(

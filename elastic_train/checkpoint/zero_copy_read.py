@@ -9,7 +9,7 @@ import numpy as np
 
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.lazy_arrays import Array
-from elastic_train.checkpoint.ranges import Read, Request, Segment
+from elastic_train.checkpoint.ranges import FragmentRange, Read, Request
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.layout import flat_range_boxes
 
@@ -41,7 +41,7 @@ def targets(
 
 
 def _of_segment(
-    segment: Segment, requests: Sequence[Request], outputs: Sequence[Array]
+    segment: FragmentRange, requests: Sequence[Request], outputs: Sequence[Array]
 ) -> list[memoryview] | None:
     row = segment.row
     if len(segment.wanted) != 1 or row.byte_strides is not None:

@@ -14,7 +14,7 @@ from elastic_train.errors import NoCheckpoint
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import bytes_text
 from elastic_train.recovery.evidence import Stored
-from elastic_train.storage.commit_log import Record
+from elastic_train.storage.commit_log import CommitRecord
 from elastic_train.storage.fsspec_store import open_store
 
 
@@ -103,7 +103,7 @@ def choose(directory: RunDirectory, run: str, step: int | None) -> Stored:
     return found[-1]
 
 
-def _plain(record: Record) -> dict[str, object]:
+def _plain(record: CommitRecord) -> dict[str, object]:
     return {
         "step": record.step,
         "generation": record.generation,

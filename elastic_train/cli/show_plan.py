@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
 
-from elastic_train.checkpoint.read_plan import Held
+from elastic_train.checkpoint.read_plan import ReadShare
 from elastic_train.cli.job import load_job
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
@@ -21,7 +21,7 @@ from elastic_train.planner.explain_plans import Explanation, explain
 from elastic_train.planner.explain_plans import table as explain_table
 from elastic_train.planner.hardware import Hardware
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot
 from elastic_train.planner.problem import Problem
 from elastic_train.recovery.grouping import curve
 from elastic_train.recovery.logging_forecast import boundaries, sentences
@@ -58,7 +58,7 @@ def show_plan(
             remedy="The run itself then plans data-parallel axes from memory alone.",
         )
     problem = Problem(
-        seats=seats(nodes),
+        worker_slots=worker_slots(nodes),
         shape=shape,
         hardware=hardware,
         micro_batches=spec.batch.micro_batches,
@@ -69,8 +69,8 @@ def show_plan(
     explanation = explain(problem)
     logs = _logs(explanation, problem, spec)
     if as_json:
-        told = {"nodes": nodes, "before": before, **explanation.json(), "logs": logs}
-        print(json.dumps(told))
+        reported = {"nodes": nodes, "before": before, **explanation.json(), "logs": logs}
+        print(json.dumps(reported))
         return explanation.feasible
     if explanation.rows:
         print(columns(explain_table(explanation.rows)) + "\n")
@@ -92,7 +92,7 @@ def _logs(explanation: Explanation, problem: Problem, spec: RunSpec) -> tuple[st
 
 def held_by_ranks(
     job: str, arguments: Sequence[str], axes: Mapping[str, int]
-) -> tuple[tuple[Held, ...], ...]:
+) -> tuple[tuple[ReadShare, ...], ...]:
     """What each rank of such a mesh would hold of the job's model; its stages have equally many blocks."""
     from elastic_train.train.state.plan_layouts import held, plan_on
 
@@ -100,9 +100,9 @@ def held_by_ranks(
     return held(trainer.task, trainer.spec, plan_on(trainer.task, trainer.spec, Mesh(**axes)))
 
 
-def seats(nodes: str) -> tuple[Seat, ...]:
+def worker_slots(nodes: str) -> tuple[WorkerSlot, ...]:
     """`2x4,1x2`: two nodes of four workers and one of two."""
-    found: list[Seat] = []
+    found: list[WorkerSlot] = []
     node = 0
     for part in nodes.split(","):
         match = re.fullmatch(r"(\d+)x(\d+)", part.strip())
@@ -111,7 +111,7 @@ def seats(nodes: str) -> tuple[Seat, ...]:
                 field="--nodes", problem=f"{part!r} is not NODESxWORKERS.", remedy="For example 2x4,1x2."
             )
         for _ in range(int(match[1])):
-            found += [Seat(worker=f"w{node}.{i}", node=f"n{node}") for i in range(int(match[2]))]
+            found += [WorkerSlot(worker=f"w{node}.{i}", node=f"n{node}") for i in range(int(match[2]))]
             node += 1
     return tuple(found)
 
@@ -119,7 +119,7 @@ def seats(nodes: str) -> tuple[Seat, ...]:
 def _previous(nodes: str, shape: ModelShape, hardware: Hardware, spec: RunSpec) -> Plan:
     chosen = choose(
         Problem(
-            seats=seats(nodes),
+            worker_slots=worker_slots(nodes),
             shape=shape,
             hardware=hardware,
             micro_batches=spec.batch.micro_batches,

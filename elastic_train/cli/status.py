@@ -15,7 +15,7 @@ from elastic_train.observe.history import history
 from elastic_train.observe.history import table as history_table
 from elastic_train.observe.ledger import ledger
 from elastic_train.observe.records import Record, from_json, planning, to_json
-from elastic_train.observe.run_progress import Progress, advance, line
+from elastic_train.observe.run_progress import RunProgress, advance, line
 from elastic_train.observe.save_report import peers_held, saving
 from elastic_train.observe.text_columns import columns
 from elastic_train.storage.fsspec_store import open_store
@@ -28,7 +28,7 @@ def show_status(run: str, *, as_json: bool, watch_s: float = WATCH_S) -> None:
     """A run that is silent for long is watched for `watch_s`: it may be nobody's any more."""
     store, records = _records(run)
     config = RunDirectory(store).config() or {}
-    progress = Progress()
+    progress = RunProgress()
     for record in records:
         progress = advance(progress, record)
     changes = history(records)

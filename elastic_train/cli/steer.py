@@ -10,7 +10,7 @@ from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
-from elastic_train.observe.run_progress import Progress, advance, line
+from elastic_train.observe.run_progress import RunProgress, advance, line
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.storage.lease import Lease, Tenure
@@ -29,7 +29,7 @@ def show_logs(run: str, *, follow: bool) -> int:
     """
     store = open_store(run)
     max_steps = int((RunDirectory(store).config() or {}).get("max_steps", 0))
-    progress, part, heard = Progress(), "", time.monotonic()
+    progress, part, heard = RunProgress(), "", time.monotonic()
     while True:
         try:
             for name, lines in read_journal(store, part):
@@ -105,7 +105,7 @@ def _running(store: Store, run: str) -> Tenure:
     return tenure
 
 
-def _tell(progress: Progress, records: list[Record], max_steps: int) -> Progress:
+def _tell(progress: RunProgress, records: list[Record], max_steps: int) -> RunProgress:
     """Print a part of the journal: what was decided, and where the run stands after it."""
     for record in records:
         progress = advance(progress, record)

@@ -24,13 +24,15 @@ def worker_name(run: str, term: int, worker: str) -> str:
     return f"{run}/{term}/worker/{worker}"
 
 
-def keeper_name(run: str, term: int, node: str) -> str:
-    return f"{run}/{term}/keeper/{node}"
+def peer_store_name(run: str, term: int, node: str) -> str:
+    return f"{run}/{term}/peer_store/{node}"
 
 
-def keeper_of(actor_name: str, run: str) -> str | None:
-    """The node whose keeper an actor name stands for, or None if it is not one of this run's keepers."""
-    return _of(actor_name, run, "keeper")
+def peer_store_of(actor_name: str, run: str) -> str | None:
+    """The node whose peer store an actor name stands for, or None if it is not one of this run's peer
+    stores.
+    """
+    return _of(actor_name, run, "peer_store")
 
 
 def worker_of(actor_name: str, run: str) -> str | None:

@@ -23,7 +23,7 @@ from elastic_train.errors import CheckpointError, StorageError
 from elastic_train.geometry.digest import of_boxes
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Stored
-from elastic_train.storage.bandwidth_cap import Pace
+from elastic_train.storage.bandwidth_cap import BandwidthCap
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.store import Store
 
@@ -53,7 +53,7 @@ class PartWriter:
         self._references = References(RunDirectory(self.store))
         self._post, self._clock = post, clock
         cap = spec.checkpoints.bandwidth
-        self._spend = Pace(cap).spend if cap is not None else lambda size: None
+        self._spend = BandwidthCap(cap).spend if cap is not None else lambda size: None
 
     def save(self, share: Share) -> None:
         """On any thread but the training thread. The share's memory is given back at the end."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 
-from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.messages import Heartbeat
 from elastic_train.control.events import Cause
 from elastic_train.errors import (
     ConfigError,
@@ -18,10 +18,12 @@ from elastic_train.errors import (
     ReplicasDiffer,
     UserCodeError,
 )
-from elastic_train.train.rank_assignment import Progress
+from elastic_train.train.rank_assignment import WorkerProgress
 
 
-def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None, phase: str = "") -> Cause:
+def cause_of(
+    error: BaseException, *, node: str = "", at: WorkerProgress | None = None, phase: str = ""
+) -> Cause:
     """The cause that an error is, with where the member was `at` when it arose."""
     step, rank = (at.step, at.rank) if at is not None else (0, -1)
     phase = phase or (at.phase if at is not None else "starting")
@@ -71,7 +73,7 @@ def cause_of(error: BaseException, *, node: str = "", at: Progress | None = None
             )
 
 
-def death_of(worker: str, error: RayError | None, last: Standing | None) -> Cause:
+def death_of(worker: str, error: RayError | None, last: Heartbeat | None) -> Cause:
     """Why a worker's process is gone: Ray's words, and its last heartbeat's, as SIGKILL gives no reason."""
     lines = [line.strip() for line in str(error or "").splitlines() if line.strip()]
     said = lines[0][:300] if lines else "it ended"

@@ -89,7 +89,7 @@ class LocalCluster:
             ray.shutdown()
         self.cluster.shutdown()
         shutil.rmtree(self._temporary, ignore_errors=True)
-        sweep()  # keepers that were killed left their segments
+        sweep()  # peer stores that were killed left their segments
 
     def __enter__(self) -> LocalCluster:
         return self

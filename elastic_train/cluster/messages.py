@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_train.checkpoint.engine.machine_memory import Memory
+from elastic_train.checkpoint.engine.machine_memory import MachineMemory
 from elastic_train.control.events import StepCommitted
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class Heartbeat:
     """What a worker says of itself at every heartbeat and when it is adopted."""
 
     worker: str
@@ -27,7 +27,7 @@ class Standing:
     phase_s: float  # seconds it has been in this phase
     paced_step: int = 0  # the last step whose own part is done here
     own_s: float = 0.0  # seconds of it for each micro-batch: forward and backward, before waiting for others
-    memory: Memory
+    memory: MachineMemory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +84,8 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """What keepers could serve now, and the steps that they know of, oldest first."""
+class Reported:
+    """What peer stores could serve now, and the steps that they know of, oldest first."""
 
     snapshots: tuple[Snapshot, ...] = ()
     steps: tuple[StepCommitted, ...] = ()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.messages import Heartbeat
 from elastic_train.control.commands import End
 from elastic_train.errors import ElasticTrainError
 from elastic_train.observe.records import Record
@@ -15,13 +15,13 @@ KEEP_RECORDS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
+class RunUpdate:
     """What a driver shows: the records since it last asked, who is where, and how it ended if it did."""
 
     term: int
     next: int  # ask from this number on, in this term
     records: tuple[Record, ...]
-    standings: tuple[Standing, ...]
+    heartbeats: tuple[Heartbeat, ...]
     ended: End | None
     error: ElasticTrainError | None
 
@@ -52,17 +52,17 @@ class Board:
             self.ended, self._error = end, error
             self._news.notify_all()
 
-    def since(self, term: int, number: int, wait_s: float, standings: tuple[Standing, ...]) -> Update:
+    def since(self, term: int, number: int, wait_s: float, heartbeats: tuple[Heartbeat, ...]) -> RunUpdate:
         """The records from a number on; waits for news."""
         with self._news:
             self._news.wait_for(
                 lambda: self._first + len(self._records) > number or self.ended is not None, wait_s
             )
-            return Update(
+            return RunUpdate(
                 term=term,
                 next=self._first + len(self._records),
                 records=tuple(self._records[max(0, number - self._first) :]),
-                standings=standings,
+                heartbeats=heartbeats,
                 ended=self.ended,
                 error=self._error,
             )

@@ -9,11 +9,11 @@ from elastic_train.control.commands import Form
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Mixed, Replay, Vote
 from elastic_train.recovery.rank_coverage import part
-from elastic_train.recovery.substitute import StandIn, stand_in
+from elastic_train.recovery.substitute import Substitute, substitute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rerun:
+class StageReplay:
     """Run lost stages of `generation` again up to `step`, while generation `during` forms.
 
     `vote` is the outcome of the last step, which the senders may not know. `workers[i]` computes rank i of
@@ -25,14 +25,14 @@ class Rerun:
     step: int
     vote: Vote | None
     replay: Replay
-    stand_in: StandIn
+    substitute: Substitute
     workers: tuple[str, ...]
 
     def ranks(self, number: int) -> tuple[int, ...]:
         """The ranks of the lost plan whose parts are gone and that worker `number` brings back."""
-        mesh = self.stand_in.lost.mesh
+        mesh = self.substitute.lost.mesh
         return tuple(
-            rank for rank in self.stand_in.instead_of(number) if part(mesh, rank) in self.replay.lost
+            rank for rank in self.substitute.substituted_ranks(number) if part(mesh, rank) in self.replay.lost
         )
 
     @property
@@ -43,11 +43,13 @@ class Rerun:
     @property
     def shared(self) -> bool:
         """Whether some only help, with a part of the log that the holders don't have then."""
-        helpers = any(not self.stand_in.instead_of(n) for n in range(len(self.workers)))
+        helpers = any(not self.substitute.substituted_ranks(n) for n in range(len(self.workers)))
         return self.replay.log.width == 1 and helpers
 
 
-def reruns(command: Form, origin: Mixed, limit: int | None = None) -> tuple[tuple[Rerun, ...], ...]:
+def stage_replays(
+    command: Form, origin: Mixed, limit: int | None = None
+) -> tuple[tuple[StageReplay, ...], ...]:
     """Who replays what, at most `limit` workers a stage: rounds in turn, of replays side by side.
 
     Everybody computes where there are replays enough to share the workers among, and where they are too few
@@ -60,24 +62,24 @@ def reruns(command: Form, origin: Mixed, limit: int | None = None) -> tuple[tupl
     if limit is not None:
         limit = max(limit, lost.mesh.size // lost.mesh.pp)
     teams = _teams(lost, origin.replays, workers, limit)
-    made: list[Rerun] = []
+    made: list[StageReplay] = []
     for number, replay in enumerate(origin.replays):
         team = _seated(command, lost, replay, teams[number] if teams is not None else workers[:limit])
-        found = stand_in(lost, replay.log.stages, team, exact=replay.exact)
+        found = substitute(lost, replay.log.stages, team, exact=replay.exact)
         if found is None:
             return ()
         made.append(
-            Rerun(
+            StageReplay(
                 during=command.generation,
                 generation=origin.generation,
                 step=origin.step,
                 vote=origin.vote,
                 replay=replay,
-                stand_in=found,
+                substitute=found,
                 workers=tuple(team[: len(found.ranks)]),
             )
         )
-    return (tuple(made),) if teams is not None else tuple((rerun,) for rerun in made)
+    return (tuple(made),) if teams is not None else tuple((stage_replay,) for stage_replay in made)
 
 
 def _teams(

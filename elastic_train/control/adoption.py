@@ -40,7 +40,7 @@ from elastic_train.control.states import (
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive, back_to
 
-Standing = dict[str, tuple[int, int]]
+Heartbeat = dict[str, tuple[int, int]]
 """By living worker: the generation that it runs, 0 for none, and its step."""
 
 
@@ -78,15 +78,15 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
 def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     """Reconcile what the journal says with who is alive."""
     known = {w.name: w for w in state.facts.workers}
-    standing = {name: (generation, step) for name, _, generation, step in event.running}
+    heartbeat = {name: (generation, step) for name, _, generation, step in event.running}
     starting = tuple(known[n] for n in event.silent if n in known and known[n].status == "starting")
-    strangers = tuple(name for name in (*standing, *event.silent) if name not in known)
+    strangers = tuple(name for name in (*heartbeat, *event.silent) if name not in known)
     mute = tuple(name for name in event.silent if name in known and known[name] not in starting)
     stops = (
         *(StopWorker(worker=name, reason="this run does not know it") for name in strangers),
         *(StopWorker(worker=name, reason="it did not answer the new controller") for name in mute),
     )
-    if standing.keys() <= set(strangers):
+    if heartbeat.keys() <= set(strangers):
         alone = _alone(state, starting, event.at)
         return Outcome(
             state=alone,
@@ -94,20 +94,20 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
             reason="nobody is left: the run starts from storage",
         )
     facts, logged = replace(state.facts, logged=None), state.facts.logged
-    if logged is not None and not _holds(facts, standing):
+    if logged is not None and not _holds(facts, heartbeat):
         facts = _stored(facts, logged, trusted=True)
     for worker in facts.workers:
-        if worker.name in standing and worker.status == "starting":
+        if worker.name in heartbeat and worker.status == "starting":
             facts = ready(facts, worker.name, event.at)
     outcome = Outcome(
         state=replace(state, facts=facts),
         commands=stops,
-        reason=f"{len(standing.keys() & known.keys())} workers live on",
+        reason=f"{len(heartbeat.keys() & known.keys())} workers live on",
     )
-    outcome = outcome.then(lambda s: _reconcile(s, standing, policy, event.at))
+    outcome = outcome.then(lambda s: _reconcile(s, heartbeat, policy, event.at))
     gone = Cause(kind="death", detail="it was gone when the controller came back")
     for worker in facts.workers:
-        if worker.name not in standing and worker not in starting:
+        if worker.name not in heartbeat and worker not in starting:
             outcome = outcome.then(lambda s, name=worker.name: worker_lost(s, name, gone, policy, event.at))
     return outcome.then(
         lambda s: Outcome(state=s, commands=_new(resume_commands(s, policy), outcome.commands))
@@ -141,7 +141,7 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
     return (*commands, *(commit_command(facts, a) for a in facts.attempts if a.committing))
 
 
-def _reconcile(state: State, standing: Standing, policy: Policy, at: float) -> Outcome:
+def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) -> Outcome:
     """A group goes on if every member is alive in its generation; one that was forming starts over."""
     facts, phase = state.facts, state.phase
     match phase:
@@ -149,19 +149,19 @@ def _reconcile(state: State, standing: Standing, policy: Policy, at: float) -> O
             cause = Cause(kind="preemption", detail="the controller was replaced while the group formed")
             return break_group(state, cause, policy, at)
         case Running(plan=plan):
-            strayed = [w for w in plan.workers if w in standing and standing[w][0] != facts.generation]
+            strayed = [w for w in plan.workers if w in heartbeat and heartbeat[w][0] != facts.generation]
             if strayed:
                 cause = Cause(
-                    kind="collective", detail=f"{strayed[0]} is in generation {standing[strayed[0]][0]}"
+                    kind="collective", detail=f"{strayed[0]} is in generation {heartbeat[strayed[0]][0]}"
                 )
                 broken = break_group(state, cause, policy, at)
-                stray = {standing[w][0] for w in strayed} - {0}
+                stray = {heartbeat[w][0] for w in strayed} - {0}
                 aborts = tuple(
-                    Abort(generation=g, workers=tuple(w for w in strayed if standing[w][0] == g))
+                    Abort(generation=g, workers=tuple(w for w in strayed if heartbeat[w][0] == g))
                     for g in sorted(stray)
                 )
                 return replace(broken, commands=(*aborts, *broken.commands))
-            steps = [standing[w][1] for w in plan.workers if w in standing]
+            steps = [heartbeat[w][1] for w in plan.workers if w in heartbeat]
             return Outcome(state=replace(state, facts=replace(facts, step=max((facts.step, *steps)))))
         case _:
             return Outcome(state=state)
@@ -175,10 +175,10 @@ def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
     return replace(state, facts=facts, phase=Waiting(since=at))
 
 
-def _holds(facts: Facts, standing: Standing) -> bool:
+def _holds(facts: Facts, heartbeat: Heartbeat) -> bool:
     """Whether somebody who is alive may hold state of a group."""
-    return any(generation for generation, _ in standing.values()) or any(
-        held for worker, held in facts.holdings if worker in standing
+    return any(generation for generation, _ in heartbeat.values()) or any(
+        held for worker, held in facts.local_states if worker in heartbeat
     )
 
 
@@ -215,7 +215,7 @@ def _afresh(facts: Facts) -> Facts:
         facts,
         workers=(),
         flaps=(),
-        holdings=(),
+        local_states=(),
         logs=(),
         snapshots=None,
         asking=False,

@@ -28,4 +28,4 @@ def likely(state: State, policy: Policy, at: float, turn: int) -> Question | Non
     else:
         ready = tuple(replace(w, status="ready") for w in facts.workers)
         question = to_change(replace(facts, workers=ready), phase, policy, at)
-    return question if len(question.seats) >= policy.min_workers else None
+    return question if len(question.worker_slots) >= policy.min_workers else None

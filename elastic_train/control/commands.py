@@ -108,7 +108,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskPeers:
-    """Ask the keepers of all nodes what they hold. Ends in PeersTold, within the verdict time."""
+    """Ask the peer stores of all nodes what they hold. Ends in PeersTold, within the verdict time."""
 
     generation: int
 

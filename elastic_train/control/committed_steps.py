@@ -10,7 +10,7 @@ from elastic_train.control.events import StepCommitted
 from elastic_train.control.membership import proven
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Outcome, Paced, Running, State
-from elastic_train.planner.goodput_model import Pace
+from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Vote
 
@@ -26,8 +26,8 @@ METRICS_KEPT = 64
 
 def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcome:
     facts, phase = state.facts, state.phase
-    if event.step <= facts.told:
-        return _told_again(state, event)
+    if event.step <= facts.reported:
+        return _reported_again(state, event)
     facts = _noted(facts, event)
     said = f"step {event.step} is committed"
     if not isinstance(phase, Running):
@@ -50,7 +50,7 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
     return Outcome(state=State(facts=facts, phase=phase), reason=said)
 
 
-def _told_again(state: State, event: StepCommitted) -> Outcome:
+def _reported_again(state: State, event: StepCommitted) -> Outcome:
     """A step that is known, by another worker, with metrics, or as the last one of the job's own loop."""
     facts, phase = state.facts, state.phase
     known, said = dict(facts.metrics), f"step {event.step} is known to be committed"
@@ -76,7 +76,7 @@ def _noted(facts: Facts, event: StepCommitted) -> Facts:
         facts,
         step=max(facts.step, event.step),
         ended=None if facts.ended is not None and event.step > facts.ended else facts.ended,
-        told=event.step,
+        reported=event.step,
         seen=(event.generation, Vote(step=event.step, values=event.vote)),
         metrics=(*facts.metrics[1 - METRICS_KEPT :], (event.step, metrics)),
         step_s=event.seconds,
@@ -114,7 +114,7 @@ def measured(facts: Facts, policy: Policy, at: float) -> Measured:
 
 def _paced(known: tuple[Paced, ...], plan: Plan, seconds: float) -> tuple[Paced, ...]:
     """The paces of the run's kinds of plans with one more step under `plan`."""
-    pace = Pace(mesh=plan.mesh, schedule=plan.schedule, recompute=plan.recompute, step_s=seconds)
+    pace = StepPace(mesh=plan.mesh, schedule=plan.schedule, recompute=plan.recompute, step_s=seconds)
     before = next((p for p in known if replace(p.pace, step_s=seconds) == pace), None)
     if before is None:
         return (*known[1 - KINDS_KEPT :], Paced(pace=pace))

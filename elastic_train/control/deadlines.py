@@ -11,7 +11,7 @@ from elastic_train.control.commands import StopWorker
 from elastic_train.control.ending import end
 from elastic_train.control.events import Cause, Tick
 from elastic_train.control.failure import break_group, give_up_silent
-from elastic_train.control.membership import seats, staff, starting, without
+from elastic_train.control.membership import staff, starting, without, worker_slots
 from elastic_train.control.planner_questions import last_plan
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
@@ -139,11 +139,11 @@ def _deadline(state: State, policy: Policy, at: float) -> Outcome:
 def _on_their_way(facts: Facts, policy: Policy) -> bool:
     """Whether there is capacity, and only the start of its workers is waited for: that has its own limit."""
     coming = starting(facts)
-    return bool(coming) and len(coming) + len(seats(facts, last_plan(facts))) >= policy.min_workers
+    return bool(coming) and len(coming) + len(worker_slots(facts, last_plan(facts))) >= policy.min_workers
 
 
 def _no_capacity(state: State, phase: Waiting, policy: Policy, at: float) -> Outcome:
-    present = len(seats(state.facts, last_plan(state.facts)))
+    present = len(worker_slots(state.facts, last_plan(state.facts)))
     why = f": {phase.problem}" if phase.problem and present >= policy.min_workers else ""
     return end(
         state,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from elastic_train.recovery.evidence import Holding, Snapshot, Stored
+from elastic_train.recovery.evidence import LocalState, Snapshot, Stored
 from elastic_train.recovery.logs import Sent
 
 CauseKind = Literal[
@@ -115,8 +115,8 @@ class GroupReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PeersTold:
-    """What peer memory holds, said by the keepers that could be reached after `generation` ended."""
+class PeersReported:
+    """What peer memory holds, said by the peer stores that could be reached after `generation` ended."""
 
     at: float
     generation: int
@@ -178,8 +178,9 @@ class Straggling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """A worker's last word on a generation: it stopped at a step boundary and holds this, and nothing else.
+class FinalReport:
+    """A worker's final report on a generation: it stopped at a step boundary and holds this, and nothing
+    else.
 
     `error` is what ended its own training thread, None after a pause or the last step. A worker that is told
     to abort a generation it never joined answers too, with what it holds.
@@ -188,7 +189,7 @@ class Settled:
     at: float
     generation: int
     worker: str
-    holdings: tuple[Holding, ...]
+    local_states: tuple[LocalState, ...]
     error: Cause | None = None
     logs: tuple[Sent, ...] = ()  # what it keeps for the replay of other stages
 
@@ -220,7 +221,7 @@ class SaveFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersHeld:
-    """What the keeper of a node says of its snapshots from time to time. Sizes are bytes.
+    """What the peer store of a node says of its snapshots from time to time. Sizes are bytes.
 
     `every` is how many steps lay between two of them of late, `copy_s` what copying the last one took.
     """
@@ -233,7 +234,7 @@ class PeersHeld:
     own: int  # of segments for this node's workers
     copies: int  # held for another node, in an object store of `room`
     room: int
-    spilled: int  # that Ray moved from memory to disk on this node since the keeper began
+    spilled: int  # that Ray moved from memory to disk on this node since the peer store began
 
 
 # -- facts of storage, durable, never fenced -----------------------------------------------------------------
@@ -298,12 +299,12 @@ Event = (
     | WorkerLost
     | Adopted
     | GroupReady
-    | PeersTold
+    | PeersReported
     | StepCommitted
     | GroupBroken
     | Hung
     | Straggling
-    | Settled
+    | FinalReport
     | PartWritten
     | SaveFailed
     | PeersHeld

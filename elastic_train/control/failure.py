@@ -1,9 +1,9 @@
 """From the first sign of a failure to the verdict.
 
-The first sign aborts the group; the cause waits for every living member's last word. The earliest cause that
-is not a collective's is the cause: a broken collective is how survivors feel somebody else's end. Then either
-the run ends, because the job's own code raised, the failure is deterministic, or the budget is spent; or it
-goes on with whoever is left.
+The first sign aborts the group; the cause waits for every living member's final report. The earliest cause
+that is not a collective's is the cause: a broken collective is how survivors feel somebody else's end. Then
+either the run ends, because the job's own code raised, the failure is deterministic, or the budget is spent;
+or it goes on with whoever is left.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from elastic_train.control.commands import Abort, StopWorker
 from elastic_train.control.ending import end, end_by_user_error
-from elastic_train.control.events import Cause, GroupBroken, Hung, Settled
+from elastic_train.control.events import Cause, FinalReport, GroupBroken, Hung
 from elastic_train.control.membership import draining, find, without
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
@@ -68,13 +68,13 @@ def group_broken(state: State, event: GroupBroken, policy: Policy) -> Outcome:
             return Outcome(state=state, reason=f"generation {event.generation} is known to be over")
 
 
-def settled(state: State, event: Settled, policy: Policy) -> Outcome:
-    """A last word. Before anybody asked for it, it is itself a sign that the group is over."""
+def settled(state: State, event: FinalReport, policy: Policy) -> Outcome:
+    """A final report. Before anybody asked for it, it is itself a sign that the group is over."""
     if find(state.facts, event.worker) is None:
         return Outcome(state=state, reason=f"{event.worker} was given up before it settled")
     if event.error is not None and event.error.kind == "user":
         return end_by_user_error(state, event.error, event.worker)
-    facts = _holding(state.facts, event)
+    facts = _local_state(state.facts, event)
     state = state if facts is state.facts else replace(state, facts=facts)
     said = f"{event.worker} settled" + (f" ({event.error.detail})" if event.error else "")
     match state.phase:
@@ -118,7 +118,7 @@ def break_group(
     spoken: tuple[str, ...] = (),
     counted: bool = True,
 ) -> Outcome:
-    """Abort the group and wait for the last words of its living members that haven't `spoken` yet."""
+    """Abort the group and wait for the final reports of its living members that haven't `spoken` yet."""
     state = _without_bad_logs(state, cause)
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Forming | Running | Pausing)
@@ -146,7 +146,7 @@ def break_group(
     return Outcome(
         state=replace(state, phase=settling),
         commands=(Abort(generation=facts.generation, workers=pending),) if pending else (),
-        reason=f"generation {facts.generation} is over: {len(pending)} workers are asked for their last word",
+        reason=f"generation {facts.generation} is over: {len(pending)} workers are asked for their final report",
     )
 
 
@@ -160,7 +160,7 @@ def _without_bad_logs(state: State, cause: Cause) -> State:
 
 
 def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
-    """The deadline for last words has passed: whoever did not speak is lost."""
+    """The deadline for final reports has passed: whoever did not speak is lost."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Settling)
     causes = list(phase.causes)
@@ -168,14 +168,14 @@ def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
         worker = find(facts, name)
         assert worker is not None
         cause = Cause(
-            kind="silence", detail=f"{name} gave no last word within {policy.timing.settle_s:.0f} s"
+            kind="silence", detail=f"{name} gave no final report within {policy.timing.settle_s:.0f} s"
         )
         causes.append(cause)
         facts, _ = without(facts, worker, cause, policy, at)
     return Outcome(
         state=State(facts=facts, phase=replace(phase, pending=(), causes=tuple(causes))),
-        commands=tuple(StopWorker(worker=name, reason="it gave no last word") for name in phase.pending),
-        reason=f"{', '.join(phase.pending)} gave no last word and count as lost",
+        commands=tuple(StopWorker(worker=name, reason="it gave no final report") for name in phase.pending),
+        reason=f"{', '.join(phase.pending)} gave no final report and count as lost",
     )
 
 
@@ -246,16 +246,18 @@ def _heard(state: State, name: str, error: Cause | None) -> Outcome:
     return Outcome(state=replace(state, phase=replace(phase, pending=pending, causes=causes)))
 
 
-def _holding(facts: Facts, event: Settled) -> Facts:
+def _local_state(facts: Facts, event: FinalReport) -> Facts:
     """Note what a worker holds, and the newest step that its word proves committed."""
-    steps = [h.step for h in event.holdings if alive(facts.lineage, h.generation, h.step)]
+    steps = [h.step for h in event.local_states if alive(facts.lineage, h.generation, h.step)]
     step = max((facts.step, *steps))
-    entry, logs = (event.worker, event.holdings), (event.worker, event.logs)
-    if entry in facts.holdings and step == facts.step and (logs in facts.logs or not event.logs):
+    entry, logs = (event.worker, event.local_states), (event.worker, event.logs)
+    if entry in facts.local_states and step == facts.step and (logs in facts.logs or not event.logs):
         return facts
-    kept = tuple(h for h in facts.holdings if h[0] != event.worker)
-    told = tuple(h for h in facts.logs if h[0] != event.worker)
-    return replace(facts, holdings=(*kept, entry), logs=(*told, logs) if event.logs else told, step=step)
+    kept = tuple(h for h in facts.local_states if h[0] != event.worker)
+    reported = tuple(h for h in facts.logs if h[0] != event.worker)
+    return replace(
+        facts, local_states=(*kept, entry), logs=(*reported, logs) if event.logs else reported, step=step
+    )
 
 
 def _final_commit_is_ordered(facts: Facts, policy: Policy) -> bool:

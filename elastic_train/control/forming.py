@@ -11,13 +11,13 @@ from dataclasses import replace
 
 from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, StopWorker
 from elastic_train.control.ending import end
-from elastic_train.control.events import GroupReady, PeersTold
+from elastic_train.control.events import GroupReady, PeersReported
 from elastic_train.control.keep_ranks import keep_places
-from elastic_train.control.membership import at_hand, draining, seats, starting
+from elastic_train.control.membership import at_hand, draining, starting, worker_slots
 from elastic_train.control.planner_questions import held, last_plan, to_form
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
-from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.plan import Infeasible, Plan, WorkerSlot
 from elastic_train.planner.question import Planned, Question
 from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders, votes
 from elastic_train.recovery.evidence import Live, Mixed, Stored, checkpoint_of
@@ -33,7 +33,7 @@ PLANS_KEPT = 4
 
 def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
     """The planner's choice, within the bounds that the user set."""
-    workers = len(question.seats)
+    workers = len(question.worker_slots)
     if workers < policy.min_workers:
         return Infeasible(reason=f"{workers} workers are ready, at least {policy.min_workers} are needed")
     planned = policy.plan(question)
@@ -48,23 +48,27 @@ def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
 
 def evidence(facts: Facts) -> Evidence:
     last = last_plan(facts)
-    free = {seat.node for seat in seats(facts, last) if last is None or seat.worker not in last.workers}
+    free = {
+        slot.node for slot in worker_slots(facts, last) if last is None or slot.worker not in last.workers
+    }
     snapshots = [s for s in facts.snapshots or () if not _suspect(facts, s.generation, s.step)]
     found = Evidence(
         lineage=facts.lineage,
         plans=dict(facts.plans),
-        holdings=facts.holdings,
+        local_states=facts.local_states,
         step=facts.step,
         seen=facts.seen,
         stored=_sound(facts),
         ever_stored=facts.ever_stored and (facts.suspect is None or facts.suspect[1] > 0),
-        snapshots=tuple(sorted(snapshots, key=lambda s: s.keeper not in free)),  # the first of equals is read
+        snapshots=tuple(
+            sorted(snapshots, key=lambda s: s.peer_store not in free)
+        ),  # the first of equals is read
     )
     plans = {generation: plan for generation, plan in facts.plans if generation > facts.unreplayed}
     return replace(
         found,
         logs=logged(dict(facts.logs), plans, votes(found)),
-        costs=replace(found.costs, replayers=len(seats(facts, last))),
+        costs=replace(found.costs, replayers=len(worker_slots(facts, last))),
     )
 
 
@@ -86,7 +90,7 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     """Form a group if it is time to."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Waiting)
-    candidates = seats(facts, last_plan(facts))
+    candidates = worker_slots(facts, last_plan(facts))
     if not _complete(facts, phase, candidates, policy, at):
         return Outcome(state=state)
     planned = best_plan(to_form(facts, held(facts), policy, at), policy)
@@ -108,11 +112,11 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     return _form(state, replace(planned, plan=plan), choice, at, phase.paused)
 
 
-def peers_told(state: State, event: PeersTold) -> Outcome:
+def peers_reported(state: State, event: PeersReported) -> Outcome:
     """What peer memory holds, where survivors alone don't hold the newest step."""
     facts = state.facts
     if not facts.asking:
-        return Outcome(state=state, reason="nobody waits for what the keepers hold")
+        return Outcome(state=state, reason="nobody waits for what the peer stores hold")
     steps = sorted({s.step for s in event.snapshots})
     held = f"steps {', '.join(map(str, steps))}" if steps else "nothing"
     return Outcome(
@@ -132,7 +136,7 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
     facts = replace(
         facts,
         workers=tuple(w for w in facts.workers if w not in done),
-        holdings=tuple(h for h in facts.holdings if h[0] in idle),
+        local_states=tuple(h for h in facts.local_states if h[0] in idle),
         logs=tuple(h for h in facts.logs if h[0] in idle),
         began=at if facts.began is None else facts.began,
         evicted=(),
@@ -157,12 +161,14 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
     )
 
 
-def _complete(facts: Facts, phase: Waiting, candidates: tuple[Seat, ...], policy: Policy, at: float) -> bool:
+def _complete(
+    facts: Facts, phase: Waiting, candidates: tuple[WorkerSlot, ...], policy: Policy, at: float
+) -> bool:
     if len(candidates) < policy.min_workers:
         return False
     if phase.prompt or len(candidates) >= policy.max_workers or not starting(facts):
         return True
-    names = {seat.worker for seat in candidates}
+    names = {slot.worker for slot in candidates}
     last = max(w.since for w in facts.workers if w.name in names)
     return at - last >= policy.timing.join_window_s
 
@@ -183,7 +189,7 @@ def _ask_peers(state: State) -> Outcome:
     return Outcome(
         state=replace(state, facts=replace(facts, asking=True)),
         commands=(AskPeers(generation=facts.generation),),
-        reason="survivors do not hold the newest step: the keepers are asked",
+        reason="survivors do not hold the newest step: the peer stores are asked",
     )
 
 
@@ -208,7 +214,7 @@ def _form(state: State, planned: Planned, choice: Choice, at: float, paused: flo
         lineage=lineage,
         plans=(*_needed_plans(facts), (generation, plan)),
         step=choice.step,
-        told=min(facts.told, choice.step),
+        reported=min(facts.reported, choice.step),
         commitments=tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step)),
         attempts=tuple(a for a in facts.attempts if alive(lineage, a.generation, a.step)),
         snapshots=None,
@@ -242,7 +248,7 @@ def form_command(facts: Facts, phase: Forming) -> Form:
 
 def _needed_plans(facts: Facts) -> tuple[tuple[int, Plan], ...]:
     """Plans of the last generations, and of older ones that somebody still holds or saves state of."""
-    needed = {h.generation for _, held in facts.holdings for h in held}
+    needed = {h.generation for _, held in facts.local_states for h in held}
     needed |= {attempt.generation for attempt in facts.attempts}
     needed |= {generation for generation, _ in facts.plans[-PLANS_KEPT:]}
     return tuple(entry for entry in facts.plans if entry[0] in needed)

@@ -19,11 +19,11 @@ def keep_places(plan: Plan, last: Plan | None, at_hand: Collection[tuple[str, in
     alone = plan.mesh.pp * plan.mesh.dp_shard == plan.mesh.size
     if last is None or not alone or (plan.mesh, plan.stages) != (last.mesh, last.stages):
         return plan
-    seats = dict(zip(plan.workers, plan.nodes, strict=True))
+    worker_slots = dict(zip(plan.workers, plan.nodes, strict=True))
     others = [worker for worker in plan.workers if worker not in last.workers]
     order = list(last.workers)
-    vacant = [rank for rank, worker in enumerate(order) if worker not in seats]
-    for rank in sorted(vacant, key=lambda rank: not any((seats[o], rank) in at_hand for o in others)):
-        order[rank] = next((other for other in others if (seats[other], rank) in at_hand), others[0])
+    vacant = [rank for rank, worker in enumerate(order) if worker not in worker_slots]
+    for rank in sorted(vacant, key=lambda rank: not any((worker_slots[o], rank) in at_hand for o in others)):
+        order[rank] = next((other for other in others if (worker_slots[other], rank) in at_hand), others[0])
         others.remove(order[rank])
-    return replace(plan, workers=tuple(order), nodes=tuple(seats[worker] for worker in order))
+    return replace(plan, workers=tuple(order), nodes=tuple(worker_slots[worker] for worker in order))

@@ -14,7 +14,7 @@ from elastic_train.control.commands import StartWorker
 from elastic_train.control.events import Cause, Node, Straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Worker
-from elastic_train.planner.plan import Plan, Seat
+from elastic_train.planner.plan import Plan, WorkerSlot
 
 NO_FLAP = ("preemption", "user")
 
@@ -32,7 +32,7 @@ def quarantined(facts: Facts, at: float) -> frozenset[str]:
     return frozenset(record.node for record in facts.flaps if record.until > at)
 
 
-def seats(facts: Facts, last: Plan | None) -> tuple[Seat, ...]:
+def worker_slots(facts: Facts, last: Plan | None) -> tuple[WorkerSlot, ...]:
     """Ready workers on nodes that stay: the last plan's by rank first, then the others by age.
 
     Of the others, those in failure domains and on nodes with fewer workers before them come first: a plan
@@ -56,13 +56,13 @@ def seats(facts: Facts, last: Plan | None) -> tuple[Seat, ...]:
         )
         others.remove(nearest)
         chosen.append(nearest)
-    return tuple(Seat(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in chosen)
+    return tuple(WorkerSlot(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in chosen)
 
 
 def at_hand(facts: Facts) -> frozenset[tuple[str, int]]:
     """Where peer memory holds what: each node, with the ranks of the last plan that it has snapshots of."""
     last = facts.plans[-1][0] if facts.plans else 0
-    return frozenset((s.keeper, s.rank) for s in facts.snapshots or () if s.generation == last)
+    return frozenset((s.peer_store, s.rank) for s in facts.snapshots or () if s.generation == last)
 
 
 def starting(facts: Facts) -> tuple[Worker, ...]:
@@ -81,7 +81,7 @@ def without(facts: Facts, worker: Worker, cause: Cause, policy: Policy, at: floa
     facts = replace(
         facts,
         workers=tuple(w for w in facts.workers if w.name != worker.name),
-        holdings=tuple(h for h in facts.holdings if h[0] != worker.name),
+        local_states=tuple(h for h in facts.local_states if h[0] != worker.name),
         logs=tuple(h for h in facts.logs if h[0] != worker.name),
         slow=tuple(s for s in facts.slow if s[0] != worker.name),
     )

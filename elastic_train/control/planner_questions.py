@@ -12,10 +12,10 @@ from dataclasses import replace
 
 from elastic_train.control.cadence import interval_s, mtbf_s
 from elastic_train.control.committed_steps import measured
-from elastic_train.control.membership import seats
+from elastic_train.control.membership import worker_slots
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Running
-from elastic_train.planner.goodput_model import Outlook, Pace
+from elastic_train.planner.goodput_model import Outlook, StepPace
 from elastic_train.planner.plan import Plan
 from elastic_train.planner.question import Question
 
@@ -32,14 +32,14 @@ def last_plan(facts: Facts) -> Plan | None:
 
 def held(facts: Facts) -> Plan | None:
     """The newest plan that workers without a group hold shards of."""
-    newest = max((h.generation for _, holdings in facts.holdings for h in holdings), default=0)
+    newest = max((h.generation for _, local_states in facts.local_states for h in local_states), default=0)
     return dict(facts.plans).get(newest)
 
 
 def to_form(facts: Facts, shards: Plan | None, policy: Policy, at: float) -> Question:
     """Which plan to form, where no group trains; `shards` is the plan whose shards are held."""
     return Question(
-        seats=seats(facts, last_plan(facts)),
+        worker_slots=worker_slots(facts, last_plan(facts)),
         most=policy.max_workers,
         held=shards,
         outlook=Outlook(
@@ -57,7 +57,7 @@ def to_change(facts: Facts, phase: Running, policy: Policy, at: float) -> Questi
     step_s = facts.step_s if phase.proven else 0.0
     left, rate = (policy.max_steps - facts.step) * step_s, _bytes_per_s(facts)
     return Question(
-        seats=seats(facts, phase.plan),
+        worker_slots=worker_slots(facts, phase.plan),
         most=policy.max_workers,
         held=phase.plan,
         outlook=Outlook(
@@ -84,11 +84,11 @@ def _bytes_per_s(facts: Facts) -> float | None:
     return _coarse(facts.moving / facts.transfer_s)
 
 
-def _paces(facts: Facts) -> tuple[Pace, ...]:
+def _paces(facts: Facts) -> tuple[StepPace, ...]:
     """What steps took under the kinds of plans that ran long enough; one alone says nothing of others."""
-    told = [p.pace for p in facts.paced if p.steps >= STEPS_THAT_TELL]
-    told.sort(key=str)
-    return tuple(replace(pace, step_s=_coarse(pace.step_s)) for pace in told) if len(told) > 1 else ()
+    reported = [p.pace for p in facts.paced if p.steps >= STEPS_THAT_TELL]
+    reported.sort(key=str)
+    return tuple(replace(pace, step_s=_coarse(pace.step_s)) for pace in reported) if len(reported) > 1 else ()
 
 
 def _lost_s(facts: Facts, policy: Policy, at: float) -> float:

@@ -20,7 +20,7 @@ class Policy:
     max_failures: int
     checkpoints: Checkpoints
     timing: Timing
-    peers: bool = False  # whether nodes have keepers
+    peers: bool = False  # whether nodes have peer stores
     logs: bool = False  # whether stages log what they send
     each: str = ""  # what a worker needs, for people: " of 1 CPU"
     evict_slower_than: float | None = None  # times the median of the others from which a node is left

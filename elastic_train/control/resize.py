@@ -64,7 +64,7 @@ def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     deadline = min(n.drain_by for n in facts.nodes if n.drain_by is not None and n.name in phase.plan.nodes)
     near = deadline - at <= policy.timing.settle_s
     question = to_change(facts, phase, policy, at)
-    replaced = len(question.seats) >= min(phase.plan.world_size, policy.max_workers)
+    replaced = len(question.worker_slots) >= min(phase.plan.world_size, policy.max_workers)
     planned = best_plan(question, policy)
     save = isinstance(planned, Infeasible)
     if not near and (save or (starting(facts) and not replaced)):
@@ -77,7 +77,7 @@ def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
 def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     facts = state.facts
     question = to_change(facts, phase, policy, at)
-    idle = tuple(seat.worker for seat in question.seats if seat.worker not in phase.plan.workers)
+    idle = tuple(slot.worker for slot in question.worker_slots if slot.worker not in phase.plan.workers)
     share = phase.plan.world_size / max(1, question.room)
     if not idle or _is_declined(phase, idle, at) or not _calm(facts, idle, policy, at, share):
         return Outcome(state=state)

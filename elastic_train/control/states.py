@@ -13,9 +13,9 @@ from typing import Literal
 from elastic_train.control.commands import Command
 from elastic_train.control.commands import Outcome as Ending
 from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
-from elastic_train.planner.goodput_model import Pace
+from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.evidence import Holding, Origin, Snapshot, Stored, Vote
+from elastic_train.recovery.evidence import LocalState, Origin, Snapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage
 from elastic_train.recovery.logs import Sent
 
@@ -63,7 +63,7 @@ class Commitment:
 class Paced:
     """What steps took under one kind of plan, as a mean of the last ones; `steps` were counted."""
 
-    pace: Pace
+    pace: StepPace
     steps: int = 1
 
 
@@ -88,15 +88,17 @@ class Facts:
     lineage: Lineage = ()
     plans: tuple[tuple[int, Plan], ...] = ()  # of generations that somebody may hold state of
     step: int = 0  # newest step known to be committed in the lineage
-    told: int = 0  # newest step whose report arrived; the step itself may be known earlier, by other means
+    reported: int = (
+        0  # newest step whose report arrived; the step itself may be known earlier, by other means
+    )
     seen: tuple[int, Vote] | None = None  # the last vote reported, and its generation
-    holdings: tuple[tuple[str, tuple[Holding, ...]], ...] = ()  # of workers that do not train
+    local_states: tuple[tuple[str, tuple[LocalState, ...]], ...] = ()  # of workers that do not train
     logs: tuple[tuple[str, tuple[Sent, ...]], ...] = ()  # of the same workers
     unreplayed: int = 0  # the newest generation whose logs turned out not to be what they were told to be
 
     snapshots: tuple[Snapshot, ...] | None = None  # in peer memory; None: not asked since the last group
     asking: bool = False
-    held: tuple[PeersHeld, ...] = ()  # what keepers last said of their snapshots, one entry a node
+    held: tuple[PeersHeld, ...] = ()  # what peer stores last said of their snapshots, one entry a node
 
     # checkpoints
     stored: Stored | None = None
@@ -191,7 +193,7 @@ class Pausing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settling:
-    """The group is over; its living members' last words come in."""
+    """The group is over; its living members' final reports come in."""
 
     plan: Plan
     since: float

@@ -30,16 +30,16 @@ from elastic_train.control.events import (
     CheckpointRejected,
     Event,
     FencedOff,
+    FinalReport,
     GroupBroken,
     GroupReady,
     Hung,
     NodesChanged,
     PartWritten,
     PeersHeld,
-    PeersTold,
+    PeersReported,
     SaveFailed,
     SaveRequested,
-    Settled,
     StepCommitted,
     StopRequested,
     Straggling,
@@ -50,7 +50,7 @@ from elastic_train.control.events import (
 )
 from elastic_train.control.evict import evict
 from elastic_train.control.failure import group_broken, hung, settled, verdict, worker_lost
-from elastic_train.control.forming import group_ready, peers_told, try_form
+from elastic_train.control.forming import group_ready, peers_reported, try_form
 from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import consider, paused
@@ -108,13 +108,19 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
         case Tick():
             return tick(state, event, policy)
         case (
-            GroupReady() | StepCommitted() | PeersTold() | GroupBroken() | Hung() | Straggling() | Settled()
+            GroupReady()
+            | StepCommitted()
+            | PeersReported()
+            | GroupBroken()
+            | Hung()
+            | Straggling()
+            | FinalReport()
         ) if event.generation != generation:
             return Outcome(state=state, reason=f"fenced: generation {event.generation} is gone")
         case GroupReady():
             return group_ready(state, event, policy)
-        case PeersTold():
-            return peers_told(state, event)
+        case PeersReported():
+            return peers_reported(state, event)
         case StepCommitted():
             return step_committed(state, event, policy)
         case GroupBroken():
@@ -123,7 +129,7 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return hung(state, event, policy)
         case Straggling():
             return straggling(state, event).then(lambda s: evict(s, event, policy))
-        case Settled():
+        case FinalReport():
             return settled(state, event, policy)
     assert_never(event)
 

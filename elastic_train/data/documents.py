@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic_train.data.listing import Listing, SourceFile, listing, read
-from elastic_train.data.numbered import Numbered, numbered
+from elastic_train.data.numbered import NumberedSamples, numbered
 from elastic_train.data.parquet import ParquetRows
 from elastic_train.data.tokenizer import encode
 
@@ -18,7 +18,7 @@ from elastic_train.data.tokenizer import encode
 class Documents:
     """Text i of a numbered source, a str or bytes, as int64 [its length + 2] with begin and end."""
 
-    def __init__(self, texts: Numbered):
+    def __init__(self, texts: NumberedSamples):
         self.texts = numbered(texts)
         self.draws_nothing = bool(getattr(texts, "draws_nothing", False))
 

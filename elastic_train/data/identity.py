@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elastic_train.data.numbered import Numbered, numbered
+from elastic_train.data.numbered import NumberedSamples, numbered
 from elastic_train.data.seeding import Seeding, unseeded
 from elastic_train.errors import DataMismatch
 
@@ -41,7 +41,7 @@ class DataIdentity:
             )
 
 
-def identify(dataset: Numbered, *, seed: int = 0, seeding: Seeding = unseeded) -> DataIdentity:
+def identify(dataset: NumberedSamples, *, seed: int = 0, seeding: Seeding = unseeded) -> DataIdentity:
     """Length and fingerprint of a data set; the same in every process and after a restart.
 
     The fingerprint covers what the source says of its files (`describe`) and up to `SAMPLED` samples, each
@@ -58,7 +58,7 @@ def identify(dataset: Numbered, *, seed: int = 0, seeding: Seeding = unseeded) -
     return DataIdentity(length=length, fingerprint=digest.hexdigest())
 
 
-def fingerprint(dataset: Numbered) -> str:
+def fingerprint(dataset: NumberedSamples) -> str:
     """The fingerprint alone of a data set that draws no random numbers."""
     return identify(dataset).fingerprint
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-from elastic_train.data.numbered import Numbered, numbered
+from elastic_train.data.numbered import NumberedSamples, numbered
 from elastic_train.data.order import MicroBatch
 from elastic_train.data.process import Job, LoaderProcess, load
 from elastic_train.data.seeding import Seeding, unseeded
@@ -31,7 +31,7 @@ class Loader:
 
     def __init__(
         self,
-        dataset: Numbered,
+        dataset: NumberedSamples,
         *,
         seed: int,
         seeding: Seeding = unseeded,

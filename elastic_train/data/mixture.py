@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastic_train.data.numbered import Numbered, numbered
+from elastic_train.data.numbered import NumberedSamples, numbered
 from elastic_train.errors import ConfigError
 
 PATTERN = 4096
@@ -26,7 +26,7 @@ class Mixture:
 
     def __init__(
         self,
-        sources: Mapping[str, Numbered],
+        sources: Mapping[str, NumberedSamples],
         *,
         weights: Mapping[str, float] | None = None,
         samples: int | None = None,
@@ -114,7 +114,7 @@ def _until(before: npt.NDArray[np.int64], length: int) -> int:
     return cycles * PATTERN + int(np.searchsorted(before, rest + 1))
 
 
-def _check(weights: Mapping[str, float], sources: Mapping[str, Numbered]) -> None:
+def _check(weights: Mapping[str, float], sources: Mapping[str, NumberedSamples]) -> None:
     if set(weights) != set(sources):
         raise ConfigError(
             field="mixture.weights",

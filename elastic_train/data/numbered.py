@@ -13,7 +13,7 @@ RECIPE = (
 )
 
 
-class Numbered(Protocol):
+class NumberedSamples(Protocol):
     """Samples by number: `len(d)` of them, `d[i]` the same for the same i in every process and at any time.
 
     A source that draws no random numbers in `d[i]` and may be read in a second thread says so with a class
@@ -25,7 +25,7 @@ class Numbered(Protocol):
     def __getitem__(self, index: int, /) -> Any: ...
 
 
-def numbered(dataset: object) -> Numbered:
+def numbered(dataset: object) -> NumberedSamples:
     """The data set itself, or a ConfigError that says how to number its samples."""
     kind = type(dataset)
     if any(cls.__name__ == "IterableDataset" for cls in kind.__mro__):
@@ -41,4 +41,4 @@ def numbered(dataset: object) -> Numbered:
         raise ConfigError(
             field="task.dataset", problem=f"{kind.__name__} has no {' and no '.join(absent)}.", remedy=RECIPE
         )
-    return cast(Numbered, dataset)
+    return cast(NumberedSamples, dataset)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastic_train.data.numbered import Numbered, numbered
+from elastic_train.data.numbered import NumberedSamples, numbered
 from elastic_train.data.tokenizer import PAD
 from elastic_train.errors import ConfigError
 
@@ -28,7 +28,7 @@ class Packed:
     few numbers per document.
     """
 
-    def __init__(self, documents: Numbered, *, seq_len: int, pad: int = PAD):
+    def __init__(self, documents: NumberedSamples, *, seq_len: int, pad: int = PAD):
         if seq_len < 1:
             raise ConfigError(field="seq_len", problem=f"must be positive, got {seq_len}.")
         self.documents, self.seq_len, self.pad = numbered(documents), seq_len, pad

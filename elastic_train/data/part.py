@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic_train.data.numbered import Numbered
+from elastic_train.data.numbered import NumberedSamples
 
 
-class Part:
+class SourcePart:
     """Samples start .. stop-1 of a data set, counted from its end where negative, as in a slice."""
 
-    def __init__(self, dataset: Numbered, start: int | None = None, stop: int | None = None):
+    def __init__(self, dataset: NumberedSamples, start: int | None = None, stop: int | None = None):
         self.dataset, self.start, self.stop = dataset, start, stop
         self.draws_nothing = bool(getattr(dataset, "draws_nothing", False))
 

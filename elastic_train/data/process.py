@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
-from elastic_train.data.numbered import Numbered
+from elastic_train.data.numbered import NumberedSamples
 from elastic_train.data.seeding import Seeding
 from elastic_train.errors import LoaderLost, SampleFailed
 
-Job = tuple[Numbered, int, Seeding]
+Job = tuple[NumberedSamples, int, Seeding]
 """What a loader reads: data set, seed, seeding."""
 
 

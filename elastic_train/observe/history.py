@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from elastic_train.control.events import (
     Adopted,
     Cause,
+    FinalReport,
     GroupBroken,
     GroupReady,
     Hung,
     NodesChanged,
-    Settled,
     StepCommitted,
     WorkerLost,
 )
@@ -145,7 +145,7 @@ def _cause(event: object) -> Cause | None:
             WorkerLost(cause=cause)
             | GroupBroken(cause=cause)
             | Hung(cause=cause)
-            | Settled(error=Cause() as cause)
+            | FinalReport(error=Cause() as cause)
         ):
             return cause
         case _:
@@ -160,7 +160,7 @@ def _words(event: object, cause: Cause) -> str:
             return f"hang at step {cause.step}"
         case WorkerLost(worker=worker) | Hung(worker=worker):
             return f"{cause.kind} of {worker}"
-        case GroupBroken(worker=worker) | Settled(worker=worker):
+        case GroupBroken(worker=worker) | FinalReport(worker=worker):
             return f"{cause.kind} error on {worker}"
         case _:
             return cause.detail

@@ -15,7 +15,7 @@ from elastic_train.observe.records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LedgerEntry:
     """One committed step."""
 
     step: int
@@ -36,23 +36,23 @@ class Entry:
 class Ledger:
     """`kept` has each step of the lineage once, ascending."""
 
-    kept: tuple[Entry, ...] = ()
-    superseded: tuple[Entry, ...] = ()
+    kept: tuple[LedgerEntry, ...] = ()
+    superseded: tuple[LedgerEntry, ...] = ()
 
     @property
     def losses(self) -> dict[int, float]:
         return {entry.step: entry.loss for entry in self.kept}
 
     @property
-    def executions(self) -> tuple[Entry, ...]:
+    def executions(self) -> tuple[LedgerEntry, ...]:
         """Every execution of every step, in the order of time."""
         return tuple(sorted((*self.kept, *self.superseded), key=lambda e: (e.wall, e.step)))
 
 
 def ledger(records: Iterable[Record]) -> Ledger:
     """The fold of a journal."""
-    kept: dict[int, Entry] = {}
-    superseded: list[Entry] = []
+    kept: dict[int, LedgerEntry] = {}
+    superseded: list[LedgerEntry] = []
     plans: dict[int, str] = {}
     current = 0
     for record in records:
@@ -66,15 +66,15 @@ def ledger(records: Iterable[Record]) -> Ledger:
             case StepCommitted() as event if event.generation == current and event.step not in kept:
                 kept[event.step] = _entry(event, plans.get(current, ""), record.seconds)
             case StepCommitted() as event if event.generation == current and event.metrics:
-                told = dict(kept[event.step].metrics) | dict(event.metrics)
-                kept[event.step] = replace(kept[event.step], metrics=tuple(told.items()))
+                reported = dict(kept[event.step].metrics) | dict(event.metrics)
+                kept[event.step] = replace(kept[event.step], metrics=tuple(reported.items()))
             case _:
                 pass
     return Ledger(kept=tuple(kept[step] for step in sorted(kept)), superseded=tuple(superseded))
 
 
-def _entry(event: StepCommitted, plan: str, wall: float) -> Entry:
-    return Entry(
+def _entry(event: StepCommitted, plan: str, wall: float) -> LedgerEntry:
+    return LedgerEntry(
         step=event.step,
         generation=event.generation,
         plan=plan,

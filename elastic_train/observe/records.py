@@ -21,7 +21,7 @@ Source = Literal["fresh", "live", "mixed", "replay", "storage"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Formed:
+class FormedGroup:
     """The group that a record ordered to be formed."""
 
     generation: int
@@ -51,7 +51,7 @@ class Record:
     phase: str
     planned: str = ""
     commands: tuple[str, ...] = ()
-    formed: Formed | None = None
+    formed: FormedGroup | None = None
     ended: tuple[str, str] | None = None  # outcome, detail
 
     @property
@@ -119,8 +119,8 @@ def from_json(plain: Mapping[str, Any]) -> Record:
     )
 
 
-def _formed_from_json(plain: Mapping[str, Any]) -> Formed:
-    return Formed(
+def _formed_from_json(plain: Mapping[str, Any]) -> FormedGroup:
+    return FormedGroup(
         generation=plain["generation"],
         step=plain["step"],
         source=plain["source"],
@@ -132,7 +132,7 @@ def _formed_from_json(plain: Mapping[str, Any]) -> Formed:
     )
 
 
-def _formed(form: Form) -> Formed:
+def _formed(form: Form) -> FormedGroup:
     match form.origin:
         case Fresh():
             source, step = "fresh", 0
@@ -143,7 +143,7 @@ def _formed(form: Form) -> Formed:
         case FromStorage(stored=stored):
             source, step = "storage", stored.step
     mesh = form.plan.mesh
-    return Formed(
+    return FormedGroup(
         generation=form.generation,
         step=step,
         source=source,

@@ -12,7 +12,7 @@ SPEED_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class RunProgress:
     step: int = 0
     loss: float | None = None
     skipped: bool = False
@@ -37,7 +37,7 @@ class Progress:
         return max(self.groups - 1, 0)
 
 
-def advance(progress: Progress, record: Record) -> Progress:
+def advance(progress: RunProgress, record: Record) -> RunProgress:
     """The progress after one more record."""
     progress = replace(progress, phase=record.phase, reason=record.reason, ended=record.ended)
     if record.formed is not None:
@@ -70,7 +70,7 @@ def advance(progress: Progress, record: Record) -> Progress:
             return progress
 
 
-def line(progress: Progress, max_steps: int) -> str:
+def line(progress: RunProgress, max_steps: int) -> str:
     """The progress in one line of text."""
     parts = [f"step {progress.step}/{max_steps}"]
     if progress.loss is not None:

@@ -13,12 +13,14 @@ MB = 1e6
 
 
 def saving(config: Mapping[str, object], records: Sequence[Record]) -> str:
-    """Both tiers; of storage's the reason that was given last, of peer memory's what keepers said last."""
+    """Both tiers; of storage's the reason that was given last, of peer memory's what peer stores said
+    last.
+    """
     return f"checkpoints {_storage(config, records)}; peer memory {_peers(config, peers_held(records))}"
 
 
 def peers_held(records: Sequence[Record]) -> tuple[PeersHeld, ...]:
-    """What the keepers of the newest group's nodes said last."""
+    """What the peer stores of the newest group's nodes said last."""
     nodes: frozenset[str] = frozenset()
     said: dict[str, PeersHeld] = {}
     for record in records:
@@ -44,18 +46,18 @@ def _peers(config: Mapping[str, object], held: Sequence[PeersHeld]) -> str:
             return "is not used"
         case "auto" if held:
             newest = max(held, key=lambda one: one.step)
-            told = (
+            reported = (
                 f"every {newest.every:.3g} steps: copying a snapshot takes {newest.copy_s:.2g} s beside the "
                 f"step, at most {PEER_SHARE:.0%} of the time may go into that, so one is due every "
                 f"{peer_interval_s(newest.copy_s):.2g} s"
             )
         case "auto":
-            told = f"as often as it costs {PEER_SHARE:.0%} of the time at most, every step where it can"
+            reported = f"as often as it costs {PEER_SHARE:.0%} of the time at most, every step where it can"
         case _:
-            told = ("at every step" if every == 1 else f"every {every} steps") + ", as configured"
+            reported = ("at every step" if every == 1 else f"every {every} steps") + ", as configured"
             if held:
-                told += f", every {max(held, key=lambda one: one.step).every:.3g} as measured"
-    return told + (f" ({_figures(held)})" if held else "")
+                reported += f", every {max(held, key=lambda one: one.step).every:.3g} as measured"
+    return reported + (f" ({_figures(held)})" if held else "")
 
 
 def _figures(held: Sequence[PeersHeld]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic_train.planner.cost import Work, columns_of
+from elastic_train.planner.cost import StepWork, columns_of
 from elastic_train.planner.hardware import Fleet, Hardware
 from elastic_train.planner.mesh_candidates import RECOMPUTES, Candidate, Candidates
 from elastic_train.planner.model_shape import ModelShape
@@ -78,7 +78,7 @@ def step_seconds(
     micro_batches: int,
 ) -> Floats:
     """Seconds of a step, at least: stages of equal bytes, the best cut in time."""
-    work = Work(
+    work = StepWork(
         pp=found.pp.astype(float),
         dp_replicate=found.dp_replicate.astype(float),
         dp_shard=found.dp_shard.astype(float),

@@ -21,7 +21,7 @@ LIVE_TRIES = 64
 
 def choose(problem: Problem) -> tuple[Scored, str] | Infeasible:
     """The best plan and why, or why there is none; the same problem gives the same plan."""
-    if not problem.seats:
+    if not problem.worker_slots:
         return Infeasible(reason="no worker is there, one is enough to start")
     fleet = problem.fleet
     known = limits(problem.shape, fleet, problem.micro_batches)
@@ -59,13 +59,13 @@ def _best(ranking: Ranking) -> Scored | None:
 
 
 def _headline(scored: Scored, problem: Problem) -> str:
-    plan, idle = scored.plan, len(problem.seats) - scored.plan.mesh.size
+    plan, idle = scored.plan, len(problem.worker_slots) - scored.plan.mesh.size
     waiting = f", {idle} idle" if idle else ""
     size = bytes_text(scored.memory.training)
     there = problem.hardware.memory_bytes
     used = f"{size} of {bytes_text(there)}" if there else size
     return (
-        f"{plan.mesh} on {plan.mesh.size} of {len(problem.seats)} workers{waiting}: "
+        f"{plan.mesh} on {plan.mesh.size} of {len(problem.worker_slots)} workers{waiting}: "
         f"{scored.cost.step_s:.3g} s a step, {used} per worker" + ("" if scored.moves_live else APART)
     )
 
@@ -82,17 +82,17 @@ def _nothing_fits(problem: Problem) -> Infeasible:
         if _fits(replace(problem, shape=_smaller(problem.shape, size))):
             remedies.append(f"micro_size {size} would fit")
     for times in (2, 4, 8, 16):
-        seats = tuple(
-            replace(seat, worker=f"{seat.worker} {i}", node=f"{seat.node} {i}")
+        worker_slots = tuple(
+            replace(slot, worker=f"{slot.worker} {i}", node=f"{slot.node} {i}")
             for i in range(times)
-            for seat in problem.seats
+            for slot in problem.worker_slots
         )
-        if _fits(replace(problem, seats=seats, most=None)):
-            remedies.append(f"{len(seats)} workers would do")
+        if _fits(replace(problem, worker_slots=worker_slots, most=None)):
+            remedies.append(f"{len(worker_slots)} workers would do")
             break
     return Infeasible(
         reason=f"{problem.shape.parameters:,} parameters need {bytes_text(need)} per worker at the "
-        f"least on {len(problem.seats)} and a worker has {bytes_text(there)}: "
+        f"least on {len(problem.worker_slots)} and a worker has {bytes_text(there)}: "
         f"{', or '.join(remedies) or 'more workers do not help, larger ones do'}"
     )
 

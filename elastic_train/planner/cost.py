@@ -21,7 +21,7 @@ MATRICES_S = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Work:
+class StepWork:
     """What a rank of the slowest stage does, in columns of meshes (or of one)."""
 
     pp: Column
@@ -60,7 +60,7 @@ class Cost:
         return self.bubble / self.step_s if self.step_s else 0.0
 
 
-def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) -> dict[str, Column]:
+def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWork) -> dict[str, Column]:
     """The fields of Cost, as columns."""
     size = work.pp * work.dp_replicate * work.dp_shard * work.inner
     crowd = _crowd(hardware, fleet, size)
@@ -109,7 +109,7 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) 
     }
 
 
-def cost_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: Work) -> Cost:
+def cost_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWork) -> Cost:
     """The cost of one plan: columns of one entry."""
     columns = columns_of(shape, hardware, fleet, work)
     return Cost(**{name: float(column[0]) for name, column in columns.items()})
@@ -141,7 +141,7 @@ def _crowd(hardware: Hardware, fleet: Fleet, size: Column) -> Column:
     return np.maximum(1.0, _beside(hardware, fleet, size) * hardware.cores_per_worker / hardware.cores)
 
 
-def _by_cores(hardware: Hardware, fleet: Fleet, work: Work, apart: Column) -> Column:
+def _by_cores(hardware: Hardware, fleet: Fleet, work: StepWork, apart: Column) -> Column:
     """Seconds that the cores of the fullest node need for what its workers compute.
 
     A stage that waits leaves its cores to the others, so this is not their time one by one.

@@ -54,7 +54,7 @@ class DataParallel:
 
     def _best(self, question: Question) -> Planned | Infeasible:
         """The preferred mesh, whatever a change to it costs."""
-        seats, held = question.seats, question.held
+        worker_slots, held = question.worker_slots, question.held
         problem = impossible(question.room, self.micro_batches, self.constraints)
         if problem is not None:
             return problem
@@ -64,17 +64,17 @@ class DataParallel:
         moves_live = mesh is not None
         mesh = mesh or next((m for m in possible if fit.fits(m, live=False)), None)
         if mesh is None:
-            return fit.infeasible(possible, len(seats))
-        chosen = place(seats, mesh, held)
+            return fit.infeasible(possible, len(worker_slots))
+        chosen = place(worker_slots, mesh, held)
         plan = Plan(
             mesh=mesh,
-            workers=tuple(seat.worker for seat in chosen),
-            nodes=tuple(seat.node for seat in chosen),
+            workers=tuple(slot.worker for slot in chosen),
+            nodes=tuple(slot.node for slot in chosen),
             shares=even_shares(self.micro_batches, mesh.dp),
         )
         apart = "" if moves_live else APART
         reason = (
-            f"{mesh} on {mesh.size} of {len(seats)} workers: {self._why(mesh)}"
+            f"{mesh} on {mesh.size} of {len(worker_slots)} workers: {self._why(mesh)}"
             f"{self._idle(mesh, question)}{fit.used(mesh)}{apart}"
         )
         return Planned(plan=plan, reason=reason, moves_live=moves_live, moved=self._moved(held, plan))
@@ -103,7 +103,7 @@ class DataParallel:
 
     def _idle(self, mesh: Mesh, question: Question) -> str:
         """Why workers are left out, as a part of a sentence."""
-        idle = len(question.seats) - mesh.size
+        idle = len(question.worker_slots) - mesh.size
         if idle == 0:
             return ""
         if mesh.size == self.micro_batches:

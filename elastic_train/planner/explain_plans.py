@@ -19,7 +19,7 @@ LOOKED_AT = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ExplainedPlan:
     """A candidate in numbers. Bytes and seconds."""
 
     mesh: str
@@ -40,7 +40,7 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
     reason: str
-    rows: tuple[Row, ...]  # the winner first; none where nothing is feasible
+    rows: tuple[ExplainedPlan, ...]  # the winner first; none where nothing is feasible
     limits: tuple[str, ...]  # why axes don't go further
     feasible: bool
 
@@ -62,12 +62,12 @@ def explain(problem: Problem, rows: int = 12) -> Explanation:
         if scored.plan.mesh not in seen and len(others) < rows - 1:
             seen.add(scored.plan.mesh)
             others.append(scored)
-    total = len(problem.seats)
+    total = len(problem.worker_slots)
     table = (_row(winner, winner, total), *(_row(scored, winner, total) for scored in others))
     return Explanation(reason=reason, rows=table, limits=_limits(known), feasible=True)
 
 
-def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
+def table(rows: Sequence[ExplainedPlan]) -> list[tuple[str, ...]]:
     """Rows as text, the header first."""
     header = ("mesh", "ranks", "idle", "stages", "schedule", "recompute", "memory", "step", "bubble", "moves")
     return [
@@ -91,9 +91,9 @@ def table(rows: Sequence[Row]) -> list[tuple[str, ...]]:
     ]
 
 
-def _row(scored: Scored, winner: Scored, workers: int) -> Row:
+def _row(scored: Scored, winner: Scored, workers: int) -> ExplainedPlan:
     plan = scored.plan
-    return Row(
+    return ExplainedPlan(
         mesh=str(plan.mesh),
         ranks=plan.mesh.size,
         idle=workers - plan.mesh.size,
@@ -128,7 +128,7 @@ def _parts(scored: Scored) -> dict[str, float]:
     return asdict(scored.cost)
 
 
-def _sizes(row: Row) -> str:
+def _sizes(row: ExplainedPlan) -> str:
     """Blocks per stage, equal neighbours together: 4x3+2 is four stages of three and one of two."""
     runs = ((size, len(list(group))) for size, group in itertools.groupby(b - a for a, b in row.stages))
     return "+".join(f"{n}x{size}" if n > 1 else str(size) for size, n in runs) or "all"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_train.planner.memory_model import Memory, memory_per_worker
+from elastic_train.planner.memory_model import WorkerMemory, memory_per_worker
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, Mesh, bytes_text
 
@@ -16,7 +16,7 @@ class Fit:
         self._shape = shape
         self._there = memory_bytes
         self._previous = previous
-        self._known: dict[int, Memory] = {}
+        self._known: dict[int, WorkerMemory] = {}
 
     def fits(self, mesh: Mesh, *, live: bool) -> bool:
         """Whether a step fits; `live`: and the old shards beside the new ones."""
@@ -58,7 +58,7 @@ class Fit:
             f"{best} ({memory}) and a worker has {bytes_text(there)}: {', or '.join(remedies)}"
         )
 
-    def _of(self, shape: ModelShape, mesh: Mesh) -> Memory:
+    def _of(self, shape: ModelShape, mesh: Mesh) -> WorkerMemory:
         if mesh.dp_shard not in self._known:
             self._known[mesh.dp_shard] = memory_per_worker(shape, mesh, previous=self._previous)
         return self._known[mesh.dp_shard]

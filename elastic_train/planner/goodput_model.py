@@ -27,7 +27,7 @@ def more(gain: float) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class StepPace:
     """What a step took under a plan that the run was on."""
 
     mesh: Mesh
@@ -47,7 +47,7 @@ class Outlook:
     storage_bytes_per_s: float = math.inf  # reading state that no worker holds
     lost_s: float = 0.0  # work since the last save: lost with a worker whose part has no copy
     hysteresis: float = 0.05  # a change must promise this share more goodput than staying
-    paces: tuple[Pace, ...] = ()
+    paces: tuple[StepPace, ...] = ()
 
     def goodput(self, step_s: float, cost_s: float) -> float:
         """Steps per second of the time until the next change."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_train.planner.plan import Seat
+from elastic_train.planner.plan import WorkerSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +49,10 @@ class Fleet:
     most: int | None = None  # ranks that a plan may have
 
     @classmethod
-    def of(cls, seats: Sequence[Seat], most: int | None = None) -> Fleet:
-        return cls(sizes=tuple(sorted(Counter(s.node for s in seats).values(), reverse=True)), most=most)
+    def of(cls, worker_slots: Sequence[WorkerSlot], most: int | None = None) -> Fleet:
+        return cls(
+            sizes=tuple(sorted(Counter(s.node for s in worker_slots).values(), reverse=True)), most=most
+        )
 
     @property
     def workers(self) -> int:

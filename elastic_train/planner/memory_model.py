@@ -16,7 +16,7 @@ from elastic_train.planner.plan import Mesh, bytes_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class WorkerMemory:
     """Bytes on the worker that needs most, by what they are for."""
 
     weights: int
@@ -49,7 +49,7 @@ class Memory:
         return ", ".join(f"{name} {bytes_text(size)}" for name, size in sizes if size)
 
 
-def memory_per_worker(shape: ModelShape, mesh: Mesh, *, previous: Mesh | None = None) -> Memory:
+def memory_per_worker(shape: ModelShape, mesh: Mesh, *, previous: Mesh | None = None) -> WorkerMemory:
     """Bytes per worker under `mesh`; replicas don't change them.
 
     With `previous`, old shards are held while the cut changes; where it stays, state stays in place.
@@ -57,7 +57,7 @@ def memory_per_worker(shape: ModelShape, mesh: Mesh, *, previous: Mesh | None = 
     trainable = [t for t in shape.tensors if t.trainable]
     elements = sum(t.shard_numel(mesh.dp_shard) for t in trainable)
     gradients = sum(t.shard_numel(mesh.dp_shard) * (shape.gradient_bytes or t.item_bytes) for t in trainable)
-    return Memory(
+    return WorkerMemory(
         weights=sum(t.shard_numel(mesh.dp_shard) * t.item_bytes for t in shape.tensors),
         optimizer=elements * shape.slots * shape.slot_bytes,
         master=elements * shape.master_bytes,

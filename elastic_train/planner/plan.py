@@ -55,7 +55,7 @@ class Mesh:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class WorkerSlot:
     """A worker that may take a rank, its node and the node's failure domain.
 
     `speed` is relative: a worker of speed 0.5 takes twice the time.

@@ -12,7 +12,7 @@ KEPT = 512
 
 
 @dataclass(slots=True, kw_only=True)
-class Ready:
+class PlanCache:
     """Answers as the planner does, at once where the same question was asked before. Mutable.
 
     A question names everything that an answer depends on, so it doesn't matter who asked first, or when.

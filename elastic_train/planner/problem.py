@@ -9,14 +9,14 @@ from elastic_train.planner.goodput_model import Outlook
 from elastic_train.planner.hardware import Fleet, Hardware
 from elastic_train.planner.mesh_candidates import RECOMPUTES
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Plan, Recompute, Seat
+from elastic_train.planner.plan import Plan, Recompute, WorkerSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """What a plan is sought for."""
 
-    seats: tuple[Seat, ...]
+    worker_slots: tuple[WorkerSlot, ...]
     shape: ModelShape
     hardware: Hardware
     micro_batches: int
@@ -30,4 +30,4 @@ class Problem:
 
     @property
     def fleet(self) -> Fleet:
-        return Fleet.of(self.seats, self.most)
+        return Fleet.of(self.worker_slots, self.most)

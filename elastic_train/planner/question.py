@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic_train.planner.goodput_model import Outlook
-from elastic_train.planner.plan import Infeasible, Plan, Seat
+from elastic_train.planner.plan import Infeasible, Plan, WorkerSlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,7 +17,7 @@ class Question:
     its workers are there it may be the answer.
     """
 
-    seats: tuple[Seat, ...]
+    worker_slots: tuple[WorkerSlot, ...]
     most: int | None = None  # ranks that a plan may have
     held: Plan | None = None
     outlook: Outlook = field(default_factory=Outlook)
@@ -25,12 +25,12 @@ class Question:
     @property
     def room(self) -> int:
         """Ranks that a plan may have."""
-        return len(self.seats) if self.most is None else min(len(self.seats), self.most)
+        return len(self.worker_slots) if self.most is None else min(len(self.worker_slots), self.most)
 
     @property
     def stays(self) -> Plan | None:
         """The plan that is held, where all its workers are there."""
-        there = {seat.worker for seat in self.seats}
+        there = {slot.worker for slot in self.worker_slots}
         return self.held if self.held is not None and there.issuperset(self.held.workers) else None
 
 

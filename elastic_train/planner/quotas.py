@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_train.planner.plan import Mesh, Seat
+from elastic_train.planner.plan import Mesh, WorkerSlot
 
 
 def quotas(micro_batches: int, speeds: Sequence[float], least: int = 1) -> tuple[int, ...]:
@@ -32,12 +32,12 @@ def quotas(micro_batches: int, speeds: Sequence[float], least: int = 1) -> tuple
         counts[first] += 1
 
 
-def speeds_of(mesh: Mesh, seats: Sequence[Seat]) -> tuple[float, ...]:
+def speeds_of(mesh: Mesh, worker_slots: Sequence[WorkerSlot]) -> tuple[float, ...]:
     """By data-parallel index, the speed of its slowest rank: the others wait for it."""
     slowest = [float("inf")] * mesh.dp
-    for rank, seat in enumerate(seats):
+    for rank, slot in enumerate(worker_slots):
         index = mesh.dp_index(rank)
-        slowest[index] = min(slowest[index], seat.speed)
+        slowest[index] = min(slowest[index], slot.speed)
     return tuple(slowest)
 
 

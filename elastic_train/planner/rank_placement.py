@@ -16,15 +16,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from elastic_train.planner.assignment import assign
-from elastic_train.planner.plan import Mesh, Plan, Seat
-from elastic_train.planner.state_moves import Held, part_of, rank_of, shared
+from elastic_train.planner.plan import Mesh, Plan, WorkerSlot
+from elastic_train.planner.state_moves import HeldParts, part_of, rank_of, shared
 
 Floats = NDArray[np.float64]
 
 
 def place(
-    seats: Sequence[Seat], mesh: Mesh, previous: Plan | None = None, common: Floats | None = None
-) -> tuple[Seat, ...]:
+    worker_slots: Sequence[WorkerSlot], mesh: Mesh, previous: Plan | None = None, common: Floats | None = None
+) -> tuple[WorkerSlot, ...]:
     """The seats by rank. `seats` come in order of preference, with room for every rank.
 
     Ranks that share a micro-batch (tp, cp) are on one node. A part is on distinct domains, else on distinct
@@ -36,41 +36,41 @@ def place(
     if previous is not None:
         held = {w: part_of(previous.mesh, r) for r, w in enumerate(previous.workers)}
         if common is None:
-            common = shared(Held(mesh=previous.mesh), Held(mesh=mesh), (0.0, 1.0, 0.0))
+            common = shared(HeldParts(mesh=previous.mesh), HeldParts(mesh=mesh), (0.0, 1.0, 0.0))
     block = mesh.cp * mesh.tp
-    teams = _teams(seats, block, held)
+    teams = _teams(worker_slots, block, held)
     outer = replace(mesh, cp=1, tp=1)
     parts, copies = outer.size // outer.dp_replicate, outer.dp_replicate
     chosen = _choose([team[0] for team in teams.values()], outer.size, parts)
     units = _units(chosen, parts)
     worth = _worth(chosen, teams, held, common, block)
-    groups = _assign(units, parts, copies, _wishes(chosen, worth, copies))
-    ranks: dict[int, Seat] = {}
-    order = {seat.worker: i for i, seat in enumerate(seat for unit in units for seat in unit)}
-    before = {seat.worker: _block_of(held, seat.worker, block) for seat in chosen if seat.worker in held}
+    groups = _assign(units, parts, copies, _requests(chosen, worth, copies))
+    ranks: dict[int, WorkerSlot] = {}
+    order = {slot.worker: i for i, slot in enumerate(slot for unit in units for slot in unit)}
+    before = {slot.worker: _block_of(held, slot.worker, block) for slot in chosen if slot.worker in held}
     for part, group in enumerate(groups):
         members = sorted(group, key=lambda s: order[s.worker])
-        for copy, seat in enumerate(_copies(members, copies, part, before)):
+        for copy, slot in enumerate(_copies(members, copies, part, before)):
             first = rank_of(outer, part, copy) * block
-            for i, member in enumerate(_in_order(teams[seat.worker], held, common, part * block)):
+            for i, member in enumerate(_in_order(teams[slot.worker], held, common, part * block)):
                 ranks[first + i] = member
     return tuple(ranks[rank] for rank in range(mesh.size))
 
 
 def _teams(
-    seats: Sequence[Seat], block: int, held: Mapping[str, tuple[int, int]]
-) -> dict[str, tuple[Seat, ...]]:
+    worker_slots: Sequence[WorkerSlot], block: int, held: Mapping[str, tuple[int, int]]
+) -> dict[str, tuple[WorkerSlot, ...]]:
     """Seats of a node in blocks, by the name of the first; who held neighbouring parts is together."""
     if block == 1:
-        return {seat.worker: (seat,) for seat in seats}
-    nodes: dict[str, list[Seat]] = {}
-    for seat in seats:
-        nodes.setdefault(seat.node, []).append(seat)
-    teams: list[tuple[Seat, ...]] = []
+        return {slot.worker: (slot,) for slot in worker_slots}
+    nodes: dict[str, list[WorkerSlot]] = {}
+    for slot in worker_slots:
+        nodes.setdefault(slot.node, []).append(slot)
+    teams: list[tuple[WorkerSlot, ...]] = []
     for members in nodes.values():
         ordered = sorted(members, key=lambda s: held.get(s.worker, (1 << 30, 0))[::-1])
         teams += [tuple(ordered[i : i + block]) for i in range(0, len(ordered) - block + 1, block)]
-    order = {seat.worker: i for i, seat in enumerate(seats)}
+    order = {slot.worker: i for i, slot in enumerate(worker_slots)}
     return {t[0].worker: t for t in sorted(teams, key=lambda t: min(order[s.worker] for s in t))}
 
 
@@ -80,28 +80,30 @@ def _block_of(held: Mapping[str, tuple[int, int]], worker: str, block: int) -> t
 
 
 def _worth(
-    chosen: Sequence[Seat],
-    teams: Mapping[str, tuple[Seat, ...]],
+    chosen: Sequence[WorkerSlot],
+    teams: Mapping[str, tuple[WorkerSlot, ...]],
     held: Mapping[str, tuple[int, int]],
     common: Floats | None,
     block: int,
 ) -> dict[str, Floats]:
     """By team, the bytes that its workers keep on each block of parts; none where all are equal."""
     found: dict[str, Floats] = {}
-    for seat in chosen:
+    for slot in chosen:
         kept = [
-            common[held[s.worker][0]] for s in teams[seat.worker] if s.worker in held and common is not None
+            common[held[s.worker][0]] for s in teams[slot.worker] if s.worker in held and common is not None
         ]
         if kept:
             bytes_ = np.sum([row.reshape(-1, block).max(axis=1) for row in kept], axis=0)
             if np.ptp(bytes_) > 0:
-                found[seat.worker] = bytes_
+                found[slot.worker] = bytes_
     return found
 
 
-def _wishes(chosen: Sequence[Seat], worth: Mapping[str, Floats], copies: int) -> list[tuple[str, int]]:
+def _requests(
+    chosen: Sequence[WorkerSlot], worth: Mapping[str, Floats], copies: int
+) -> list[tuple[str, int]]:
     """(worker, part) so that most bytes stay, all parts' copies counted as places."""
-    workers = [seat.worker for seat in chosen if seat.worker in worth]
+    workers = [slot.worker for slot in chosen if slot.worker in worth]
     if not workers:
         return []
     table = np.repeat(np.stack([worth[w] for w in workers]), copies, axis=1)
@@ -110,8 +112,8 @@ def _wishes(chosen: Sequence[Seat], worth: Mapping[str, Floats], copies: int) ->
 
 
 def _in_order(
-    team: tuple[Seat, ...], held: Mapping[str, tuple[int, int]], common: Floats | None, first: int
-) -> tuple[Seat, ...]:
+    team: tuple[WorkerSlot, ...], held: Mapping[str, tuple[int, int]], common: Floats | None, first: int
+) -> tuple[WorkerSlot, ...]:
     """A team by tp coordinate: who held a coordinate's bytes takes it."""
     if len(team) == 1 or common is None:
         return team
@@ -119,43 +121,43 @@ def _in_order(
     rows = [common[held[s.worker][0], first : first + len(team)] if s.worker in held else none for s in team]
     places = assign(-np.stack(rows))
     return tuple(
-        seat for _, seat in sorted(zip(places.tolist(), team, strict=True), key=lambda pair: pair[0])
+        slot for _, slot in sorted(zip(places.tolist(), team, strict=True), key=lambda pair: pair[0])
     )
 
 
-def _domain(seat: Seat) -> tuple[str, str]:
+def _domain(slot: WorkerSlot) -> tuple[str, str]:
     """A node without a named domain is one of its own."""
-    return (seat.domain, "") if seat.domain else ("", seat.node)
+    return (slot.domain, "") if slot.domain else ("", slot.node)
 
 
-def _node(seat: Seat) -> tuple[str, str]:
-    return ("node", seat.node)
+def _node(slot: WorkerSlot) -> tuple[str, str]:
+    return ("node", slot.node)
 
 
-def _choose(seats: Sequence[Seat], count: int, most: int) -> tuple[Seat, ...]:
+def _choose(worker_slots: Sequence[WorkerSlot], count: int, most: int) -> tuple[WorkerSlot, ...]:
     """The first `count` seats with at most `most` per domain, then per node, then as they come.
 
     The limits are nested, so that taking seats in order of preference takes as many as any choice could.
     """
-    taken: dict[int, Seat] = {}
+    taken: dict[int, WorkerSlot] = {}
     used: Counter[tuple[str, str]] = Counter()
-    limits: tuple[tuple[Callable[[Seat], tuple[str, str]], ...], ...] = ((_domain, _node), (_node,), ())
+    limits: tuple[tuple[Callable[[WorkerSlot], tuple[str, str]], ...], ...] = ((_domain, _node), (_node,), ())
     for limited in limits:
-        for i, seat in enumerate(seats):
-            if len(taken) < count and i not in taken and all(used[of(seat)] < most for of in limited):
-                taken[i] = seat
-                used.update({_domain(seat), _node(seat)})
+        for i, slot in enumerate(worker_slots):
+            if len(taken) < count and i not in taken and all(used[of(slot)] < most for of in limited):
+                taken[i] = slot
+                used.update({_domain(slot), _node(slot)})
     return tuple(taken[i] for i in sorted(taken))
 
 
-def _units(seats: Sequence[Seat], most: int) -> list[list[Seat]]:
+def _units(worker_slots: Sequence[WorkerSlot], most: int) -> list[list[WorkerSlot]]:
     """Seats that must not share a part: domains, or nodes packed together where a domain is too large."""
-    domains: dict[tuple[str, str], dict[str, list[Seat]]] = {}
-    for seat in seats:
-        domains.setdefault(_domain(seat), {}).setdefault(seat.node, []).append(seat)
-    units: list[list[Seat]] = []
+    domains: dict[tuple[str, str], dict[str, list[WorkerSlot]]] = {}
+    for slot in worker_slots:
+        domains.setdefault(_domain(slot), {}).setdefault(slot.node, []).append(slot)
+    units: list[list[WorkerSlot]] = []
     for nodes in domains.values():
-        opened: list[list[Seat]] = [[]]
+        opened: list[list[WorkerSlot]] = [[]]
         for node in nodes.values():
             for start in range(0, len(node), most):
                 piece = node[start : start + most]
@@ -167,30 +169,30 @@ def _units(seats: Sequence[Seat], most: int) -> list[list[Seat]]:
 
 
 def _assign(
-    units: list[list[Seat]], parts: int, copies: int, wishes: list[tuple[str, int]]
-) -> list[list[Seat]]:
+    units: list[list[WorkerSlot]], parts: int, copies: int, requests: list[tuple[str, int]]
+) -> list[list[WorkerSlot]]:
     """Seats by part: `copies` each, no two of a unit."""
-    seats = [seat for unit in units for seat in unit]
-    unit_of = {seat.worker: i for i, unit in enumerate(units) for seat in unit}
-    groups: list[dict[int, Seat]] = [{} for _ in range(parts)]  # by unit
-    by_worker = {seat.worker: seat for seat in seats}
-    for worker, part in wishes:
+    worker_slots = [slot for unit in units for slot in unit]
+    unit_of = {slot.worker: i for i, unit in enumerate(units) for slot in unit}
+    groups: list[dict[int, WorkerSlot]] = [{} for _ in range(parts)]  # by unit
+    by_worker = {slot.worker: slot for slot in worker_slots}
+    for worker, part in requests:
         if worker in by_worker and len(groups[part]) < copies and unit_of[worker] not in groups[part]:
             groups[part][unit_of[worker]] = by_worker.pop(worker)
     turn = 0
-    for seat in (s for s in seats if s.worker in by_worker):
-        unit = unit_of[seat.worker]
+    for slot in (s for s in worker_slots if s.worker in by_worker):
+        unit = unit_of[slot.worker]
         turns = ((turn + i) % parts for i in range(parts))
         part = next((p for p in turns if len(groups[p]) < copies and unit not in groups[p]), None)
         if part is None:
-            _make_room(groups, copies, unit, seat)
+            _make_room(groups, copies, unit, slot)
         else:
-            groups[part][unit] = seat
+            groups[part][unit] = slot
             turn = part + 1
     return [list(group.values()) for group in groups]
 
 
-def _make_room(groups: list[dict[int, Seat]], copies: int, unit: int, seat: Seat) -> None:
+def _make_room(groups: list[dict[int, WorkerSlot]], copies: int, unit: int, slot: WorkerSlot) -> None:
     """Put a seat into a full part and move others on, along a shortest path that ends in a part with room."""
     came: dict[int, tuple[int, int] | None] = {p: None for p, g in enumerate(groups) if unit not in g}
     queue = deque(came)
@@ -201,7 +203,7 @@ def _make_room(groups: list[dict[int, Seat]], copies: int, unit: int, seat: Seat
                 origin, moved = step
                 groups[part][moved] = groups[origin].pop(moved)
                 part = origin
-            groups[part][unit] = seat
+            groups[part][unit] = slot
             return
         for moved in groups[part]:
             for to, group in enumerate(groups):
@@ -212,14 +214,14 @@ def _make_room(groups: list[dict[int, Seat]], copies: int, unit: int, seat: Seat
 
 
 def _copies(
-    members: list[Seat], copies: int, part: int, held: Mapping[str, tuple[int, int]]
-) -> tuple[Seat, ...]:
+    members: list[WorkerSlot], copies: int, part: int, held: Mapping[str, tuple[int, int]]
+) -> tuple[WorkerSlot, ...]:
     """The members of a part by copy: who held it before keeps its place, the others fill up in order."""
-    kept: dict[int, Seat] = {}
-    for seat in members:
-        before, copy = held.get(seat.worker, (-1, 0))
+    kept: dict[int, WorkerSlot] = {}
+    for slot in members:
+        before, copy = held.get(slot.worker, (-1, 0))
         if before == part and copy < copies:
-            kept[copy] = seat
-    keepers = {seat.worker for seat in kept.values()}
-    rest = iter([seat for seat in members if seat.worker not in keepers])
+            kept[copy] = slot
+    peer_stores = {slot.worker for slot in kept.values()}
+    rest = iter([slot for slot in members if slot.worker not in peer_stores])
     return tuple(kept[copy] if copy in kept else next(rest) for copy in range(copies))

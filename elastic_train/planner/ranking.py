@@ -141,7 +141,7 @@ class Ranking:
 
     def _rounds(self, found: Candidates) -> Floats:
         """Micro-batches of the slowest pipeline in times of a worker of speed 1, at least."""
-        speeds = [seat.speed for seat in self._problem.seats]
+        speeds = [slot.speed for slot in self._problem.worker_slots]
         if min(speeds) == max(speeds):
             return found.rounds / max(speeds)
         return self._problem.micro_batches / (found.dp_replicate * found.dp_shard) / max(speeds)

@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from elastic_train.planner.cost import Cost, Work, cost_of
-from elastic_train.planner.memory_model import Memory
+from elastic_train.planner.cost import Cost, StepWork, cost_of
+from elastic_train.planner.memory_model import WorkerMemory
 from elastic_train.planner.mesh_candidates import Candidate
-from elastic_train.planner.plan import Mesh, Plan, Seat, even_shares
+from elastic_train.planner.plan import Mesh, Plan, WorkerSlot, even_shares
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.quotas import quotas, shares_of, speeds_of
 from elastic_train.planner.rank_placement import place
 from elastic_train.planner.rows import Floats, rows
 from elastic_train.planner.stage_table import StageTable, by_pp
 from elastic_train.planner.state_moves import (
-    Held,
+    HeldParts,
     Moves,
     even_stages,
     least_moved,
@@ -36,9 +36,9 @@ class Draft:
 
     candidate: Candidate
     positions: tuple[int, ...]
-    held: Held
+    held: HeldParts
     common: Floats | None  # bytes that parts of the previous plan and its parts share
-    memory: Memory
+    memory: WorkerMemory
     cost: Cost
     live: bool
     goodput: float
@@ -49,7 +49,7 @@ class Scored:
     """A plan and what it is worth."""
 
     plan: Plan
-    memory: Memory
+    memory: WorkerMemory
     cost: Cost
     moves: Moves
     change_s: float  # that the change takes, and that a lost worker costs where its part has no copy
@@ -64,9 +64,9 @@ class Scorer:
         self._problem, self._stages = problem, stages
         self._fleet = problem.fleet
         self._blocks = tuple(rows(stages.tensors, Mesh()).state.tolist())
-        self._speeds = {seat.speed for seat in problem.seats}
-        previous, names = problem.previous, {seat.worker for seat in problem.seats}
-        self._old = None if previous is None else Held.by(previous)
+        self._speeds = {slot.speed for slot in problem.worker_slots}
+        previous, names = problem.previous, {slot.worker for slot in problem.worker_slots}
+        self._old = None if previous is None else HeldParts.by(previous)
         self._held = 0 if previous is None else self._memory_of(previous).state
         kept = () if previous is None else enumerate(previous.workers)
         self._kept = [part_of(previous.mesh, r)[0] for r, w in kept if w in names] if previous else []
@@ -79,7 +79,9 @@ class Scorer:
         mesh, micro_batches = candidate.mesh, self._problem.micro_batches
         rounds = -(-micro_batches // mesh.dp)
         positions = self._stages.cut(candidate, rounds)
-        held = Held(mesh=mesh, stages=_blocks(positions) if mesh.pp > 1 else (), virtual=candidate.virtual)
+        held = HeldParts(
+            mesh=mesh, stages=_blocks(positions) if mesh.pp > 1 else (), virtual=candidate.virtual
+        )
         stays = self._whole_group and held == self._old
         memory = self._stages.memory(candidate, rounds).of(positions, mesh.pp)
         memory = replace(memory, held=0 if stays else self._held)
@@ -113,11 +115,11 @@ class Scorer:
     def score(self, draft: Draft) -> Scored:
         """The draft on the seats where most bytes stay."""
         candidate, problem = draft.candidate, self._problem
-        ranks = place(problem.seats, candidate.mesh, problem.previous, draft.common)
+        ranks = place(problem.worker_slots, candidate.mesh, problem.previous, draft.common)
         plan = Plan(
             mesh=candidate.mesh,
-            workers=tuple(seat.worker for seat in ranks),
-            nodes=tuple(seat.node for seat in ranks),
+            workers=tuple(slot.worker for slot in ranks),
+            nodes=tuple(slot.node for slot in ranks),
             shares=self._shares(candidate, ranks),
             stages=draft.held.stages,
             virtual=candidate.virtual,
@@ -132,7 +134,7 @@ class Scorer:
         plan, there = self._problem.previous, self._problem.hardware.memory_bytes
         if plan is None or not self._whole_group:
             return None
-        by_name = {seat.worker: seat for seat in self._problem.seats}
+        by_name = {slot.worker: slot for slot in self._problem.worker_slots}
         ranks = tuple(by_name[worker] for worker in plan.workers)
         candidate, positions = Candidate.of(plan), self._positions(plan)
         memory = self._memory_of(plan)
@@ -141,7 +143,7 @@ class Scorer:
         draft = Draft(
             candidate=candidate,
             positions=positions,
-            held=Held.by(plan),
+            held=HeldParts.by(plan),
             common=None,
             memory=memory,
             cost=self._cost(candidate, positions, plan.rounds, plan.rounds),
@@ -150,7 +152,7 @@ class Scorer:
         )
         return self._scored(plan, draft, ranks)
 
-    def _scored(self, plan: Plan, draft: Draft, ranks: Sequence[Seat]) -> Scored:
+    def _scored(self, plan: Plan, draft: Draft, ranks: Sequence[WorkerSlot]) -> Scored:
         previous, mesh = self._problem.previous, plan.mesh
         stays = previous is not None and (plan.workers, draft.held) == (previous.workers, self._old)
         cost, moved = draft.cost, Moves()
@@ -172,7 +174,7 @@ class Scorer:
             moves_live=draft.live,
         )
 
-    def _shares(self, candidate: Candidate, ranks: Sequence[Seat]) -> tuple[tuple[int, ...], ...]:
+    def _shares(self, candidate: Candidate, ranks: Sequence[WorkerSlot]) -> tuple[tuple[int, ...], ...]:
         """Equal ones where all run equally many anyway, else by speed."""
         mesh, micro_batches = candidate.mesh, self._problem.micro_batches
         if mesh.dp_shard > 1 or candidate.virtual > 1 or len(self._speeds) == 1:
@@ -200,10 +202,10 @@ class Scorer:
             "elements": by_pp(memory.rows.trainable, positions, mesh.pp).max(),
             "units": by_pp(np.ones(len(memory.whole)), positions, mesh.pp).max(),
         }
-        work = Work(**{name: np.array([float(value)]) for name, value in values.items()})
+        work = StepWork(**{name: np.array([float(value)]) for name, value in values.items()})
         return cost_of(problem.shape, problem.hardware, self._fleet, work)
 
-    def _change(self, moved: float, memory: Memory, mesh: Mesh, *, stays: bool, live: bool) -> float:
+    def _change(self, moved: float, memory: WorkerMemory, mesh: Mesh, *, stays: bool, live: bool) -> float:
         """Seconds of a change in which one worker receives `moved` bytes, and of what a loss would cost."""
         outlook = self._problem.outlook
         lost = outlook.lost_s if mesh.dp_replicate == 1 else 0.0
@@ -226,14 +228,14 @@ class Scorer:
         mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios)) if ratios else 1.0
         return {candidate: ratio / mean for candidate, ratio in ratios.items()}
 
-    def _memory_of(self, plan: Plan) -> Memory:
+    def _memory_of(self, plan: Plan) -> WorkerMemory:
         stages = self._stages.memory(Candidate.of(plan), plan.rounds)
         return stages.of(self._positions(plan), plan.mesh.pp)
 
     def _positions(self, plan: Plan) -> tuple[int, ...]:
         """The plan's cuts as positions between layers."""
         layers = len(self._problem.shape.layers)
-        inner = [1 + stop for _, stop in even_stages(Held.by(plan), layers - 2)[:-1]]
+        inner = [1 + stop for _, stop in even_stages(HeldParts.by(plan), layers - 2)[:-1]]
         return (0, *inner, layers)
 
 

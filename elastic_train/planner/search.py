@@ -65,7 +65,7 @@ class Search:
         if self.shape is None or not self.shape.layers or self.hardware is None:
             return None
         return Problem(
-            seats=question.seats,
+            worker_slots=question.worker_slots,
             most=question.most,
             shape=self.shape,
             hardware=self.hardware,

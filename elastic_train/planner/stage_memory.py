@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from elastic_train.planner.memory_model import Memory
+from elastic_train.planner.memory_model import WorkerMemory
 from elastic_train.planner.plan import Mesh, Recompute
 from elastic_train.planner.rows import Floats, Tensors, activations, rows
 from elastic_train.planner.stages import spans
@@ -63,12 +63,12 @@ class StageMemory:
         flying = self._virtual * self._in_flight(distance) * self._spans
         return self._virtual * self._fixed + flying <= memory_bytes
 
-    def of(self, positions: tuple[int, ...], pp: int) -> Memory:
+    def of(self, positions: tuple[int, ...], pp: int) -> WorkerMemory:
         """Bytes on the worker that needs most under this cut into stages."""
         by_rank = [self._rank(positions, rank, pp) for rank in range(pp)]
         return max(by_rank, key=lambda memory: memory.training)
 
-    def _rank(self, positions: tuple[int, ...], rank: int, pp: int) -> Memory:
+    def _rank(self, positions: tuple[int, ...], rank: int, pp: int) -> WorkerMemory:
         table, stages = self.rows, len(positions) - 1
         own = np.zeros(len(self.kept), bool)
         flying = 0.0
@@ -80,7 +80,7 @@ class StageMemory:
         gathered = table.gathered[own & ~table.block].sum() + blocks[-2:].sum()
         if self._once:
             gathered += table.whole_gradients[own].max(initial=0.0)
-        return Memory(
+        return WorkerMemory(
             weights=int(table.weights[own].sum()),
             optimizer=int(table.optimizer[own].sum()),
             master=int(table.master[own].sum()),

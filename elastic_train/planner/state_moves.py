@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldParts:
     """What the ranks of a plan hold: its mesh and its stages, as ranges of blocks by stage."""
 
     mesh: Mesh
@@ -27,7 +27,7 @@ class Held:
     virtual: int = 1
 
     @classmethod
-    def by(cls, plan: Plan) -> Held:
+    def by(cls, plan: Plan) -> HeldParts:
         return cls(mesh=plan.mesh, stages=plan.stages, virtual=plan.virtual)
 
     @property
@@ -51,7 +51,7 @@ def rank_of(mesh: Mesh, part: int, copy: int) -> int:
     return (stage * mesh.dp_replicate + copy) * inner + place
 
 
-def shared(old: Held, new: Held, blocks: tuple[float, ...]) -> Floats:
+def shared(old: HeldParts, new: HeldParts, blocks: tuple[float, ...]) -> Floats:
     """Bytes that an old part and a new part have in common, [old parts, new parts].
 
     `blocks` are the bytes of state of each layer: what is before the blocks, each block, what is after them.
@@ -63,7 +63,7 @@ def shared(old: Held, new: Held, blocks: tuple[float, ...]) -> Floats:
     return np.kron(layers, inner).astype(np.float64)
 
 
-def needed(new: Held, blocks: tuple[float, ...]) -> Floats:
+def needed(new: HeldParts, blocks: tuple[float, ...]) -> Floats:
     """Bytes of each new part."""
     whole: Floats = _layers(new, len(blocks)) @ np.array(blocks)
     inner = new.parts // new.mesh.pp
@@ -80,7 +80,7 @@ class Moves:
 
 def moves(previous: Plan, plan: Plan, blocks: tuple[float, ...]) -> Moves:
     """What the plan's workers lack of their new parts. Workers that are new lack everything."""
-    old, new = Held.by(previous), Held.by(plan)
+    old, new = HeldParts.by(previous), HeldParts.by(plan)
     common, whole = shared(old, new, blocks), needed(new, blocks)
     before = {worker: part_of(old.mesh, rank)[0] for rank, worker in enumerate(previous.workers)}
     lacking: list[float] = []
@@ -102,7 +102,7 @@ def least_moved(kept: Floats, whole: Floats, copies: int) -> float:
     return float((whole - np.partition(kept, least, axis=0)[least]).max())
 
 
-def even_stages(held: Held, blocks: int) -> tuple[tuple[int, int], ...]:
+def even_stages(held: HeldParts, blocks: int) -> tuple[tuple[int, int], ...]:
     """The stages, or equal ones where a plan does not say."""
     if held.stages:
         return held.stages
@@ -110,7 +110,7 @@ def even_stages(held: Held, blocks: int) -> tuple[tuple[int, int], ...]:
     return tuple(itertools.pairwise(bounds))
 
 
-def _layers(held: Held, layers: int) -> Floats:
+def _layers(held: HeldParts, layers: int) -> Floats:
     """Whether a pp index holds a layer, [pp, layers]."""
     blocks = max(0, layers - 2)
     there = np.zeros((held.mesh.pp, layers))

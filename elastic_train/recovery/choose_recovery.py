@@ -18,8 +18,8 @@ from elastic_train.recovery.costs import Costs
 from elastic_train.recovery.evidence import (
     Fresh,
     FromStorage,
-    Holding,
     Live,
+    LocalState,
     Logged,
     Mixed,
     Origin,
@@ -29,7 +29,7 @@ from elastic_train.recovery.evidence import (
 )
 from elastic_train.recovery.lineage import Lineage, alive
 from elastic_train.recovery.rank_coverage import missing
-from elastic_train.recovery.recoverable_steps import Candidate, candidates, group
+from elastic_train.recovery.recoverable_steps import RecoverableStep, candidates, group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class Evidence:
 
     lineage: Lineage
     plans: Mapping[int, Plan]
-    holdings: tuple[tuple[str, tuple[Holding, ...]], ...]  # by worker
+    local_states: tuple[tuple[str, tuple[LocalState, ...]], ...]  # by worker
     step: int
     seen: tuple[int, Vote] | None
     stored: Stored | None
@@ -87,13 +87,13 @@ def choose(evidence: Evidence) -> Choice | Unrecoverable:
     return _choice(evidence, Fresh(), 0, reason, 0.0)
 
 
-def options(evidence: Evidence) -> tuple[Candidate, ...]:
+def options(evidence: Evidence) -> tuple[RecoverableStep, ...]:
     """Every step that survivors, peer memory and logs assemble, with or without the checkpoint's help."""
     stored = evidence.stored
     if stored is not None and not alive(evidence.lineage, stored.generation, stored.step):
         stored = None  # a checkpoint of another lineage is no part of a mixture
     lefts = group(
-        (h for _, held in evidence.holdings for h in held),
+        (h for _, held in evidence.local_states for h in held),
         evidence.snapshots,
         evidence.logs,
         evidence.plans,
@@ -109,14 +109,14 @@ def holders(evidence: Evidence, origin: Origin) -> tuple[str, ...]:
         return ()
     return tuple(
         worker
-        for worker, held in evidence.holdings
+        for worker, held in evidence.local_states
         if any(h.generation == origin.generation and _serves(h, origin) for h in held)
     )
 
 
 def votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
     """Every known outcome, by (generation, step)."""
-    every = [holding for _, held in evidence.holdings for holding in held]
+    every = [local_state for _, held in evidence.local_states for local_state in held]
     known = {(h.generation, h.passed.step): h.passed for h in every if h.passed is not None}
     known |= {(h.generation, h.applied.step): h.applied for h in every if h.applied is not None}
     if evidence.seen is not None:
@@ -125,13 +125,13 @@ def votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
     return known
 
 
-def _serves(holding: Holding, origin: Live | Mixed) -> bool:
+def _serves(local_state: LocalState, origin: Live | Mixed) -> bool:
     """Whether anything of a holding gets to the origin's step."""
-    found = {versions.way(holding, n, origin.step, origin.vote) for n in versions.names((holding,))}
+    found = {versions.way(local_state, n, origin.step, origin.vote) for n in versions.names((local_state,))}
     return bool(found & ({"live", "forward", "undo"} if origin.undo else {"live", "forward"}))
 
 
-def _from_storage_first(best: Candidate, stored: Stored, costs: Costs) -> bool:
+def _from_storage_first(best: RecoverableStep, stored: Stored, costs: Costs) -> bool:
     """Whether the checkpoint is newer, or of the same step and exact or cheaper where the other isn't."""
     if best.step != stored.step:
         return best.step < stored.step
@@ -148,10 +148,10 @@ def _choice(evidence: Evidence, origin: Origin, step: int, reason: str, seconds:
 
 def _why_not_live(evidence: Evidence) -> str:
     """What stops the survivors from being the source."""
-    if not evidence.holdings:
+    if not evidence.local_states:
         return "no worker holds any state"
     for generation, _ in reversed(evidence.lineage):
-        ranks = {h.rank for _, held in evidence.holdings for h in held if h.generation == generation}
+        ranks = {h.rank for _, held in evidence.local_states for h in held if h.generation == generation}
         plan = evidence.plans.get(generation)
         if plan is not None and ranks:
             gone = missing(plan.mesh, ranks)

@@ -18,12 +18,12 @@ class Verdict:
     doubtful: tuple[int, ...] = ()
 
 
-def judge(told: Mapping[int, Digests]) -> Verdict:
+def judge(reported: Mapping[int, Digests]) -> Verdict:
     """What ranks told of what they hold: in each set of replicas more than half are right."""
     wrong: set[int] = set()
     doubtful: set[int] = set()
-    for name in {name for own in told.values() for name in own}:
-        members = {rank: own[name] for rank, own in told.items() if name in own}
+    for name in {name for own in reported.values() for name in own}:
+        members = {rank: own[name] for rank, own in reported.items() if name in own}
         (digest, count), *others = Counter(members.values()).most_common()
         if not others:
             continue

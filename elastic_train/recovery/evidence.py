@@ -17,7 +17,7 @@ class Vote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Holding:
+class LocalState:
     """One rank's complete part of the state under the plan of `generation`, at a committed `step`.
 
     `reached` is step + 1 if the rank also kept the whole reduced gradient of the next step (it entered the
@@ -46,10 +46,10 @@ class Holding:
 class Snapshot:
     """A part of the state in peer memory: what `rank` held at `step` under the plan of `generation`.
 
-    Whole and verified, or the `share` (i of n) of it that this copy has. `keeper` serves it.
+    Whole and verified, or the `share` (i of n) of it that this copy has. `peer store` serves it.
     """
 
-    keeper: str
+    peer_store: str
     generation: int
     rank: int
     step: int

@@ -22,11 +22,11 @@ def assembled(origin: Live | Mixed, workers: int) -> str:
         return f"{workers} workers hold {where}{after}"
     sources = [f"{workers} workers hold a part{after}"] if workers else []
     if origin.peers:
-        keepers = len({snapshot.keeper for snapshot in origin.peers})
+        peer_stores = len({snapshot.peer_store for snapshot in origin.peers})
         ranks = len({snapshot.rank for snapshot in origin.peers})
         sources.append(
             f"the part{'s' * (ranks > 1)} of {ranks} rank{'s' * (ranks > 1)} "
-            f"{'are' if ranks > 1 else 'is'} in the memory of {keepers} node{'s' * (keepers > 1)}"
+            f"{'are' if ranks > 1 else 'is'} in the memory of {peer_stores} node{'s' * (peer_stores > 1)}"
         )
     if origin.stored is not None:
         sources.append("the rest is in the checkpoint of that step")

@@ -56,20 +56,20 @@ def logged(
     """
     found: list[Logged] = []
     for generation, plan in sorted(plans.items()):
-        told_of = {
-            (told.stage, told.index): (worker, told)
-            for worker, all_told in sent.items()
-            for told in all_told
-            if told.generation == generation
+        reported_of = {
+            (reported.stage, reported.index): (worker, reported)
+            for worker, all_reported in sent.items()
+            for reported in all_reported
+            if reported.generation == generation
         }
-        ties = {pair for _, told in told_of.values() for pair in told.ties}
-        groups = dict.fromkeys(plan.group_of(stage) for stage in range(plan.mesh.pp)) if told_of else ()
+        ties = {pair for _, reported in reported_of.values() for pair in reported.ties}
+        groups = dict.fromkeys(plan.group_of(stage) for stage in range(plan.mesh.pp)) if reported_of else ()
         for group in groups:
-            needed = [_first(choices, told_of) for choices in _needed(plan, group, ties)]
+            needed = [_first(choices, reported_of) for choices in _needed(plan, group, ties)]
             senders = dict(there for there in needed if there is not None)
             if None in needed:
                 continue
-            spans = [(told.first, _last(told, voted)) for told in senders.values()]
+            spans = [(reported.first, _last(reported, voted)) for reported in senders.values()]
             log = replayable(generation, group, spans, tuple(senders))
             found += [log] if log is not None else []
     return tuple(found)
@@ -94,10 +94,10 @@ def _needed(
 
 
 def _first(
-    choices: Iterable[tuple[int, int]], told_of: Mapping[tuple[int, int], tuple[str, Sent]]
+    choices: Iterable[tuple[int, int]], reported_of: Mapping[tuple[int, int], tuple[str, Sent]]
 ) -> tuple[str, Sent] | None:
-    return next((told_of[at] for at in choices if at in told_of), None)
+    return next((reported_of[at] for at in choices if at in reported_of), None)
 
 
-def _last(told: Sent, voted: Collection[tuple[int, int]]) -> int:
-    return told.last + (told.ahead and (told.generation, told.last + 1) in voted)
+def _last(reported: Sent, voted: Collection[tuple[int, int]]) -> int:
+    return reported.last + (reported.ahead and (reported.generation, reported.last + 1) in voted)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery import versions
 from elastic_train.recovery.costs import Costs
-from elastic_train.recovery.evidence import Holding, Live, Logged, Mixed, Replay, Snapshot, Stored, Vote
+from elastic_train.recovery.evidence import Live, LocalState, Logged, Mixed, Replay, Snapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage, alive
 from elastic_train.recovery.rank_coverage import Part, part, parts
 
@@ -24,7 +24,7 @@ class Left:
 
     generation: int
     mesh: Mesh
-    holdings: tuple[Holding, ...] = ()
+    local_states: tuple[LocalState, ...] = ()
     snapshots: tuple[Snapshot, ...] = ()
     logs: tuple[Logged, ...] = ()
     votes: Mapping[int, Vote] = field(default_factory=dict[int, Vote])
@@ -32,7 +32,7 @@ class Left:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class RecoverableStep:
     """One way to assemble a step. `exact`: to the bit, no undo is part of it."""
 
     origin: Live | Mixed
@@ -48,9 +48,9 @@ class Candidate:
 
 def candidates(
     lefts: Iterable[Left], lineage: Lineage, costs: Costs, newest: int | None = None
-) -> tuple[Candidate, ...]:
+) -> tuple[RecoverableStep, ...]:
     """One candidate for each generation and step that can be assembled, at most at step `newest`."""
-    found: list[Candidate] = []
+    found: list[RecoverableStep] = []
     for left in lefts:
         for step in sorted(_steps(left)):
             if alive(lineage, left.generation, step) and (newest is None or step <= newest):
@@ -61,7 +61,7 @@ def candidates(
 
 
 def group(
-    holdings: Iterable[Holding],
+    local_states: Iterable[LocalState],
     snapshots: Iterable[Snapshot],
     logs: Iterable[Logged],
     plans: Mapping[int, Plan],
@@ -69,12 +69,12 @@ def group(
     stored: Stored | None,
 ) -> tuple[Left, ...]:
     """Evidence by generation; that of a generation whose plan is forgotten says nothing."""
-    held, kept, logged = tuple(holdings), tuple(snapshots), tuple(logs)
+    held, kept, logged = tuple(local_states), tuple(snapshots), tuple(logs)
     return tuple(
         Left(
             generation=generation,
             mesh=plan.mesh,
-            holdings=tuple(h for h in held if h.generation == generation),
+            local_states=tuple(h for h in held if h.generation == generation),
             snapshots=tuple(s for s in kept if s.generation == generation),
             logs=tuple(log for log in logged if log.generation == generation),
             votes={step: vote for (of, step), vote in votes.items() if of == generation},
@@ -86,16 +86,16 @@ def group(
 
 def _steps(left: Left) -> frozenset[int]:
     logged = {log.last for log in left.logs}
-    return versions.steps(left.holdings) | {s.step for s in left.snapshots} | logged
+    return versions.steps(left.local_states) | {s.step for s in left.snapshots} | logged
 
 
-def _assemble(left: Left, step: int, costs: Costs) -> Candidate | None:
+def _assemble(left: Left, step: int, costs: Costs) -> RecoverableStep | None:
     vote = left.votes.get(step)
-    names = versions.names(left.holdings)
+    names = versions.names(left.local_states)
     missing: list[Part] = []
     ways = set[versions.Way | None]()
     for at in parts(left.mesh):
-        here = [h for h in left.holdings if part(left.mesh, h.rank) == at]
+        here = [h for h in left.local_states if part(left.mesh, h.rank) == at]
         best: list[versions.Way | None] = [
             _best(versions.way(h, name, step, vote) for h in here) for name in names
         ]
@@ -126,9 +126,9 @@ def _assemble(left: Left, step: int, costs: Costs) -> Candidate | None:
     if not peers and not ways and not replays:
         return None  # nothing but the checkpoint: that is another rung
     # Whoever can roll forward does, needed or not: it is cheaper than fetching.
-    able = any(versions.way(h, name, step, vote) == "forward" for h in left.holdings for name in names)
+    able = any(versions.way(h, name, step, vote) == "forward" for h in left.local_states for name in names)
     # Parameters that are ahead are there, but not what else the step changes.
-    able = able or any(h.ahead and h.step == step - 1 for h in left.holdings)
+    able = able or any(h.ahead and h.step == step - 1 for h in left.local_states)
     rolled = vote if able else None
     undo = "undo" in ways
     origin: Live | Mixed = Live(generation=left.generation, step=step, vote=rolled, undo=undo)
@@ -142,7 +142,7 @@ def _assemble(left: Left, step: int, costs: Costs) -> Candidate | None:
             stored=stored,
             replays=replays,
         )
-    return Candidate(origin=origin, step=step, seconds=max(seconds), exact=not undo)
+    return RecoverableStep(origin=origin, step=step, seconds=max(seconds), exact=not undo)
 
 
 def _best(found: Iterable[versions.Way | None]) -> versions.Way | None:

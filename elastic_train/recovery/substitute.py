@@ -13,7 +13,7 @@ from elastic_train.planner.plan import Mesh, Plan, even_shares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StandIn:
+class Substitute:
     """Ranks in the place of the lost `stages` (half-open) of `lost`. `ranks` of `plan` run them as one stage.
 
     Rank `ranks[i]` is computed by worker i of those that stand in.
@@ -34,13 +34,15 @@ class StandIn:
         """Of the workers that stand in, who are one stage."""
         return replace(self.plan.mesh, pp=1)
 
-    def instead_of(self, number: int) -> tuple[int, ...]:
+    def substituted_ranks(self, number: int) -> tuple[int, ...]:
         """The ranks of the lost plan, one a stage, whose parts worker `number` has; none for a spare one."""
         size = self.lost.mesh.size // self.lost.mesh.pp
         return tuple(stage * size + number for stage in range(*self.stages)) if number < size else ()
 
 
-def stand_in(lost: Plan, stages: tuple[int, int], workers: Sequence[str], *, exact: bool) -> StandIn | None:
+def substitute(
+    lost: Plan, stages: tuple[int, int], workers: Sequence[str], *, exact: bool
+) -> Substitute | None:
     """On as many of the `workers` as are of use; None where they are too few.
 
     `exact`: with as many replicas as the stage had, because parts of it that are left are put beside.
@@ -68,4 +70,4 @@ def stand_in(lost: Plan, stages: tuple[int, int], workers: Sequence[str], *, exa
         stages=(*lost.stages[:first], merged, *lost.stages[stop:]),
         groups=(),
     )
-    return StandIn(lost=lost, stages=stages, plan=plan, ranks=ranks)
+    return Substitute(lost=lost, stages=stages, plan=plan, ranks=ranks)

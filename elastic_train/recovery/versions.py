@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.recovery.evidence import LocalState, Vote
 
 Way = Literal["live", "forward", "undo"]
 WAYS: tuple[Way, ...] = ("live", "forward", "undo")
@@ -19,30 +19,30 @@ REST = ""
 """Stands for all parameters alike, where no update was interrupted."""
 
 
-def way(holding: Holding, name: str, step: int, vote: Vote | None) -> Way | None:
+def way(local_state: LocalState, name: str, step: int, vote: Vote | None) -> Way | None:
     """How a parameter of a holding gets to `step`, given the outcome of the vote on it; None: not at all."""
-    at = holding.step + (name in holding.ahead)
+    at = local_state.step + (name in local_state.ahead)
     if at == step:
         return "live"
-    if at == step - 1 and vote is not None and at == holding.step:
-        has_gradient = holding.reached == step or name in holding.kept
+    if at == step - 1 and vote is not None and at == local_state.step:
+        has_gradient = local_state.reached == step or name in local_state.kept
         return "forward" if has_gradient else None
-    newest = holding.step + (holding.ahead != ())
-    if at == step + 1 and at == newest and holding.undoable:
+    newest = local_state.step + (local_state.ahead != ())
+    if at == step + 1 and at == newest and local_state.undoable:
         return "undo"
     return None
 
 
-def names(holdings: Iterable[Holding]) -> tuple[str, ...]:
+def names(local_states: Iterable[LocalState]) -> tuple[str, ...]:
     """What to ask about: each parameter where an update was interrupted, else all of them as one."""
-    told = {name for h in holdings for name in (*h.ahead, *h.kept, *h.behind)}
-    return tuple(sorted(told)) or (REST,)
+    reported = {name for h in local_states for name in (*h.ahead, *h.kept, *h.behind)}
+    return tuple(sorted(reported)) or (REST,)
 
 
-def steps(holdings: Iterable[Holding]) -> frozenset[int]:
+def steps(local_states: Iterable[LocalState]) -> frozenset[int]:
     """Steps to which some of the holdings could get."""
     found: set[int] = set()
-    for h in holdings:
+    for h in local_states:
         found.add(h.step)
         if h.reached is not None:
             found.add(h.reached)

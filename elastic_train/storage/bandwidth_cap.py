@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-class Pace:
+class BandwidthCap:
     """At most so many bytes a second, of all threads together."""
 
     def __init__(

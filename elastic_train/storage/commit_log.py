@@ -37,7 +37,7 @@ _SLOT = re.compile(rf"{DIRECTORY}/(\d{{8}})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class CommitRecord:
     """One slot of the log. `slot`, `term`, `after` and `after_hash` are filled in by the log.
 
     A commit makes the checkpoint at `path` visible. A prune says that the checkpoints of the slots in
@@ -64,7 +64,7 @@ class Record:
 class _Known:
     """What was read of the log so far; slots never change, so it only grows."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[CommitRecord] = field(default_factory=list)
     hash: str = ""  # of the last record's bytes
     term: int = 0  # of the newest fence
 
@@ -83,10 +83,10 @@ class CommitLog:
             while True:
                 self._refresh()
                 term = self._known.term + 1
-                if self._claim(Record(kind="fence", holder=holder), term):
+                if self._claim(CommitRecord(kind="fence", holder=holder), term):
                     return term
 
-    def append(self, record: Record, term: int) -> Record:
+    def append(self, record: CommitRecord, term: int) -> CommitRecord:
         """Put a record into the next slot for good, or raise Fenced. Returns it as it stands in the log."""
         with self._lock:
             while True:
@@ -101,13 +101,13 @@ class CommitLog:
             self._refresh()
             self._check(term)
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> tuple[CommitRecord, ...]:
         """Every record that counts, void ones left out, in the order of the log."""
         with self._lock:
             self._refresh()
             return tuple(_in_force(self._known.records))
 
-    def valid(self) -> tuple[Record, ...]:
+    def valid(self) -> tuple[CommitRecord, ...]:
         """The commits that count and are kept, newest last."""
         records = self.records()
         removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
@@ -123,7 +123,7 @@ class CommitLog:
         if term < self._known.term:
             raise Fenced(run=self._store.url, term=term, by_term=self._known.term)
 
-    def _claim(self, record: Record, term: int) -> bool:
+    def _claim(self, record: CommitRecord, term: int) -> bool:
         """Try to take the slot after the known ones; False if it went to somebody else."""
         record = replace(
             record,
@@ -170,7 +170,7 @@ class CommitLog:
         if record.kind == "fence":
             self._known.term = max(self._known.term, record.term)
 
-    def _decode(self, data: bytes, slot: int) -> Record:
+    def _decode(self, data: bytes, slot: int) -> CommitRecord:
         try:
             value: dict[str, Any] = json.loads(data)
             if value.pop("format") != FORMAT:
@@ -179,7 +179,7 @@ class CommitLog:
             value["lineage"] = tuple((g, s) for g, s in value["lineage"])
             value["metrics"] = tuple((k, v) for k, v in value["metrics"])
             value["removes"] = tuple(value["removes"])
-            found = Record(**value)
+            found = CommitRecord(**value)
             if found.kind == "commit":
                 check_path(found.path)
             return found
@@ -193,7 +193,7 @@ class CommitLog:
         return NoCheckpoint(url=self._store.url, problem=f"{problem}. {remedy}")
 
 
-def _in_force(records: Iterable[Record]) -> Iterable[Record]:
+def _in_force(records: Iterable[CommitRecord]) -> Iterable[CommitRecord]:
     term = 0
     for record in records:
         if record.kind == "fence" and record.term > term:
@@ -207,6 +207,6 @@ def _path(slot: int) -> str:
     return f"{DIRECTORY}/{slot:08d}.json"
 
 
-def _encode(record: Record) -> bytes:
+def _encode(record: CommitRecord) -> bytes:
     value = {"format": FORMAT, **asdict(record)}
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()

@@ -1,6 +1,6 @@
 """Wishes left in a run's storage for the controller of one term, to stop or to save: no cluster is needed.
 
-A wish names the term that it is meant for, so that it never stops a later submission.
+A request names the term that it is meant for, so that it never stops a later submission.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def stop_asked(store: Store, term: int) -> str | None:
 
 
 def ask_to_save(store: Store, term: int) -> None:
-    """Each wish is one checkpoint, but those that are heard together."""
+    """Each request is one checkpoint, but those that are heard together."""
     for number in range(saves_asked(store, term), MOST):
         try:
             store.create(f"{_saves(term)}/{number:06d}", b"")

@@ -22,10 +22,10 @@ from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, plan_transfer
 from elastic_train.planner.plan import Mesh, Plan, Recompute, even_shares
-from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.recovery.evidence import LocalState, Vote
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
 from elastic_train.train.member import Member, RunEnd, StepReport
-from elastic_train.train.rank_assignment import Seat
+from elastic_train.train.rank_assignment import RankAssignment
 from elastic_train.train.task import Task
 
 State = dict[str, Any]
@@ -203,8 +203,8 @@ class Gang:
     def join(self, plan: Plan, processes: Sequence[int]) -> None:
         """Seats taken, nothing filled."""
         self.generation, self.processes = next(self._generations), tuple(processes)
-        seats = [
-            Seat(
+        assignments = [
+            RankAssignment(
                 generation=self.generation,
                 rank=rank,
                 plan=plan,
@@ -214,7 +214,7 @@ class Gang:
             )
             for rank in range(plan.world_size)
         ]
-        self.pool.run(call, "join", PerRank(seats), ranks=processes, timeout=self._timeout)
+        self.pool.run(call, "join", PerRank(assignments), ranks=processes, timeout=self._timeout)
 
     def begin(self) -> Pending:
         """Let all ranks train."""
@@ -261,13 +261,13 @@ class Gang:
 
     def held(self) -> From:
         """The state of the present generation, at the step where all its ranks are."""
-        holdings = [h for found in self._all(self.processes, "holdings") for h in found]
-        steps = {h.step for h in holdings if h.generation == self.generation}
+        local_states = [h for found in self._all(self.processes, "local_states") for h in found]
+        steps = {h.step for h in local_states if h.generation == self.generation}
         assert len(steps) == 1
         return From(generation=self.generation, step=steps.pop(), holders=self.processes)
 
-    def holdings(self) -> list[Holding]:
-        return [h for found in self._all(self.processes, "holdings") for h in found]
+    def local_states(self) -> list[LocalState]:
+        return [h for found in self._all(self.processes, "local_states") for h in found]
 
     def whole(self) -> dict[tuple[str, str], np.ndarray]:
         """Every logical tensor of the present state, put together from all ranks; replicas are compared."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_train.control.commands import Commit, Form, Go, StopWorker
-from elastic_train.control.events import Event, GroupBroken, GroupReady, Settled, StepCommitted
+from elastic_train.control.events import Event, FinalReport, GroupBroken, GroupReady, StepCommitted
 from elastic_train.control.states import Facts, Outcome, State
-from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Mixed, Stored, checkpoint_of
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, LocalState, Mixed, Stored, checkpoint_of
 from elastic_train.recovery.rank_coverage import part, parts
 from elastic_train.testing.simulated_cluster import SimulatedCluster
 from elastic_train.testing.simulated_group import SimulatedWorker
@@ -17,7 +17,7 @@ from elastic_train.testing.simulated_log import replayable
 def check_transition(before: State, event: Event, outcome: Outcome, cluster: SimulatedCluster) -> None:
     """Raises AssertionError with the invariant's name."""
     stale = (
-        isinstance(event, GroupReady | StepCommitted | GroupBroken | Settled)
+        isinstance(event, GroupReady | StepCommitted | GroupBroken | FinalReport)
         and event.generation != before.facts.generation
     )
     assert not stale or outcome.state is before, "words of an older generation change nothing"
@@ -93,7 +93,7 @@ def _known(facts: Facts, cluster: SimulatedCluster) -> list[SimulatedWorker]:
 
 
 def _assembled(
-    like: Holding, held: list[Holding], facts: Facts, step: int, logs: list[SimulatedWorker]
+    like: LocalState, held: list[LocalState], facts: Facts, step: int, logs: list[SimulatedWorker]
 ) -> bool:
     """Whether every part is held at a step, or can be replayed up to it from the logs of workers."""
     plan = dict(facts.plans).get(like.generation)

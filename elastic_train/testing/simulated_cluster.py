@@ -28,11 +28,11 @@ from elastic_train.control.events import (
     CauseKind,
     CheckpointRejected,
     Event,
+    FinalReport,
     GroupBroken,
     GroupReady,
     Node,
     NodesChanged,
-    Settled,
     StepCommitted,
     WorkerLost,
     WorkerReady,
@@ -213,20 +213,20 @@ class SimulatedCluster:
             return
         if self.group is not None and self.group.generation == generation:
             self._break(self.group, "aborted", aloud=False)
-        self._last_word(worker, generation, None)
+        self._final_report(worker, generation, None)
 
-    def _last_word(self, worker: SimulatedWorker, generation: int, error: Cause | None) -> None:
+    def _final_report(self, worker: SimulatedWorker, generation: int, error: Cause | None) -> None:
         worker.settled.add(generation)
-        held = worker.holdings.get(generation)
+        held = worker.local_states.get(generation)
         if held is not None and held.applied is not None and held.applied.step == held.step:
             self.say(worker, self._report(generation, held.step))
         self.say(
             worker,
-            Settled(
+            FinalReport(
                 at=0.0,
                 generation=generation,
                 worker=worker.name,
-                holdings=worker.all_held(),
+                local_states=worker.all_held(),
                 error=error,
                 logs=simulated_log.sent(worker),
             ),
@@ -257,10 +257,10 @@ class SimulatedCluster:
         involved = [*group.workers, *(self.workers[name] for name in group.form.holders)]
         if group.broken or self.group is not group or any(w.died is not None for w in involved):
             return
-        for name, holding, first in simulated_log.replays(group.form):
+        for name, local_state, first in simulated_log.replays(group.form):
             worker = self.workers[name]
-            worker.replayed[holding.generation, holding.rank] = holding
-            worker.logs.setdefault(holding.generation, first)
+            worker.replayed[local_state.generation, local_state.rank] = local_state
+            worker.logs.setdefault(local_state.generation, first)
 
     def _formed(self, group: SimulatedGroup) -> None:
         if group.broken or self.group is not group:
@@ -334,7 +334,7 @@ class SimulatedCluster:
         if group.pause and group.step < self.policy.max_steps:
             group.paused = True
             for worker in group.workers:
-                self._last_word(worker, group.generation, None)
+                self._final_report(worker, group.generation, None)
         else:
             self._begin_step(group)
 
@@ -372,7 +372,7 @@ class SimulatedCluster:
                 self.say(
                     worker, GroupBroken(at=0.0, generation=group.generation, worker=worker.name, cause=cause)
                 )
-                self._last_word(worker, group.generation, cause)
+                self._final_report(worker, group.generation, cause)
 
     def _report(self, generation: int, step: int) -> StepCommitted:
         return StepCommitted(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from elastic_train.control.commands import Form
 from elastic_train.control.faults import At
-from elastic_train.recovery.evidence import Holding, Live, Mixed, Vote
+from elastic_train.recovery.evidence import Live, LocalState, Mixed, Vote
 
 
 @dataclass(slots=True)
@@ -33,14 +33,14 @@ class SimulatedWorker:
     died: float | None = None
     stopped_until: float = 0.0
     generation: int = 0  # of the group that it runs in
-    holdings: dict[int, Holding] = field(default_factory=dict[int, Holding])
-    replayed: dict[tuple[int, int], Holding] = field(default_factory=dict[tuple[int, int], Holding])
+    local_states: dict[int, LocalState] = field(default_factory=dict[int, LocalState])
+    replayed: dict[tuple[int, int], LocalState] = field(default_factory=dict[tuple[int, int], LocalState])
     logs: dict[int, int] = field(default_factory=dict[int, int])
     said_until: float = 0.0  # words leave in order
     settled: set[int] = field(default_factory=set[int])
 
-    def all_held(self) -> tuple[Holding, ...]:
-        return (*self.holdings.values(), *self.replayed.values())
+    def all_held(self) -> tuple[LocalState, ...]:
+        return (*self.local_states.values(), *self.replayed.values())
 
     def responds(self, now: float) -> bool:
         return self.died is None and self.ready and self.stopped_until <= now
@@ -76,7 +76,7 @@ class SimulatedGroup:
         for rank, worker in enumerate(self.workers):
             held = isinstance(self.form.origin, Live | Mixed) and self.step
             applied = vote_of(self.step) if held else None
-            worker.holdings[self.generation] = Holding(
+            worker.local_states[self.generation] = LocalState(
                 generation=self.generation, rank=rank, step=self.step, applied=applied
             )
 
@@ -102,16 +102,18 @@ class SimulatedGroup:
                 self._apply(worker)
                 passed = True
             elif entered or draw.random() < 0.5:
-                held = worker.holdings[self.generation]
-                worker.holdings[self.generation] = replace(held, reached=self.step + 1)
+                held = worker.local_states[self.generation]
+                worker.local_states[self.generation] = replace(held, reached=self.step + 1)
         return passed
 
     def _apply(self, worker: SimulatedWorker) -> None:
         """One rank applies the next step."""
         step = self.step + 1
-        rank = worker.holdings[self.generation].rank
-        worker.holdings = {
-            self.generation: Holding(generation=self.generation, rank=rank, step=step, applied=vote_of(step))
+        rank = worker.local_states[self.generation].rank
+        worker.local_states = {
+            self.generation: LocalState(
+                generation=self.generation, rank=rank, step=step, applied=vote_of(step)
+            )
         }
         worker.replayed = {}
         worker.logs = {g: first for g, first in worker.logs.items() if g == self.generation}
@@ -119,10 +121,10 @@ class SimulatedGroup:
 
 def roll_forward(worker: SimulatedWorker, origin: Live | Mixed) -> None:
     """Bring a holder to the origin's step."""
-    held = worker.holdings.get(origin.generation)
+    held = worker.local_states.get(origin.generation)
     if held is not None and held.step == origin.step - 1 and held.reached == origin.step:
         assert origin.vote is not None
-        worker.holdings[origin.generation] = replace(
+        worker.local_states[origin.generation] = replace(
             held, step=origin.step, reached=None, applied=origin.vote
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from elastic_train.control.commands import Form
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.evidence import Holding, Live, Mixed
+from elastic_train.recovery.evidence import Live, LocalState, Mixed
 from elastic_train.recovery.logs import Sent
 from elastic_train.testing.simulated_group import SimulatedGroup, SimulatedWorker, vote_of
 
@@ -25,7 +25,7 @@ def begin(group: SimulatedGroup, forms: Mapping[int, Form]) -> None:
 
 
 def sent(worker: SimulatedWorker) -> tuple[Sent, ...]:
-    """What a worker's last word says of its logs."""
+    """What a worker's final report says of its logs."""
     return tuple(
         Sent(
             generation=held.generation,
@@ -39,7 +39,7 @@ def sent(worker: SimulatedWorker) -> tuple[Sent, ...]:
     )
 
 
-def replays(form: Form) -> tuple[tuple[str, Holding, int], ...]:
+def replays(form: Form) -> tuple[tuple[str, LocalState, int], ...]:
     """Who holds what once the lost stages were replayed, and from which step on it has a log then."""
     origin = form.origin
     if not isinstance(origin, Mixed):
@@ -48,7 +48,7 @@ def replays(form: Form) -> tuple[tuple[str, Holding, int], ...]:
     return tuple(
         (
             idle[number % len(idle)],
-            Holding(
+            LocalState(
                 generation=origin.generation,
                 rank=replay.log.stage,
                 step=origin.step,
@@ -61,7 +61,12 @@ def replays(form: Form) -> tuple[tuple[str, Holding, int], ...]:
 
 
 def replayable(
-    stage: int, like: Holding, step: int, plan: Plan, bases: Iterable[int], workers: Iterable[SimulatedWorker]
+    stage: int,
+    like: LocalState,
+    step: int,
+    plan: Plan,
+    bases: Iterable[int],
+    workers: Iterable[SimulatedWorker],
 ) -> bool:
     """Whether the neighbours' logs reach from one of the bases to a step, the slow way."""
     everybody = list(workers)
@@ -71,10 +76,13 @@ def replayable(
         for h in worker.all_held()
     )
     spans: dict[int, tuple[int, int]] = {
-        told.stage: (told.first, told.last + (told.ahead and voted and told.last + 1 == step))
+        reported.stage: (
+            reported.first,
+            reported.last + (reported.ahead and voted and reported.last + 1 == step),
+        )
         for worker in everybody
-        for told in sent(worker)
-        if told.generation == like.generation
+        for reported in sent(worker)
+        if reported.generation == like.generation
     }
     needed = {stage - 1, stage + 1} & set(range(plan.mesh.pp))
     if not needed <= spans.keys():

@@ -46,18 +46,18 @@ class SimplePlanner:
     replicas: int = 1
 
     def __call__(self, question: Question, /) -> Planned | Infeasible:
-        seats = question.seats[: question.most]
-        if not seats:
+        worker_slots = question.worker_slots[: question.most]
+        if not worker_slots:
             return Infeasible(reason="no workers")
-        replicas = self.replicas if len(seats) % self.replicas == 0 else 1
-        mesh = Mesh(dp_replicate=replicas, dp_shard=len(seats) // replicas)
+        replicas = self.replicas if len(worker_slots) % self.replicas == 0 else 1
+        mesh = Mesh(dp_replicate=replicas, dp_shard=len(worker_slots) // replicas)
         plan = Plan(
             mesh=mesh,
-            workers=tuple(s.worker for s in seats),
-            nodes=tuple(s.node for s in seats),
+            workers=tuple(s.worker for s in worker_slots),
+            nodes=tuple(s.node for s in worker_slots),
             shares=even_shares(MICRO_BATCHES, mesh.dp),
         )
-        return Planned(plan=plan, reason=f"all {len(seats)} workers")
+        return Planned(plan=plan, reason=f"all {len(worker_slots)} workers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,18 +67,18 @@ class PipelinePlanner:
     blocks: int = 4
 
     def __call__(self, question: Question, /) -> Planned | Infeasible:
-        seats = question.seats[: question.most]
-        if not seats:
+        worker_slots = question.worker_slots[: question.most]
+        if not worker_slots:
             return Infeasible(reason="no workers")
-        edges = [self.blocks * n // len(seats) for n in range(len(seats) + 1)]
+        edges = [self.blocks * n // len(worker_slots) for n in range(len(worker_slots) + 1)]
         plan = Plan(
-            mesh=Mesh(pp=len(seats)),
-            workers=tuple(s.worker for s in seats),
-            nodes=tuple(s.node for s in seats),
+            mesh=Mesh(pp=len(worker_slots)),
+            workers=tuple(s.worker for s in worker_slots),
+            nodes=tuple(s.node for s in worker_slots),
             shares=even_shares(MICRO_BATCHES, 1),
             stages=tuple(pairwise(edges)),
         )
-        return Planned(plan=plan, reason=f"a stage on each of {len(seats)} workers")
+        return Planned(plan=plan, reason=f"a stage on each of {len(worker_slots)} workers")
 
 
 def simulated_policy(
@@ -107,7 +107,7 @@ def simulated_policy(
 
 
 @dataclass(slots=True)
-class Controller:
+class SimulatedController:
     """One term. A zombie goes on after its successor began, and only storage can stop it."""
 
     term: int
@@ -133,7 +133,7 @@ class Simulation:
     transitions: int = 0
     clock: Clock = field(init=False)
     cluster: SimulatedCluster = field(init=False)
-    controller: Controller = field(init=False)
+    controller: SimulatedController = field(init=False)
     _pending: list[Fault] = field(init=False)
     _unheard: list[Event] = field(default_factory=list[Event])
     _doomed: bool = False
@@ -164,7 +164,7 @@ class Simulation:
     # -- terms -----------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        self.controller = Controller(term=0, began=0.0, state=State(), dead=True)
+        self.controller = SimulatedController(term=0, began=0.0, state=State(), dead=True)
         for node in self.nodes:
             self.cluster.add_node(node)
         self._begin_term()
@@ -179,7 +179,7 @@ class Simulation:
         term = before.term + 1
         self.cluster.term = term
         self.cluster.storage.begin(term)
-        self.controller = Controller(term=term, began=self.clock.now, state=folded)
+        self.controller = SimulatedController(term=term, began=self.clock.now, state=folded)
         storage = self.cluster.storage
         self._handle(
             self.controller, TermBegan(at=0.0, term=term, stored=storage.newest(), ever_stored=storage.ever)
@@ -203,7 +203,7 @@ class Simulation:
 
     def _step_of(self, name: str) -> int:
         worker = self.cluster.workers[name]
-        held = worker.holdings.get(worker.generation)
+        held = worker.local_states.get(worker.generation)
         return held.step if held is not None else 0
 
     def _crash(self) -> None:
@@ -211,11 +211,11 @@ class Simulation:
         old = self.controller
         self.clock.after(RESTART_S, self._begin_term)
         if self.clock.draw.random() < 0.3:
-            zombie = Controller(term=old.term, began=old.began, state=old.state, zombie=True)
+            zombie = SimulatedController(term=old.term, began=old.began, state=old.state, zombie=True)
             self.clock.after(RESTART_S + 1.0, lambda: self._haunt(zombie, self.clock.now + ZOMBIE_S))
         self.controller = replace(old, dead=True)
 
-    def _haunt(self, zombie: Controller, until: float) -> None:
+    def _haunt(self, zombie: SimulatedController, until: float) -> None:
         if self.clock.now < until and not isinstance(zombie.state.phase, Ended):
             self._handle(zombie, Tick(at=0.0))
             self.clock.after(self.policy.tick_s, lambda: self._haunt(zombie, until))
@@ -238,7 +238,7 @@ class Simulation:
             return
         self._handle(controller, event)
 
-    def _handle(self, controller: Controller, event: Event) -> None:
+    def _handle(self, controller: SimulatedController, event: Event) -> None:
         event = replace(event, at=self.clock.now - controller.began)
         before = controller.state
         outcome = transition(before, event, self.policy)

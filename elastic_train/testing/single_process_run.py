@@ -8,7 +8,7 @@ from elastic_train.config import RunSpec
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.train.collectives.tcp_store import serve_store
 from elastic_train.train.member import Member
-from elastic_train.train.rank_assignment import Seat
+from elastic_train.train.rank_assignment import RankAssignment
 from elastic_train.train.step.training_loop import StepReport
 from elastic_train.train.task import Task
 
@@ -26,7 +26,7 @@ def train_alone(task: Task, spec: RunSpec) -> list[StepReport]:
     )
     try:
         member.join(
-            Seat(generation=1, rank=0, plan=plan, store_host=HOST, store_port=port, address=HOST),
+            RankAssignment(generation=1, rank=0, plan=plan, store_host=HOST, store_port=port, address=HOST),
         )
         member.initialise()
         member.go()

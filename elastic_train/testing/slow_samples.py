@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from elastic_train.data.numbered import Numbered
+from elastic_train.data.numbered import NumberedSamples
 
 
 class SlowSamples:
     """A data set whose samples take `seconds` each."""
 
-    def __init__(self, inner: Numbered, seconds: float) -> None:
+    def __init__(self, inner: NumberedSamples, seconds: float) -> None:
         self._inner, self._seconds = inner, seconds
 
     def __len__(self) -> int:

@@ -19,7 +19,7 @@ from elastic_train.train.parallel.parallelize import divide
 from elastic_train.train.parallel.pipeline_stages import blocks_of
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.task import Task
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 
 def assemble(
@@ -31,22 +31,22 @@ def assemble(
     plan: Plan,
     mesh: DeviceMesh | None,
     device: torch.device,
-    border: Border,
+    guard: UserCodeGuard,
 ) -> Shards:
     """Shards with memory and without values. All ranks of the mesh must call it together.
 
     Without a mesh they are those of a whole stage, for itself.
     """
-    with border.at("building the model", 0):
+    with guard.at("building the model", 0):
         blueprint = draw(task, spec.precision)
     shapes = _shapes(blueprint)
-    with border.at("building the optimizer", 0):
+    with guard.at("building the optimizer", 0):
         whole, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
     rules = task.parallelize()
     blocks = blocks_of(blueprint.model, rules).modules if plan.recompute != "none" else ()
     trainable = tuple(fqn for fqn, tensor in tensors(blueprint.parameters).items() if tensor.requires_grad)
     regions, stages = None, {}
-    with border.collective("dividing the model", 0):
+    with guard.collective("dividing the model", 0):
         if mesh is not None or plan.mesh.pp > 1:
             divided = divide(blueprint, rules, plan, rank, mesh, device)
             blueprint, regions, stages = divided.blueprint, divided.regions, divided.stages
@@ -56,17 +56,17 @@ def assemble(
     allocate(blueprint, device)
     parameters = tensors(blueprint.parameters)
     optimizer = optimizers.move(whole, groups, parameters)  # type: ignore[arg-type]
-    with border.collective("trying the optimizer", 0):
+    with guard.collective("trying the optimizer", 0):
         ndims = {fqn: len(shapes[fqn]) for group in groups for fqn in group}
         for axis in ("dp_shard", "tp"):
             if mesh is not None and getattr(plan.mesh, axis) > 1:
                 check_sharded_update(optimizer, groups, ndims, mesh[axis], device)
     # After the trial: a scheduler hooks itself into optimizer.step.
-    with border.at("building the schedule", 0):
+    with guard.at("building the schedule", 0):
         schedule = scheduler_of(task.schedule(optimizer), optimizer)
     buffers, found = tensors(blueprint.buffers), None
     if isinstance(task, LoopTask):
-        with border.at("declaring what is registered", 0):
+        with guard.at("declaring what is registered", 0):
             found = registered(task.loop, blueprint.model)
         buffers |= found.tensors
         shapes |= {fqn: tuple(tensor.shape) for fqn, tensor in found.tensors.items()}

@@ -14,7 +14,7 @@ from elastic_train.train.model import seeded_sections
 from elastic_train.train.state import scalar_state as documents
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.task import Task
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,9 +24,9 @@ class Data:
     identity: DataIdentity
 
 
-def build(task: Task, spec: RunSpec, border: Border) -> Data:
+def build(task: Task, spec: RunSpec, guard: UserCodeGuard) -> Data:
     seed = spec.batch.seed
-    with border.at("building the data set", 0):
+    with guard.at("building the data set", 0):
         dataset = numbered(task.dataset())
         identity = identify(dataset, seed=seed, seeding=seeded_sections.sample)
         loader = Loader(dataset, seed=seed, seeding=seeded_sections.sample)

@@ -11,20 +11,20 @@ from collections.abc import Callable
 
 from elastic_train.planner.plan import Plan
 from elastic_train.train.collectives.process_group import Group
-from elastic_train.train.rank_assignment import Progress
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.rank_assignment import WorkerProgress
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 Faults = Callable[[str, int, int], None]
 """Called at (phase, step, micro-batch)."""
 
 
-class Entry:
+class GroupMembership:
     """At most one group at a time; one that was aborted is broken from its first moment."""
 
     def __init__(self, faults: Faults | None) -> None:
         self._faults = faults
         self._group: Group | None = None
-        self._border: Border | None = None
+        self._guard: UserCodeGuard | None = None
         self._aborted: set[int] = set()
         self._lock = threading.Lock()  # guards _group and _aborted between threads
         self.mark(0, -1, "idle", 0, -1, fault=False)
@@ -35,12 +35,12 @@ class Entry:
         return self._group
 
     @property
-    def border(self) -> Border:
+    def guard(self) -> UserCodeGuard:
         """Of the group that was entered last."""
-        assert self._border is not None, "a group comes first"
-        return self._border
+        assert self._guard is not None, "a group comes first"
+        return self._guard
 
-    def progress(self) -> Progress:
+    def progress(self) -> WorkerProgress:
         return self._progress
 
     def abort(self, generation: int) -> None:
@@ -65,7 +65,7 @@ class Entry:
         if aborted:
             group.break_()
         group.check()
-        self._border = Border(
+        self._guard = UserCodeGuard(
             worker=plan.workers[rank],
             node=plan.nodes[rank],
             rank=rank,
@@ -83,7 +83,7 @@ class Entry:
         self, generation: int, rank: int, phase: str, step: int, micro_batch: int, *, fault: bool = True
     ) -> None:
         """This is where the member is now. With `fault` it is a place at which a test may strike."""
-        self._progress = Progress(
+        self._progress = WorkerProgress(
             generation=generation,
             rank=rank,
             step=step,

@@ -18,20 +18,20 @@ from elastic_train.checkpoint.merging import merged
 from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.recovery.evidence import LocalState, Vote
 from elastic_train.train.assemble import assemble
-from elastic_train.train.boundary.crossing import Kept
+from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.custom.loop_runner import UsersLoop
 from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.dataset import Data, build, described
-from elastic_train.train.group_membership import Entry, Faults
-from elastic_train.train.rank_assignment import Progress, ReplaySeat, Seat
+from elastic_train.train.group_membership import Faults, GroupMembership
+from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
 from elastic_train.train.replay.stage_replay import Replaying
-from elastic_train.train.replay.substituted_ranks import instead_of, opened_instead, replaying_group
+from elastic_train.train.replay.substituted_ranks import opened_substitute, replaying_group, substituted_ranks
 from elastic_train.train.snapshot.saver import Described, Direct, Saver
 from elastic_train.train.state.carried_logs import close_logs, follow, rolled
-from elastic_train.train.state.local_states import Held
+from elastic_train.train.state.local_states import LocalStates
 from elastic_train.train.state.replica_exchange import ReadBoxes
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.state.unfilled_shards import Incoming
@@ -67,8 +67,8 @@ class Member:
         self._saver = saving(self._described) if saving is not None else None
         if saving is None and on_save is not None:
             self._saver = Direct(self._described, on_save)
-        self.held = Held()
-        self._entry = Entry(faults)
+        self.held = LocalStates()
+        self._entry = GroupMembership(faults)
         self._next: Incoming | None = None
         self._requests = Requests()
         self.continued: int | None = None  # what is held that the group that forms goes on from
@@ -76,7 +76,7 @@ class Member:
 
     # -- any thread ----------------------------------------------------------------------------------------
 
-    def progress(self) -> Progress:
+    def progress(self) -> WorkerProgress:
         return self._entry.progress()
 
     def abort(self, generation: int) -> None:
@@ -102,9 +102,9 @@ class Member:
 
     # -- holdings ------------------------------------------------------------------------------------------
 
-    def holdings(self) -> tuple[Holding, ...]:
+    def local_states(self) -> tuple[LocalState, ...]:
         """Everything complete that this member could give."""
-        return self.held.holdings()
+        return self.held.local_states()
 
     def holds(self, generation: int) -> Fragments:
         """The boxes of a holding."""
@@ -131,56 +131,56 @@ class Member:
 
     # -- forming -------------------------------------------------------------------------------------------
 
-    def join(self, seat: Seat) -> None:
+    def join(self, assignment: RankAssignment) -> None:
         """Take a seat: process group, mesh, and a model with shards that have memory and no values yet."""
         self._leave()
         self._requests = Requests()
         group = Group(
-            generation=seat.generation,
-            rank=seat.rank,
-            world_size=seat.plan.world_size,
-            store_host=seat.store_host,
-            store_port=seat.store_port,
-            address=seat.address,
+            generation=assignment.generation,
+            rank=assignment.rank,
+            world_size=assignment.plan.world_size,
+            store_host=assignment.store_host,
+            store_port=assignment.store_port,
+            address=assignment.address,
             device=str(self._device),
             form_timeout_s=self._spec.timing.form_s,
         )
-        self._entry.enter(group, seat.plan, seat.rank, seat.step + 1)
+        self._entry.enter(group, assignment.plan, assignment.rank, assignment.step + 1)
         group.form()
-        mesh = group.mesh(seat.plan.mesh) if seat.plan.world_size > 1 else None
-        self._next = self._assembled(seat.generation, seat.rank, seat.plan, mesh)
+        mesh = group.mesh(assignment.plan.mesh) if assignment.plan.world_size > 1 else None
+        self._next = self._assembled(assignment.generation, assignment.rank, assignment.plan, mesh)
 
-    def stand_in(self, seat: ReplaySeat) -> None:
+    def substitute(self, assignment: ReplayAssignment) -> None:
         """Take the place of lost ranks, with others or alone: memory without values yet.
 
         It is then filled and loaded as a seat's shards are. Breaking the generation that forms ends it.
         """
         self._leave()
-        plan = seat.stand_in.plan
-        group = replaying_group(seat, str(self._device), self._spec.timing.form_s)
-        self._entry.enter(group, plan, seat.rank, 0)
+        plan = assignment.substitute.plan
+        group = replaying_group(assignment, str(self._device), self._spec.timing.form_s)
+        self._entry.enter(group, plan, assignment.rank, 0)
         mesh = None
         if group.world_size > 1:
             group.form()
-            mesh = group.mesh(seat.stand_in.mesh)
-        self._next = self._assembled(seat.generation, seat.rank, plan, mesh)
-        self._forming.shards.instead = instead_of(seat, self._task, self._spec)
+            mesh = group.mesh(assignment.substitute.mesh)
+        self._next = self._assembled(assignment.generation, assignment.rank, plan, mesh)
+        self._forming.shards.substituted = substituted_ranks(assignment, self._task, self._spec)
 
-    def replay(self, through: int, kept: Kept) -> None:
+    def replay(self, through: int, kept: KeptCrossings) -> None:
         """Run the steps of what was filled up to `through`; it is then held as the lost ranks' shards were.
 
         KeyError where `kept` lacks something.
         """
         shards, group = self._forming.shards, self._entry.group
         data = self._dataset()
-        shards.log = opened_instead(shards, self._spec)
+        shards.log = opened_substitute(shards, self._spec)
         replaying = Replaying(
             task=self._task,
             spec=self._spec,
             group=group,
             order=data.order,
             loader=data.loader,
-            border=self._entry.border,
+            guard=self._entry.guard,
             mark=lambda _, step, micro: self._entry.mark(
                 group.generation, shards.rank, "replay", step, micro
             ),
@@ -251,7 +251,7 @@ class Member:
             group=self._entry.group,
             order=data.order,
             loader=data.loader,
-            border=self._entry.border,
+            guard=self._entry.guard,
             mark=lambda phase, step, micro: self._entry.mark(
                 shards.generation, shards.rank, phase, step, micro
             ),
@@ -299,9 +299,9 @@ class Member:
             plan=plan,
             mesh=mesh,
             device=self._device,
-            border=self._entry.border,
+            guard=self._entry.guard,
         )
-        return Incoming(self._task, self._spec, shards, self._entry.border)
+        return Incoming(self._task, self._spec, shards, self._entry.guard)
 
     def _leave(self) -> None:
         self._next = self.continued = None
@@ -312,5 +312,5 @@ class Member:
 
     def _dataset(self) -> Data:
         if self._data is None:
-            self._data = build(self._task, self._spec, self._entry.border)
+            self._data = build(self._task, self._spec, self._entry.guard)
         return self._data

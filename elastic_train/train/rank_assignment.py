@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.substitute import StandIn
+from elastic_train.recovery.substitute import Substitute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class RankAssignment:
     """A place in a generation, which starts from `step`. `address` is this node's IP, which gloo binds to."""
 
     generation: int
@@ -22,7 +22,7 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaySeat:
+class ReplayAssignment:
     """A place among those that run lost stages of `generation` again while generation `during` forms.
 
     `ranks` are those of the lost plan that this worker brings back, none where it only helps.
@@ -30,7 +30,7 @@ class ReplaySeat:
 
     generation: int
     during: int
-    stand_in: StandIn
+    substitute: Substitute
     number: int
     ranks: tuple[int, ...]
     store_host: str = ""
@@ -39,11 +39,11 @@ class ReplaySeat:
 
     @property
     def rank(self) -> int:
-        return self.stand_in.ranks[self.number]
+        return self.substitute.ranks[self.number]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class WorkerProgress:
     """Where a member is; `since` is the monotonic time at which it entered the phase."""
 
     generation: int

@@ -19,7 +19,7 @@ _OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class Border:
+class UserCodeGuard:
     """Tells errors of the user's code from errors of collectives that run inside it.
 
     `broken()` says whether this generation was aborted: then any error is a consequence.
@@ -62,8 +62,8 @@ class Border:
 
 
 class _Crossing:
-    def __init__(self, border: Border, phase: str, step: int, users: bool) -> None:
-        self._border, self._phase, self._step, self._users = border, phase, step, users
+    def __init__(self, guard: UserCodeGuard, phase: str, step: int, users: bool) -> None:
+        self._guard, self._phase, self._step, self._users = guard, phase, step, users
 
     def __enter__(self) -> None:
         return None
@@ -73,7 +73,7 @@ class _Crossing:
     ) -> Literal[False]:
         if error is None or not isinstance(error, Exception | SystemExit):
             return False
-        meant = self._border.translated(error, self._phase, self._step, self._users)
+        meant = self._guard.translated(error, self._phase, self._step, self._users)
         if meant is error:
             return False
         raise meant from error

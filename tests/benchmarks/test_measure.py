@@ -10,7 +10,7 @@ from benchmarks import recovery_run
 from benchmarks.paired import Middle, middle
 from benchmarks.peers import notes
 from elastic_train.control.events import Cause, GroupBroken, GroupReady, StepCommitted, Tick
-from elastic_train.observe.records import Formed, Record, wall_text
+from elastic_train.observe.records import FormedGroup, Record, wall_text
 
 pytestmark = pytest.mark.ring0
 
@@ -34,13 +34,13 @@ def committed(at: float, generation: int, step: int) -> Record:
     )
 
 
-def noted(at: float, event: Any, formed: Formed | None = None) -> Record:
+def noted(at: float, event: Any, formed: FormedGroup | None = None) -> Record:
     return Record(seq=0, wall=wall_text(KILLED_AT + at), event=event, reason="", phase="", formed=formed)
 
 
 def formed(at: float, generation: int, workers: int, step: int, source: Any = "live") -> Record:
     names = tuple(f"w{i}" for i in range(workers))
-    group = Formed(
+    group = FormedGroup(
         generation=generation, step=step, source=source, mesh="", dp=workers, workers=names, nodes=names
     )
     return noted(at, Tick(at=0.0), group)

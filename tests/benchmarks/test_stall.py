@@ -83,7 +83,7 @@ def test_what_a_system_leaves_running_holds_nobody_up_and_is_ended(tmp_path: Pat
         f"left = subprocess.Popen([sys.executable, '-c', {child!r}], stdout=subprocess.PIPE); "
         "left.stdout.readline(); print('RESULT', '{\"left\": %d}' % left.pid)"
     )
-    found, _ = Rank([sys.executable, "-c", code], {}, tmp_path / "rank0").told()
+    found, _ = Rank([sys.executable, "-c", code], {}, tmp_path / "rank0").reported()
     assert found is not None
     while is_running(found["left"]):
         threading.Event().wait(0.02)
@@ -97,5 +97,7 @@ def is_running(pid: int) -> bool:
 
 
 def test_a_system_that_fails_says_why(tmp_path: Path) -> None:
-    found, why = Rank([sys.executable, "-c", "raise SystemExit('no room')"], {}, tmp_path / "rank0").told()
+    found, why = Rank(
+        [sys.executable, "-c", "raise SystemExit('no room')"], {}, tmp_path / "rank0"
+    ).reported()
     assert (found, why) == (None, "no room")

@@ -17,7 +17,7 @@ from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.verify import verify
-from elastic_train.checkpoint.writer import Part, write_part
+from elastic_train.checkpoint.writer import WrittenPart, write_part
 from elastic_train.errors import (
     ChecksumMismatch,
     FormatUnsupported,
@@ -154,11 +154,11 @@ def test_writers_that_disagree_about_a_tensor_are_refused(cut: Cut) -> None:
 def test_a_part_that_is_not_the_reported_one_is_refused(cut: Cut) -> None:
     store = MemoryStore()
     part = write_part(store, "c", 0, [cut("w", np.zeros(3))])
-    other = Part(writer=0, manifest=part.manifest, digest="0" * 32, bytes=part.bytes)
+    other = WrittenPart(writer=0, manifest=part.manifest, digest="0" * 32, bytes=part.bytes)
     with pytest.raises(ChecksumMismatch, match="writer 0"):
         assemble(store, "c", [other], {})
     with pytest.raises(FragmentMissing, match="writer 7"):
-        assemble(store, "c", [Part(writer=7, manifest="w00007.parquet", digest="", bytes=0)], {})
+        assemble(store, "c", [WrittenPart(writer=7, manifest="w00007.parquet", digest="", bytes=0)], {})
     store.write("c/w00000.safetensors", store.read("c/w00000.safetensors")[:-1])
     with pytest.raises(FragmentMissing, match="gone or shorter"):
         assemble(store, "c", [part], {})

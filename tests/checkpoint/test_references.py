@@ -13,7 +13,7 @@ from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.references import References
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.verify import verify
-from elastic_train.checkpoint.writer import Part, write_part
+from elastic_train.checkpoint.writer import WrittenPart, write_part
 from elastic_train.errors import FragmentMissing
 from elastic_train.geometry.box import Box
 from elastic_train.recovery.evidence import Stored
@@ -35,7 +35,7 @@ class Saves:
         self._cut = cut
         self.written: list[int] = []
 
-    def parts(self, step: int, base: np.ndarray = BASE) -> list[Part]:
+    def parts(self, step: int, base: np.ndarray = BASE) -> list[WrittenPart]:
         directory = attempt_path(step=step, generation=1)
         unchanged = self.references.unchanged({"base"})
         low = np.full((4, 8), step, dtype=np.float32)
@@ -47,7 +47,7 @@ class Saves:
             for i, pieces in enumerate(own)
         ]
 
-    def commit(self, step: int, parts: list[Part]) -> Stored:
+    def commit(self, step: int, parts: list[WrittenPart]) -> Stored:
         directory = attempt_path(step=step, generation=1)
         assembled = assemble(self.run.store, directory, parts, {"step": step})
         self.written.append(assembled.bytes)

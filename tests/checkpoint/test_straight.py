@@ -10,7 +10,7 @@ import pytest
 
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.piece import Piece
-from elastic_train.checkpoint.ranges import Index
+from elastic_train.checkpoint.ranges import RangeIndex
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.checkpoint.zero_copy_read import targets
@@ -47,7 +47,7 @@ def test_a_range_of_bytes_needs_no_copy(
     checkpoint, array, _ = kept
     output = np.zeros(box.sizes, np.float32)
     request = ("w", "param", box)
-    (read,) = Index(checkpoint.manifest, url="").reads([request])
+    (read,) = RangeIndex(checkpoint.manifest, url="").reads([request])
     assert (targets(read, [request], [output]) is not None) == straight
     checkpoint.read_many([request], into=[output])
     np.testing.assert_array_equal(output, array[box.slices])

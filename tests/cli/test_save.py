@@ -1,4 +1,4 @@
-"""`ckpt save`: a wish in storage, and the wait for the commit that it leads to."""
+"""`ckpt save`: a request in storage, and the wait for the commit that it leads to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli import steer
 from elastic_train.cli.exits import INFRASTRUCTURE
 from elastic_train.errors import ConfigError
-from elastic_train.storage.commit_log import Record
+from elastic_train.storage.commit_log import CommitRecord
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.lease import Lease
 from elastic_train.storage.run_requests import ask_to_save, saves_asked
@@ -30,10 +30,10 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def answer(run: RunDirectory, asked: threading.Event) -> None:
-    """What a controller does about a wish: sooner or later a commit."""
+    """What a controller does about a request: sooner or later a commit."""
     while saves_asked(run.store, 1) == 0:
         asked.wait(0.05)
-    record = Record(
+    record = CommitRecord(
         kind="commit", step=40, generation=1, path="checkpoints/step-0000000040.g1", manifest_hash="0"
     )
     run.log.append(record, 1)
@@ -53,7 +53,7 @@ def test_a_checkpoint_that_does_not_come_is_told(run: RunDirectory, tmp_path: Pa
     assert steer.save_run(str(tmp_path), within_s=0.1) == INFRASTRUCTURE
 
 
-def test_every_wish_counts_and_only_in_its_term(run: RunDirectory) -> None:
+def test_every_request_counts_and_only_in_its_term(run: RunDirectory) -> None:
     for _ in range(3):
         ask_to_save(run.store, 1)
     assert saves_asked(run.store, 1) == 3

@@ -72,7 +72,7 @@ def test_a_place_without_a_run_is_told(tmp_path: Path) -> None:
         steer.stop_run(str(tmp_path), wait=False)
 
 
-def test_a_wish_to_stop_is_for_the_term_that_runs_and_for_no_other(tmp_path: Path) -> None:
+def test_a_request_to_stop_is_for_the_term_that_runs_and_for_no_other(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     lease = Lease(store, holder="a controller", lease_s=0.1)
     lease.acquire()

@@ -23,7 +23,7 @@ from elastic_train.testing.ray_processes import RayProcesses, commands_below
 
 REPOSITORY = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-OURS = ("ray::Controller", "ray::Worker", "ray::Rendezvous", "ray::Keeper")
+OURS = ("ray::Controller", "ray::Worker", "ray::Rendezvous", "ray::Peer store")
 T = TypeVar("T")
 
 

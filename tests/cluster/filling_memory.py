@@ -21,7 +21,7 @@ from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Live
 from elastic_train.train.collectives.tcp_store import serve_store
 from elastic_train.train.member import Member
-from elastic_train.train.rank_assignment import Seat
+from elastic_train.train.rank_assignment import RankAssignment
 from elastic_train.train.task import Task
 
 HOST, WIDTH, LAYERS = "127.0.0.1", 1024, 24
@@ -58,9 +58,11 @@ class Wide(Task):
         return output.square().sum(), len(micro_batch)
 
 
-def seat(generation: int, port: int) -> Seat:
+def assignment(generation: int, port: int) -> RankAssignment:
     plan = Plan(mesh=Mesh(), workers=("w",), nodes=("n",), shares=even_shares(SPEC.batch.micro_batches, 1))
-    return Seat(generation=generation, rank=0, plan=plan, store_host=HOST, store_port=port, address=HOST)
+    return RankAssignment(
+        generation=generation, rank=0, plan=plan, store_host=HOST, store_port=port, address=HOST
+    )
 
 
 def memory(field: str) -> int:
@@ -72,7 +74,7 @@ def memory(field: str) -> int:
 def main() -> None:
     server, port = serve_store(HOST)
     member = Member(Wide(), SPEC, on_step=lambda report: None)
-    member.join(seat(1, port))
+    member.join(assignment(1, port))
     member.initialise()
     member.go()
     member.run()
@@ -88,7 +90,7 @@ def main() -> None:
     ctypes.CDLL(None).malloc_trim(0)  # what was freed is not there
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = memory("VmRSS")
-    member.join(seat(2, port))
+    member.join(assignment(2, port))
     member.needs(table)
     fill_from(member, Live(generation=1, step=1), table.take(own), [(ask, table.take(~own))])
     member.load(document)

@@ -16,7 +16,7 @@ from elastic_train.cluster import ray_private
 from elastic_train.cluster.controller.watch import short
 from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import GroupReady, NodesChanged
-from elastic_train.observe.records import Formed
+from elastic_train.observe.records import FormedGroup
 from elastic_train.testing.autoscaling import AutoscalingRay
 from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
 
@@ -69,10 +69,10 @@ def test_a_submitted_job_grows_with_its_cluster_and_leaves_nothing_behind(jobs: 
     jobs.cluster.kill(node(lost)["RayletSocketName"])
     small = eventually("a group without it", lambda: trains(jobs, lambda group: lost not in group.nodes))
 
-    told = small.nodes[0]
-    ray_private.drain_node(node(told)["NodeID"], NOTICE_S)
-    eventually("it is left", lambda: trains(jobs, lambda group: told not in group.nodes), NOTICE_S)
-    jobs.cluster.kill(node(told)["RayletSocketName"])
+    reported = small.nodes[0]
+    ray_private.drain_node(node(reported)["NodeID"], NOTICE_S)
+    eventually("it is left", lambda: trains(jobs, lambda group: reported not in group.nodes), NOTICE_S)
+    jobs.cluster.kill(node(reported)["RayletSocketName"])
 
     assert jobs.end("grows") == "SUCCEEDED", jobs.log("grows")
     seen = [len(r.event.nodes) for r in jobs.records("grows") if isinstance(r.event, NodesChanged)]
@@ -95,7 +95,7 @@ def test_a_submitted_job_grows_with_its_cluster_and_leaves_nothing_behind(jobs: 
     assert set(segments()) <= found
 
 
-def trains(jobs: Jobs, wanted: Callable[[Formed], bool]) -> Formed | None:
+def trains(jobs: Jobs, wanted: Callable[[FormedGroup], bool]) -> FormedGroup | None:
     """The newest group, if it is there and as wanted."""
     records = jobs.records("grows")
     groups = [record.formed for record in records if record.formed is not None]

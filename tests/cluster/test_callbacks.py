@@ -74,9 +74,9 @@ def saved(number: int) -> Record:
 
 def test_a_callback_hears_of_each_step_and_of_each_checkpoint_with_the_metrics_of_its_step() -> None:
     listens = Listens()
-    told = Callbacks([listens], SPEC)
-    told.hear([step(1), record(Tick(at=0.0)), step(2)])
-    told.hear([step(3), saved(2)])
+    reported = Callbacks([listens], SPEC)
+    reported.hear([step(1), record(Tick(at=0.0)), step(2)])
+    reported.hear([step(3), saved(2)])
     metrics = [{"step": n, "loss": 0.5, "accuracy": 0.25} for n in (1, 2, 3)]
     assert listens.reports[:3] == [(said, None) for said in metrics]
     assert listens.reports[3:] == [(metrics[1], "/storage/run/checkpoints/2")]
@@ -85,35 +85,35 @@ def test_a_callback_hears_of_each_step_and_of_each_checkpoint_with_the_metrics_o
 
 def test_a_checkpoint_comes_with_what_was_said_last_of_its_step() -> None:
     listens = Listens()
-    told = Callbacks([listens], SPEC)
-    told.hear(
+    reported = Callbacks([listens], SPEC)
+    reported.hear(
         [step(1), step(2), step(2, perplexity=9.0), step(3), step(2, loss=0.75, accuracy=0.5), saved(2)]
     )
     assert [metrics["step"] for metrics, _ in listens.reports] == [1, 2, 2, 3, 2, 2]
     assert listens.reports[4][0] == {"step": 2, "loss": 0.75, "accuracy": 0.5}
     assert listens.reports[5][0] == {"step": 2, "loss": 0.75, "accuracy": 0.5, "perplexity": 9.0}
-    told.hear([step(number) for number in range(4, 4 + KEPT)])
-    told.hear([saved(4), saved(3)])
+    reported.hear([step(number) for number in range(4, 4 + KEPT)])
+    reported.hear([saved(4), saved(3)])
     assert listens.reports[-2][0]["accuracy"] == 0.25
     assert listens.reports[-1][0] == {"step": 3}, "the metrics of many steps ago are forgotten"
 
 
 def test_an_error_of_the_jobs_own_code_is_told_with_its_rank_and_no_other_end_is() -> None:
     listens = Listens()
-    told = Callbacks([listens], SPEC)
-    told.ended(End(outcome="infrastructure", detail="too many losses"), None)
+    reported = Callbacks([listens], SPEC)
+    reported.ended(End(outcome="infrastructure", detail="too many losses"), None)
     assert listens.errors == {}
     cause = Cause(kind="user", detail="ValueError: no", rank=3)
-    told.ended(End(outcome="user_error", detail="ValueError: no", cause=cause), None)
+    reported.ended(End(outcome="user_error", detail="ValueError: no", cause=cause), None)
     assert list(listens.errors) == [3]
     assert "ValueError: no" in str(listens.errors[3])
 
 
 def test_a_callback_that_raises_is_counted_and_the_others_hear_all() -> None:
     listens = Listens()
-    told = Callbacks([Raises(), listens], SPEC)
-    told.hear([step(1), step(2)])
-    told.ended(End(outcome="user_error", detail="no"), None)
-    assert told.failures == 3
+    reported = Callbacks([Raises(), listens], SPEC)
+    reported.hear([step(1), step(2)])
+    reported.ended(End(outcome="user_error", detail="no"), None)
+    assert reported.failures == 3
     assert len(listens.reports) == 2
     assert list(listens.errors) == [0]

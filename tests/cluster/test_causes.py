@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError
 
-from elastic_train.checkpoint.engine.machine_memory import Memory, memory_now
+from elastic_train.checkpoint.engine.machine_memory import MachineMemory, memory_now
 from elastic_train.cluster.error_causes import death_of
-from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.messages import Heartbeat
 
 pytestmark = pytest.mark.ring1
 MB = 1 << 20
-ROOMY = Memory(held=480 * MB, used=500 * MB, room=2048 * MB)
-LAST = Standing(
+ROOMY = MachineMemory(held=480 * MB, used=500 * MB, room=2048 * MB)
+LAST = Heartbeat(
     worker="w0002",
     node="n1",
     pid=7,
@@ -29,7 +29,7 @@ LAST = Standing(
 
 
 def test_a_process_that_was_killed_where_memory_was_short_likely_ran_out_of_it() -> None:
-    full = replace(LAST, memory=Memory(held=480 * MB, used=500 * MB, room=512 * MB))
+    full = replace(LAST, memory=MachineMemory(held=480 * MB, used=500 * MB, room=512 * MB))
     cause = death_of("w0002", ActorDiedError(), full)
     assert cause.kind == "memory"
     assert (cause.step, cause.rank, cause.node) == (3, 1, "n1")
@@ -48,7 +48,7 @@ def test_what_ray_ended_for_memory_is_told_in_its_words() -> None:
 
 
 @pytest.mark.parametrize("last", [LAST, None], ids=["heard", "unheard"])
-def test_any_other_end_is_a_death(last: Standing | None) -> None:
+def test_any_other_end_is_a_death(last: Heartbeat | None) -> None:
     assert death_of("w0002", ActorDiedError(), last).kind == "death"
     gone = death_of("w0002", ActorUnavailableError("the node is gone\nmore", None), last)
     assert gone.kind == "death"

@@ -14,7 +14,7 @@ import pytest
 from elastic_train.cluster.controller import event_hooks
 from elastic_train.cluster.controller.event_hooks import TRIES, WAITING, EventHook
 from elastic_train.control.events import Cause, Node, NodesChanged, StepCommitted, StopRequested, WorkerLost
-from elastic_train.observe.records import Formed, Record, wall_text
+from elastic_train.observe.records import FormedGroup, Record, wall_text
 
 pytestmark = pytest.mark.ring1
 
@@ -50,7 +50,7 @@ def node(name: str, drain_by: float | None = None) -> Node:
 
 
 def formed(at: int) -> Record:
-    group = Formed(
+    group = FormedGroup(
         generation=2, step=at, source="storage", mesh="dp_replicate 2", dp=2, workers=("w0",), nodes=("n0",)
     )
     return record(StopRequested(at=0.0, reason=""), commands=("Form",), formed=group)
@@ -75,11 +75,20 @@ def test_a_command_gets_what_happened_and_how_many_steps_it_cost(tmp_path: Path,
     ):
         hook.hear(line)
     hook.close()
-    told = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [t["event"] for t in told] == ["worker_lost", "formed", "nodes_changed", "ended"]
-    assert (told[0]["run"], told[0]["cause"], told[0]["node"], told[0]["step"]) == ("gpt", "because", "n1", 7)
-    assert told[2]["node"] == "n1, n2", "those that are leaving"
-    assert (told[1]["steps_lost"], told[1]["step"], told[1]["plan"]) == (2, 5, "dp_replicate 2 on 1 nodes")
+    reported = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [t["event"] for t in reported] == ["worker_lost", "formed", "nodes_changed", "ended"]
+    assert (reported[0]["run"], reported[0]["cause"], reported[0]["node"], reported[0]["step"]) == (
+        "gpt",
+        "because",
+        "n1",
+        7,
+    )
+    assert reported[2]["node"] == "n1, n2", "those that are leaving"
+    assert (reported[1]["steps_lost"], reported[1]["step"], reported[1]["plan"]) == (
+        2,
+        5,
+        "dp_replicate 2 on 1 nodes",
+    )
 
 
 def test_a_url_that_fails_at_first_is_tried_again(no_hurry: None) -> None:

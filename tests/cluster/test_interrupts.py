@@ -112,8 +112,8 @@ def test_an_interrupt_after_the_last_step_leaves_a_finished_run(jobs: Jobs) -> N
 
 def test_two_runs_share_a_cluster(jobs: Jobs) -> None:
     options = (*ONE, "--max-steps", "8")
-    with driver(jobs, "left", *options) as (left, told), driver(jobs, "right", *options) as (right, too):
-        assert left.wait(240.0) == FINISHED, told.read_text()
+    with driver(jobs, "left", *options) as (left, reported), driver(jobs, "right", *options) as (right, too):
+        assert left.wait(240.0) == FINISHED, reported.read_text()
         assert right.wait(240.0) == FINISHED, too.read_text()
     for name in ("left", "right"):
         assert sorted(jobs.ledger(name).losses) == list(range(1, 9))

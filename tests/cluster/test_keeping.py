@@ -1,4 +1,4 @@
-"""A worker without a keeper writes its own checkpoints, and says of each what became of it."""
+"""A worker without a peer store writes its own checkpoints, and says of each what became of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.cluster.checkpoint_io import PartWriter
-from elastic_train.cluster.worker.peer_tier import Keeping
+from elastic_train.cluster.worker.peer_tier import PeerTier
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.events import Event, PartWritten, SaveFailed
 from elastic_train.geometry.box import Box
@@ -23,7 +23,7 @@ WAIT_S = 100.0
 
 
 class Worker:
-    """What a worker process is to its hand on the keeper: words that it posts, notes for people."""
+    """What a worker process is to its hand on the peer store: words that it posts, notes for people."""
 
     def __init__(self, storage: Path) -> None:
         spec = RunSpec(
@@ -37,8 +37,8 @@ class Worker:
         self.words: queue.Queue[Event] = queue.Queue()
         self.notes: list[str] = []
         writer = PartWriter(spec, self.words.put, clock=lambda: 0.0)
-        self.keeping = Keeping("w0001", writer, every=1, note=self.notes.append)
-        self.keeping.memory(1, 4096)
+        self.peer_tier = PeerTier("w0001", writer, every=1, note=self.notes.append)
+        self.peer_tier.memory(1, 4096)
 
     def share(self, step: int, document: dict[str, Any], **values: Any) -> tuple[Share, threading.Event]:
         released = threading.Event()
@@ -59,7 +59,7 @@ class Worker:
             release=released.set,
             **values,
         )
-        self.keeping.taking(step)
+        self.peer_tier.taking(step)
         return share, released
 
 
@@ -68,7 +68,7 @@ def test_a_checkpoint_is_written_behind_the_step_and_the_next_may_begin_when_it_
 ) -> None:
     worker = Worker(tmp_path)
     share, released = worker.share(4, {"trainable": ["w"]})
-    worker.keeping.deliver(share)
+    worker.peer_tier.deliver(share)
     said = worker.words.get(timeout=WAIT_S)
     assert isinstance(said, PartWritten)
     assert (said.step, said.rank, said.generation) == (4, 0, 1)
@@ -77,23 +77,23 @@ def test_a_checkpoint_is_written_behind_the_step_and_the_next_may_begin_when_it_
     assert (tmp_path / "run" / "checkpoints" / "step-0000000004.g1" / "w00000.safetensors").exists()
 
 
-def test_no_snapshot_for_peer_memory_is_taken_where_there_is_no_keeper(tmp_path: Path) -> None:
+def test_no_snapshot_for_peer_memory_is_taken_where_there_is_no_peer_store(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
-    assert worker.keeping.crowded(False)
-    assert not worker.keeping.crowded(True)
+    assert worker.peer_tier.crowded(False)
+    assert not worker.peer_tier.crowded(True)
 
 
 def test_whatever_goes_wrong_is_said_and_the_next_checkpoint_is_written(tmp_path: Path) -> None:
     worker = Worker(tmp_path)
     broken, released = worker.share(4, {})  # a document that says nothing of its tensors: a fault of ours
-    worker.keeping.deliver(broken)
+    worker.peer_tier.deliver(broken)
     said = worker.words.get(timeout=WAIT_S)
     assert isinstance(said, SaveFailed)
     assert "KeyError" in said.problem
     assert released.wait(WAIT_S)
     settled(worker)
     sound, _ = worker.share(5, {"trainable": ["w"]})
-    worker.keeping.deliver(sound)
+    worker.peer_tier.deliver(sound)
     assert isinstance(worker.words.get(timeout=WAIT_S), PartWritten)
 
 
@@ -102,7 +102,7 @@ def test_a_store_that_cannot_be_written_to_costs_the_checkpoint_alone(tmp_path: 
     (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "run" / "checkpoints").write_text("a file where a directory should be")
     share, released = worker.share(4, {"trainable": ["w"]})
-    worker.keeping.deliver(share)
+    worker.peer_tier.deliver(share)
     assert isinstance(worker.words.get(timeout=WAIT_S), SaveFailed)
     assert released.wait(WAIT_S)
     settled(worker)
@@ -110,5 +110,5 @@ def test_a_store_that_cannot_be_written_to_costs_the_checkpoint_alone(tmp_path: 
 
 def settled(worker: Worker) -> None:
     """Wait until nothing is being written."""
-    while worker.keeping.crowded(True):
+    while worker.peer_tier.crowded(True):
         threading.Event().wait(0.01)

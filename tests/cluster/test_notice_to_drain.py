@@ -134,11 +134,11 @@ def slow_run(runs: Runs, name: str, beside: Callable[[str], None], **changes: An
 
 def left_after(result: Result) -> float:
     """Seconds from the first notice until a group without the nodes that leave had its state."""
-    told = next(r for r in result.records if leaving_nodes(r))
-    gone = leaving_nodes(told)
+    reported = next(r for r in result.records if leaving_nodes(r))
+    gone = leaving_nodes(reported)
     good = {r.formed.generation for r in result.records if r.formed and gone.isdisjoint(r.formed.nodes)}
     ready = next(r for r in result.records if isinstance(r.event, GroupReady) and r.event.generation in good)
-    return ready.seconds - told.seconds
+    return ready.seconds - reported.seconds
 
 
 def leaving_nodes(record: Record) -> set[str]:

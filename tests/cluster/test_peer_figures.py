@@ -1,11 +1,11 @@
-"""What a keeper says of its snapshots: seldom, and in figures that add up."""
+"""What a peer store says of its snapshots: seldom, and in figures that add up."""
 
 from __future__ import annotations
 
 import pytest
 
 from elastic_train.cluster.messages import Kept
-from elastic_train.cluster.peer_store.peer_figures import TELL_S, PeerFigures, Sizes
+from elastic_train.cluster.peer_store.peer_figures import TELL_S, PeerFigures, SnapshotSizes
 from elastic_train.control.events import PeersHeld
 from elastic_train.geometry.fragments import Fragments
 
@@ -31,11 +31,13 @@ def kept(step: int, *, worker: str = "w0", generation: int = 1) -> Kept:
     )
 
 
-def test_a_keeper_tells_how_often_snapshots_come_what_they_take_and_what_was_spilled_since_it_began() -> None:
+def test_a_peer_store_tells_how_often_snapshots_come_what_they_take_and_what_was_spilled_since_it_began() -> (
+    None
+):
     now, spilled, said = [0.0], [500], list[PeersHeld]()
     figures = PeerFigures(
         "n0",
-        lambda: Sizes(own=30, copies=20, room=100, spilled=spilled[0]),
+        lambda: SnapshotSizes(own=30, copies=20, room=100, spilled=spilled[0]),
         said.append,
         clock=lambda: now[0],
     )

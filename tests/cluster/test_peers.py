@@ -14,14 +14,14 @@ import ray
 
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cluster.actor_names import NAMESPACE, keeper_of, run_key
+from elastic_train.cluster.actor_names import NAMESPACE, peer_store_of, run_key
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.ray_calls import named_actors
-from elastic_train.cluster.run_updates import Update
+from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.events import CheckpointCommitted, GroupReady, PeersHeld, StepCommitted
 from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
@@ -49,7 +49,7 @@ class TwoAtOnce(Chaos):
 
     STEP = 9
 
-    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+    def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         steps = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
         if steps and max(steps) >= self.STEP:
             for label in ("n1", "n2"):
@@ -87,22 +87,22 @@ def nothing_is_left_behind(runs: Runs) -> Iterator[None]:
 
 
 @pytest.mark.matrix
-def test_a_keeper_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(runs: Runs) -> None:
-    name = "keeper-killed"
+def test_a_peer_store_that_is_killed_costs_no_step_and_checkpoints_go_on_without_it(runs: Runs) -> None:
+    name = "peer_store-killed"
     directory = RunDirectory(open_store(child_url(str(runs.storage), name)))
     killed = list[int]()
 
-    def kill_a_keeper() -> None:
+    def kill_a_peer_store() -> None:
         pause = threading.Event()
         while not (directory.store.exists("run.json") and directory.commits()):
             pause.wait(0.05)
         run = run_key(str(runs.storage), name)
-        keepers = [a["name"] for a in named_actors() if keeper_of(a["name"], run) is not None]
-        pid = ray.get(ray.get_actor(min(keepers), NAMESPACE).ready.remote())
+        peer_stores = [a["name"] for a in named_actors() if peer_store_of(a["name"], run) is not None]
+        pid = ray.get(ray.get_actor(min(peer_stores), NAMESPACE).ready.remote())
         os.kill(pid, signal.SIGKILL)
         killed.append(pid)
 
-    assassin = threading.Thread(target=kill_a_keeper, daemon=True)
+    assassin = threading.Thread(target=kill_a_peer_store, daemon=True)
     assassin.start()
     rough = runs.disturbed(
         name,

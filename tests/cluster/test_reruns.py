@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.cluster.stage_replays import Rerun, reruns
+from elastic_train.cluster.stage_replays import StageReplay, stage_replays
 from elastic_train.control.commands import Form
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Logged, Mixed, Replay
@@ -30,7 +30,7 @@ def ordered(
     *gone: tuple[int, int],
     exact: bool = False,
     limit: int | None = None,
-) -> list[list[Rerun]]:
+) -> list[list[StageReplay]]:
     """`gone` are the parts that nobody holds, one replay for each stage of them."""
     replays = tuple(
         Replay(
@@ -50,47 +50,53 @@ def ordered(
         holders=tuple(holders),
         replayed=lost,
     )
-    return [list(together) for together in reruns(command, origin, limit)]
+    return [list(together) for together in stage_replays(command, origin, limit)]
 
 
 def test_the_newcomer_in_the_lost_ones_place_brings_it_back_and_survivors_help() -> None:
-    [[rerun]] = ordered(plan("abc", pp=3), plan("adc", pp=3), "ac", (1, 0))
-    assert rerun.workers == ("d", "a", "c")
-    assert [rerun.ranks(n) for n in range(3)] == [(1,), (), ()]
-    assert rerun.holders == ("d",)
-    assert rerun.shared
+    [[stage_replay]] = ordered(plan("abc", pp=3), plan("adc", pp=3), "ac", (1, 0))
+    assert stage_replay.workers == ("d", "a", "c")
+    assert [stage_replay.ranks(n) for n in range(3)] == [(1,), (), ()]
+    assert stage_replay.holders == ("d",)
+    assert stage_replay.shared
 
 
 def test_one_worker_is_enough_where_one_is_asked_for() -> None:
-    [[rerun]] = ordered(plan("abc", pp=3), plan("adc", pp=3), "ac", (1, 0), limit=1)
-    assert rerun.workers == ("d",)
-    assert not rerun.shared
+    [[stage_replay]] = ordered(plan("abc", pp=3), plan("adc", pp=3), "ac", (1, 0), limit=1)
+    assert stage_replay.workers == ("d",)
+    assert not stage_replay.shared
 
 
 def test_without_a_newcomer_survivors_replay_by_themselves() -> None:
-    [[rerun]] = ordered(plan("abc", pp=3), plan("ac", pp=2), "ac", (1, 0))
-    assert rerun.workers == ("a", "c")
-    assert rerun.holders == ("a",)
+    [[stage_replay]] = ordered(plan("abc", pp=3), plan("ac", pp=2), "ac", (1, 0))
+    assert stage_replay.workers == ("a", "c")
+    assert stage_replay.holders == ("a",)
 
 
 def test_two_stages_are_replayed_side_by_side_where_there_are_workers_for_both() -> None:
     [together] = ordered(plan("abcd", pp=4), plan("ebfd", pp=4), "bd", (0, 0), (2, 0))
-    assert [set(rerun.workers) & {"b", "d"} for rerun in together] in ([{"b"}, {"d"}], [{"d"}, {"b"}])
+    assert [set(stage_replay.workers) & {"b", "d"} for stage_replay in together] in (
+        [{"b"}, {"d"}],
+        [{"d"}, {"b"}],
+    )
     assert not set(together[0].workers) & set(together[1].workers)
 
 
 def test_too_few_workers_take_the_stages_in_turn() -> None:
     rounds = ordered(plan("abc", pp=3), plan("b", pp=1), "b", (0, 0), (2, 0))
-    assert [[rerun.workers for rerun in together] for together in rounds] == [[("b",)], [("b",)]]
+    assert [[stage_replay.workers for stage_replay in together] for together in rounds] == [
+        [("b",)],
+        [("b",)],
+    ]
 
 
 def test_what_is_left_of_a_stage_helps_and_gives_nothing_new() -> None:
     lost = plan("abcd", pp=2, dp_shard=2)
-    [[rerun]] = ordered(lost, plan("abce", pp=2, dp_shard=2), "abc", (1, 1), exact=True)
-    assert rerun.workers == ("c", "e"), "each in its own place"
-    assert [rerun.ranks(n) for n in range(2)] == [(), (3,)]
-    assert rerun.holders == ("e",)
-    assert not rerun.shared, "no share of the micro-batches is a helper's alone"
+    [[stage_replay]] = ordered(lost, plan("abce", pp=2, dp_shard=2), "abc", (1, 1), exact=True)
+    assert stage_replay.workers == ("c", "e"), "each in its own place"
+    assert [stage_replay.ranks(n) for n in range(2)] == [(), (3,)]
+    assert stage_replay.holders == ("e",)
+    assert not stage_replay.shared, "no share of the micro-batches is a helper's alone"
 
 
 def test_a_stage_of_more_ranks_than_workers_is_not_replayed() -> None:

@@ -1,4 +1,4 @@
-"""What a keeper serves: the snapshot that was sealed, or nothing."""
+"""What a peer store serves: the snapshot that was sealed, or nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from elastic_train.checkpoint.engine.arena import Arena, offsets, slot_bytes
 from elastic_train.cluster.messages import Kept
 from elastic_train.cluster.peer_store import segments
-from elastic_train.cluster.peer_store.snapshot_store import STEPS, Book, Shelf
+from elastic_train.cluster.peer_store.snapshot_store import STEPS, SnapshotStore, WorkerSnapshots
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import GroupBroken, MemoryTooSmall
 from elastic_train.geometry.box import Box
@@ -60,9 +60,9 @@ def kept(arena: Arena, slot: int, *, rank: int, step: int, generation: int = 1, 
     )
 
 
-def book(arena: Arena, note: Kept, *, copied: bool = False) -> Book:
+def worker_snapshots(arena: Arena, note: Kept, *, copied: bool = False) -> WorkerSnapshots:
     data = np.frombuffer(arena.slot(note.slot), np.uint8)[: note.used]
-    return Book(kept=note, data=data.copy() if copied else data, arena=None if copied else arena)
+    return WorkerSnapshots(kept=note, data=data.copy() if copied else data, arena=None if copied else arena)
 
 
 def arena_of(slots: int) -> Arena:
@@ -70,61 +70,67 @@ def arena_of(slots: int) -> Arena:
 
 
 def test_any_box_inside_what_two_ranks_sealed_is_served_to_the_bit() -> None:
-    arena, shelf = arena_of(2), Shelf("n1")
+    arena, snapshot_store = arena_of(2), SnapshotStore("n1")
     for rank in range(2):
-        shelf.put(book(arena, kept(arena, rank, rank=rank, step=7), copied=rank == 1))
+        snapshot_store.put(worker_snapshots(arena, kept(arena, rank, rank=rank, step=7), copied=rank == 1))
     boxes = [Box((1, 2), (2, 2)), Box((3, 0), (3, 4)), Box((4, 1), (1, 3))]
     wanted = Fragments.of([("w", "param", "float32", SHAPE, b) for b in boxes])
-    for box, data in zip(boxes, shelf.read(1, 7, wanted), strict=True):
+    for box, data in zip(boxes, snapshot_store.read(1, 7, wanted), strict=True):
         assert np.array_equal(data.view(np.float32).reshape(box.sizes), whole(7)[box.slices])
-    assert shelf.digest_of(1, 7, wanted) == of_boxes(wanted, shelf.read(1, 7, wanted))
-    offer = shelf.offer(1, 7)
+    assert snapshot_store.digest_of(1, 7, wanted) == of_boxes(wanted, snapshot_store.read(1, 7, wanted))
+    offer = snapshot_store.offer(1, 7)
     assert offer.document["trainable"] == ["w"]
     assert len(offer.holds) == 4
-    assert [(s.rank, s.step) for s in shelf.snapshots()] == [(0, 7), (1, 7)]
+    assert [(s.rank, s.step) for s in snapshot_store.snapshots()] == [(0, 7), (1, 7)]
 
 
 def test_a_slot_that_is_written_again_is_no_evidence_from_its_first_byte_on() -> None:
-    arena, shelf = arena_of(1), Shelf("n1")
-    shelf.put(book(arena, kept(arena, 0, rank=0, step=7)))
+    arena, snapshot_store = arena_of(1), SnapshotStore("n1")
+    snapshot_store.put(worker_snapshots(arena, kept(arena, 0, rank=0, step=7)))
     wanted = Fragments.of([("b", "param", "float32", (5,), Box.whole((5,)))])
-    assert shelf.snapshots()
+    assert snapshot_store.snapshots()
     arena.open(0)
-    assert not shelf.snapshots()
+    assert not snapshot_store.snapshots()
     with pytest.raises(GroupBroken):
-        shelf.read(1, 7, wanted)
+        snapshot_store.read(1, 7, wanted)
     arena.seal(0)
-    assert not shelf.snapshots()
+    assert not snapshot_store.snapshots()
 
 
 def test_the_newest_steps_stay_and_an_older_generation_until_the_second_snapshot_of_a_newer() -> None:
-    arena, shelf = arena_of(8), Shelf("n1")
+    arena, snapshot_store = arena_of(8), SnapshotStore("n1")
     for step in range(1, STEPS + 3):
-        shelf.put(book(arena, kept(arena, step, rank=0, step=step), copied=True))
+        snapshot_store.put(worker_snapshots(arena, kept(arena, step, rank=0, step=step), copied=True))
     newest = range(3, STEPS + 3)
-    assert [s.step for s in shelf.snapshots()] == list(newest)
-    shelf.put(book(arena, kept(arena, 0, rank=0, step=9, generation=2, first=True), copied=True))
-    assert shelf.generations() == {1, 2}
-    shelf.put(book(arena, kept(arena, 1, rank=0, step=10, generation=2), copied=True))
-    assert [(s.generation, s.step) for s in shelf.snapshots()] == [(2, 9), (2, 10)]
+    assert [s.step for s in snapshot_store.snapshots()] == list(newest)
+    snapshot_store.put(
+        worker_snapshots(arena, kept(arena, 0, rank=0, step=9, generation=2, first=True), copied=True)
+    )
+    assert snapshot_store.generations() == {1, 2}
+    snapshot_store.put(worker_snapshots(arena, kept(arena, 1, rank=0, step=10, generation=2), copied=True))
+    assert [(s.generation, s.step) for s in snapshot_store.snapshots()] == [(2, 9), (2, 10)]
 
 
 def test_a_copy_makes_room_in_a_full_object_store_and_what_fits_in_no_way_is_refused_with_the_figure() -> (
     None
 ):
-    arena, shelf = arena_of(4), Shelf("n1")
-    books = [book(arena, kept(arena, slot, rank=0, step=7 + slot), copied=True) for slot in range(3)]
-    used = books[0].kept.used
-    shelf.put(book(arena, kept(arena, 3, rank=1, step=7)))  # of this node: in its segment, not in the store
-    for each in books[:2]:
-        shelf.put(each)
-    shelf.make_room(books[2].kept, 5 * used)
-    assert [s.step for s in shelf.snapshots() if s.rank == 0] == [7, 8]
-    shelf.make_room(books[2].kept, 4 * used)  # of which a little has to stay free
-    assert [s.step for s in shelf.snapshots() if s.rank == 0] == [8]
+    arena, snapshot_store = arena_of(4), SnapshotStore("n1")
+    snapshots_by_worker = [
+        worker_snapshots(arena, kept(arena, slot, rank=0, step=7 + slot), copied=True) for slot in range(3)
+    ]
+    used = snapshots_by_worker[0].kept.used
+    snapshot_store.put(
+        worker_snapshots(arena, kept(arena, 3, rank=1, step=7))
+    )  # of this node: in its segment, not in the store
+    for each in snapshots_by_worker[:2]:
+        snapshot_store.put(each)
+    snapshot_store.make_room(snapshots_by_worker[2].kept, 5 * used)
+    assert [s.step for s in snapshot_store.snapshots() if s.rank == 0] == [7, 8]
+    snapshot_store.make_room(snapshots_by_worker[2].kept, 4 * used)  # of which a little has to stay free
+    assert [s.step for s in snapshot_store.snapshots() if s.rank == 0] == [8]
     with pytest.raises(MemoryTooSmall, match=f"{3 * used / 1e6:,.1f} MB in the object store"):
-        shelf.make_room(books[2].kept, 2 * used)
-    assert [s.step for s in shelf.snapshots() if s.rank == 0] == [8], "the newest stays"
+        snapshot_store.make_room(snapshots_by_worker[2].kept, 2 * used)
+    assert [s.step for s in snapshot_store.snapshots() if s.rank == 0] == [8], "the newest stays"
 
 
 def said(step: int, **values: Any) -> StepCommitted:
@@ -143,21 +149,21 @@ def said(step: int, **values: Any) -> StepCommitted:
 
 
 def test_the_steps_that_came_with_snapshots_are_known_once_even_where_the_bytes_are_gone() -> None:
-    arena, shelf = arena_of(2), Shelf("n1")
+    arena, snapshot_store = arena_of(2), SnapshotStore("n1")
     evaluated = said(6, metrics=(("accuracy", 0.5),))
     for rank, steps in enumerate(((said(5), said(6), said(7)), (said(4), said(5), evaluated))):
         note = dataclasses.replace(kept(arena, rank, rank=rank, step=7 - rank), steps=steps)
-        shelf.put(book(arena, note))
+        snapshot_store.put(worker_snapshots(arena, note))
     arena.open(0)
-    assert shelf.steps() == (said(4), said(5), evaluated, said(7))
+    assert snapshot_store.steps() == (said(4), said(5), evaluated, said(7))
 
 
 def test_a_box_that_nobody_sealed_is_refused() -> None:
-    arena, shelf = arena_of(1), Shelf("n1")
-    shelf.put(book(arena, kept(arena, 0, rank=0, step=7)))
+    arena, snapshot_store = arena_of(1), SnapshotStore("n1")
+    snapshot_store.put(worker_snapshots(arena, kept(arena, 0, rank=0, step=7)))
     across = Fragments.of([("w", "param", "float32", SHAPE, Box((2, 0), (2, 4)))])
     with pytest.raises(GroupBroken, match="does not hold"):
-        shelf.read(1, 7, across)
+        snapshot_store.read(1, 7, across)
 
 
 def _own(directory: str, ready: object) -> None:
@@ -166,7 +172,7 @@ def _own(directory: str, ready: object) -> None:
     signal.pause()
 
 
-def test_a_sweep_removes_what_dead_keepers_left_and_nothing_else(tmp_path: Path) -> None:
+def test_a_sweep_removes_what_dead_peer_stores_left_and_nothing_else(tmp_path: Path) -> None:
     alive = segments.create("alive", 4096, slots=1, directory=tmp_path)
     context = multiprocessing.get_context("spawn")
     ready = context.Event()

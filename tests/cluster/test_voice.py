@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from elastic_train.cluster.worker.compute_time import Stopwatch
-from elastic_train.cluster.worker.worker_reporter import Voice
+from elastic_train.cluster.worker.worker_reporter import WorkerReporter
 from elastic_train.config import Batch, RunSpec
-from elastic_train.control.events import GroupBroken, Settled
+from elastic_train.control.events import FinalReport, GroupBroken
 from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.train.member import Member
 from tests.tasks.tiny import TinyTask
@@ -27,15 +27,15 @@ def test_a_break_and_what_is_held_then_are_said_together_and_once() -> None:
         max_workers=1,
     )
     said: list[tuple[Any, ...]] = []
-    voice = Voice(worker="w0001", node="a", stopwatch=Stopwatch())
-    voice.post = lambda *events: said.append(events)
-    voice.member = Member(TinyTask(), spec, on_step=lambda _: None)
-    voice.broke(3, GroupIsBroken(generation=3, reason="a peer is gone"))
+    reporter = WorkerReporter(worker="w0001", node="a", stopwatch=Stopwatch())
+    reporter.post = lambda *events: said.append(events)
+    reporter.member = Member(TinyTask(), spec, on_step=lambda _: None)
+    reporter.broke(3, GroupIsBroken(generation=3, reason="a peer is gone"))
     ((broken, settled),) = said
     assert isinstance(broken, GroupBroken)
-    assert isinstance(settled, Settled)
+    assert isinstance(settled, FinalReport)
     assert settled.error == broken.cause
-    voice.last_word(3)
+    reporter.final_report(3)
     assert len(said) == 1
-    voice.last_word(3, again=True)
+    reporter.final_report(3, again=True)
     assert said[1:] == [(settled,)]

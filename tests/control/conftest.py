@@ -13,12 +13,12 @@ from elastic_train.control.commands import Command
 from elastic_train.control.events import (
     Cause,
     CheckpointCommitted,
+    FinalReport,
     GroupBroken,
     GroupReady,
     Node,
     NodesChanged,
     PartWritten,
-    Settled,
     StepCommitted,
     TermBegan,
     Tick,
@@ -32,7 +32,7 @@ from elastic_train.control.transition import transition
 from elastic_train.planner.plan import Infeasible, Plan
 from elastic_train.planner.question import Planned, Planner, Question
 from elastic_train.planner.search import planner_for
-from elastic_train.recovery.evidence import Holding, Stored
+from elastic_train.recovery.evidence import LocalState, Stored
 from elastic_train.testing.simulator import simulated_policy
 
 
@@ -40,8 +40,8 @@ def shown_only(planner: Planner, shown: Callable[[int], int]) -> Planner:
     """A planner that sees as many of the seats as `shown` says of their number."""
 
     def asked(question: Question) -> Planned | Infeasible:
-        seats = question.seats
-        return planner(replace(question, seats=seats[: shown(len(seats))]))
+        worker_slots = question.worker_slots
+        return planner(replace(question, worker_slots=worker_slots[: shown(len(worker_slots))]))
 
     return asked
 
@@ -147,8 +147,8 @@ class Play:
             cause=Cause(kind=kind, detail=detail, **values),
         )
 
-    def holding(self, worker: str, step: int, **values: Any) -> Holding:
-        return Holding(
+    def local_state(self, worker: str, step: int, **values: Any) -> LocalState:
+        return LocalState(
             generation=self.facts.generation, rank=self.plan.workers.index(worker), step=step, **values
         )
 
@@ -159,10 +159,10 @@ class Play:
         step = self.facts.step if step is None else step
         for worker in workers or members(self.phase):
             self(
-                Settled,
+                FinalReport,
                 generation=self.facts.generation,
                 worker=worker,
-                holdings=(self.holding(worker, step, **held),),
+                local_states=(self.local_state(worker, step, **held),),
                 error=error,
             )
         return self.outcome

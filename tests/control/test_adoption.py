@@ -117,7 +117,7 @@ def test_a_stop_is_asked_for_again_with_its_checkpoint(play):
     assert play.commands == (Pause(generation=1, save=True),)
 
 
-def test_last_words_are_asked_for_again(play):
+def test_final_reports_are_asked_for_again(play):
     play.running(3, step=5)
     play.lose("w0003")
     play.settle("w0001")
@@ -238,7 +238,7 @@ def test_a_run_whose_record_says_finished_ends(play):
     assert play.phase.outcome == "finished"
 
 
-def test_the_log_has_the_last_word_on_what_is_stored(play):
+def test_the_log_has_the_final_report_on_what_is_stored(play):
     play.running(2, step=12)
     for step, slot in ((5, 1), (10, 2)):
         play.parts(step)

@@ -9,15 +9,15 @@ import pytest
 from elastic_train.control.anticipated_questions import likely
 from elastic_train.control.commands import Form
 from elastic_train.control.states import Pausing
-from elastic_train.planner.plan_cache import Ready
+from elastic_train.planner.plan_cache import PlanCache
 from tests.control.conftest import Play
 
 pytestmark = pytest.mark.ring0
 
 
-def asked_ahead(play: Play, turns: int) -> Ready:
+def asked_ahead(play: Play, turns: int) -> PlanCache:
     ready = play.policy.plan
-    assert isinstance(ready, Ready)
+    assert isinstance(ready, PlanCache)
     for turn in range(turns):
         question = likely(play.state, play.policy, play.at, turn)
         if question is not None:
@@ -28,7 +28,7 @@ def asked_ahead(play: Play, turns: int) -> Ready:
 @pytest.mark.parametrize("lost", ["w0002", "w0004"])
 def test_the_plan_after_a_loss_was_there_before_it(real: Play, lost: str) -> None:
     planner = real.policy.plan
-    real.policy = replace(real.policy, plan=Ready(planner=planner))
+    real.policy = replace(real.policy, plan=PlanCache(planner=planner))
     play = real.running(4, step=5)
     ready = asked_ahead(play, 5)
     found = ready.found
@@ -41,7 +41,7 @@ def test_the_plan_after_a_loss_was_there_before_it(real: Play, lost: str) -> Non
 
 
 def test_the_plan_with_a_node_more_was_there_before_it_came(real: Play) -> None:
-    real.policy = replace(real.policy, plan=Ready(planner=real.policy.plan))
+    real.policy = replace(real.policy, plan=PlanCache(planner=real.policy.plan))
     play = real.running(3, step=5)
     play.nodes("abcd")  # its worker is starting
     ready = asked_ahead(play, 4)

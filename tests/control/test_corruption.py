@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.commands import Form
-from elastic_train.control.events import Cause, PeersTold, Settled
+from elastic_train.control.events import Cause, FinalReport, PeersReported
 from elastic_train.control.states import Ended
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Snapshot
 
@@ -22,8 +22,8 @@ def differ(play, torn: tuple[str, ...], agreed: int) -> None:
     generation, workers, step = play.facts.generation, play.plan.workers, play.facts.step
     play.broken(workers[0], kind="corruption", detail=DETAIL, step=6, trusted=agreed)
     for worker in workers:
-        held = () if worker in torn else (play.holding(worker, step),)
-        play(Settled, generation=generation, worker=worker, holdings=held, error=cause)
+        held = () if worker in torn else (play.local_state(worker, step),)
+        play(FinalReport, generation=generation, worker=worker, local_states=held, error=cause)
 
 
 def test_an_outvoted_replica_is_rebuilt_from_the_others_and_no_step_is_lost(replicated) -> None:
@@ -79,8 +79,8 @@ def test_snapshots_in_peer_memory_count_up_to_the_step_of_agreement(replicated) 
     play.running(2, step=6)
     differ(play, torn=play.plan.workers, agreed=4)
     snapshots = tuple(
-        Snapshot(keeper="a", generation=play.facts.generation, rank=0, step=step) for step in (4, 5)
+        Snapshot(peer_store="a", generation=play.facts.generation, rank=0, step=step) for step in (4, 5)
     )
-    play(PeersTold, generation=play.facts.generation, snapshots=snapshots)
+    play(PeersReported, generation=play.facts.generation, snapshots=snapshots)
     (form,) = play.ordered(Form)
     assert form.origin.step == 4

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.commands import Abort, End, Form, StopWorker
-from elastic_train.control.events import Cause, GroupBroken, Settled, WorkerLost
+from elastic_train.control.events import Cause, FinalReport, GroupBroken, WorkerLost
 from elastic_train.control.states import Ended, Forming, Running, Settling, Waiting
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Vote
 from tests.control.conftest import shown_only
@@ -24,7 +24,7 @@ def test_a_lost_worker_aborts_the_group_on_every_worker_that_lives(play):
     assert isinstance(play.phase, Settling)
 
 
-def test_the_next_group_waits_for_every_last_word_and_for_no_cold_start(replicated):
+def test_the_next_group_waits_for_every_final_report_and_for_no_cold_start(replicated):
     play = replicated.running(4, step=5)
     play.lose("w0004")
     play.settle("w0001", "w0002")
@@ -107,7 +107,7 @@ def test_words_of_an_older_generation_are_fenced(replicated):
     cause = Cause(kind="user", detail="late")
     play(GroupBroken, generation=1, worker="w0001", cause=cause)
     assert play.outcome.reason == "fenced: generation 1 is gone"
-    play(Settled, generation=1, worker="w0001", holdings=(), error=cause)
+    play(FinalReport, generation=1, worker="w0001", local_states=(), error=cause)
     play.step(6, generation=1)
     assert play.state is before
 
@@ -115,12 +115,12 @@ def test_words_of_an_older_generation_are_fenced(replicated):
 def test_a_failure_while_forming_starts_the_choice_again_from_what_is_left(replicated):
     play = replicated.running(4, step=5)
     play.lose("w0004")
-    words = {w: play.holding(w, 5) for w in ("w0001", "w0002", "w0003")}
+    words = {w: play.local_state(w, 5) for w in ("w0001", "w0002", "w0003")}
     play.settle()
     play.lose("w0003")
     assert play.ordered(Abort) == [Abort(generation=2, workers=("w0001", "w0002"))]
     for worker in ("w0001", "w0002"):
-        play(Settled, generation=2, worker=worker, holdings=(words[worker],))
+        play(FinalReport, generation=2, worker=worker, local_states=(words[worker],))
     (form,) = play.ordered(Form)
     assert (form.generation, form.origin) == (3, Live(generation=1, step=5))
     assert form.lineage == ((1, 0), (3, 5))
@@ -136,14 +136,14 @@ def test_a_group_that_was_filled_before_it_broke_may_be_the_source(replicated):
     assert play.ordered(Form)[0].lineage == ((1, 0), (2, 5), (3, 5))
 
 
-def test_a_worker_that_gives_no_last_word_is_stopped_and_counts_as_lost(replicated):
+def test_a_worker_that_gives_no_final_report_is_stopped_and_counts_as_lost(replicated):
     play = replicated.running(4, step=5)
     play.broken("w0001")
     play.settle("w0001", "w0002", "w0003")
     play.wait(9.0)
     assert isinstance(play.phase, Settling)
     play.wait(2.0)
-    assert play.ordered(StopWorker) == [StopWorker(worker="w0004", reason="it gave no last word")]
+    assert play.ordered(StopWorker) == [StopWorker(worker="w0004", reason="it gave no final report")]
     assert play.ordered(Form)[0].plan.workers == ("w0001", "w0002", "w0003")
 
 
@@ -185,7 +185,7 @@ def test_newer_state_of_a_left_lineage_is_dead(play):
     play.saved(5)
     play.lose("w0004")
     play.settle()  # nobody holds rank 3: back to 5, in a group of two; w0003 keeps its shard of step 7
-    assert [name for name, _ in play.facts.holdings] == ["w0001", "w0002", "w0003"]
+    assert [name for name, _ in play.facts.local_states] == ["w0001", "w0002", "w0003"]
     play.go()
     play.step(6)
     play.lose("w0001")

@@ -106,14 +106,14 @@ def test_paces_of_two_kinds_of_plans_are_told_and_that_of_one_is_not() -> None:
     play.running(4, step=1)
     first = play.plan.mesh
 
-    def told() -> dict[Mesh, float]:
+    def reported() -> dict[Mesh, float]:
         assert isinstance(play.phase, Running)
         outlook = to_change(play.facts, play.phase, play.policy, play.at).outlook
         return {pace.mesh: pace.step_s for pace in outlook.paces}
 
     for number in range(2, 10):
         play.step(number, seconds=4.0)
-    assert told() == {}
+    assert reported() == {}
     play.lose(play.plan.workers[0])
     play.settle()
     play.go()
@@ -121,7 +121,7 @@ def test_paces_of_two_kinds_of_plans_are_told_and_that_of_one_is_not() -> None:
     play.step(play.facts.step + 1, seconds=60.0)  # the first of a group is longer
     for number in range(play.facts.step + 1, play.facts.step + 6):
         play.step(number, seconds=8.0)
-    assert told() == {first: 4.0, play.plan.mesh: 8.0}
+    assert reported() == {first: 4.0, play.plan.mesh: 8.0}
 
 
 def test_after_a_loss_survivors_of_a_pipeline_keep_what_they_hold() -> None:

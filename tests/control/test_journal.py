@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_train.control.events import Cause, CheckpointCommitted, Event, Settled, StepCommitted, Tick
+from elastic_train.control.events import Cause, CheckpointCommitted, Event, FinalReport, StepCommitted, Tick
 from elastic_train.control.faults import storm
 from elastic_train.control.journal_codec import EVENTS, decode, encode, fold
-from elastic_train.recovery.evidence import Holding, Stored, Vote
+from elastic_train.recovery.evidence import LocalState, Stored, Vote
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
 pytestmark = pytest.mark.ring0
@@ -45,9 +45,11 @@ def test_numbers_that_json_lacks_survive():
 
 
 def test_nested_values_survive():
-    holding = Holding(generation=3, rank=1, step=4, reached=5, applied=Vote(step=4, values=(0.1, 1 / 3)))
+    local_state = LocalState(
+        generation=3, rank=1, step=4, reached=5, applied=Vote(step=4, values=(0.1, 1 / 3))
+    )
     cause = Cause(kind="engine", detail="x", traceback="a\nb")
-    event = Settled(at=0.1, generation=3, worker="w", holdings=(holding,), error=cause)
+    event = FinalReport(at=0.1, generation=3, worker="w", local_states=(local_state,), error=cause)
     assert through_json(event) == event
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_train.control.commands import StartWorker, StopWorker
 from elastic_train.control.events import Node
-from elastic_train.control.membership import seats
+from elastic_train.control.membership import worker_slots
 from elastic_train.control.states import Facts, Worker
 from elastic_train.planner.plan import Mesh, Plan
 
@@ -116,6 +116,6 @@ def test_a_plan_that_takes_only_some_workers_stands_on_many_nodes() -> None:
         for name, node in (("w1", "a"), ("w2", "a"), ("w3", "a"), ("w4", "b"), ("w5", "c"))
     )
     facts = Facts(nodes=tuple(Node(name=n, slots=3) for n in "abc"), workers=workers)
-    assert [s.worker for s in seats(facts, None)] == ["w1", "w4", "w5", "w2", "w3"]
+    assert [s.worker for s in worker_slots(facts, None)] == ["w1", "w4", "w5", "w2", "w3"]
     last = Plan(mesh=Mesh(dp_replicate=1), workers=("w2",), nodes=("a",), shares=((0,),))
-    assert [s.worker for s in seats(facts, last)][:3] == ["w2", "w4", "w5"]
+    assert [s.worker for s in worker_slots(facts, last)][:3] == ["w2", "w4", "w5"]

@@ -1,4 +1,4 @@
-"""When survivors don't hold the newest step, the keepers are asked before anything older is taken."""
+"""When survivors don't hold the newest step, the peer stores are asked before anything older is taken."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.commands import AskPeers, End, Form
-from elastic_train.control.events import Adopted, CheckpointRejected, PeersTold, Settled, TermBegan
+from elastic_train.control.events import Adopted, CheckpointRejected, FinalReport, PeersReported, TermBegan
 from elastic_train.control.states import Forming, Waiting
-from elastic_train.recovery.evidence import FromStorage, Holding, Live, Mixed, Snapshot, checkpoint_of
+from elastic_train.recovery.evidence import FromStorage, Live, LocalState, Mixed, Snapshot, checkpoint_of
 
 pytestmark = pytest.mark.ring0
 
 
 @pytest.fixture
 def kept(play):
-    """A sharded run on three nodes that have keepers, at step 6, with a checkpoint of step 4."""
+    """A sharded run on three nodes that have peer stores, at step 6, with a checkpoint of step 4."""
     play.policy = replace(play.policy, peers=True)
     play.running(3, step=6)
     play.parts(4)
@@ -24,12 +24,14 @@ def kept(play):
     return play
 
 
-def snapshots(play, step: int, ranks=(0, 1, 2), keeper: str = "b") -> tuple[Snapshot, ...]:
-    return tuple(Snapshot(keeper=keeper, generation=play.facts.generation, rank=r, step=step) for r in ranks)
+def snapshots(play, step: int, ranks=(0, 1, 2), peer_store: str = "b") -> tuple[Snapshot, ...]:
+    return tuple(
+        Snapshot(peer_store=peer_store, generation=play.facts.generation, rank=r, step=step) for r in ranks
+    )
 
 
-def told(play, *held: Snapshot):
-    return play(PeersTold, generation=play.facts.generation, snapshots=held)
+def reported(play, *held: Snapshot):
+    return play(PeersReported, generation=play.facts.generation, snapshots=held)
 
 
 def lose_one(play) -> None:
@@ -41,7 +43,7 @@ def test_a_lost_shard_comes_from_peer_memory_at_the_newest_step_that_is_whole_th
     lose_one(kept)
     assert kept.ordered(AskPeers) == [AskPeers(generation=1)]
     assert isinstance(kept.phase, Waiting)
-    told(kept, *snapshots(kept, 5), *snapshots(kept, 6, ranks=(1, 2)))
+    reported(kept, *snapshots(kept, 5), *snapshots(kept, 6, ranks=(1, 2)))
     (form,) = kept.ordered(Form)
     assert isinstance(form.origin, Mixed)
     assert form.origin.step == 5
@@ -51,7 +53,7 @@ def test_a_lost_shard_comes_from_peer_memory_at_the_newest_step_that_is_whole_th
 
 def test_survivors_hold_their_own_part_of_the_newest_step_so_only_the_lost_one_is_fetched(kept):
     lose_one(kept)
-    told(kept, *snapshots(kept, 6))
+    reported(kept, *snapshots(kept, 6))
     (form,) = kept.ordered(Form)
     assert form.origin.step == 6
     assert {s.rank for s in form.origin.peers} == {0}
@@ -69,22 +71,22 @@ def test_nobody_is_asked_where_the_survivors_hold_the_newest_step(replicated):
 
 def test_what_peer_memory_lacks_comes_from_the_last_checkpoint(kept):
     lose_one(kept)
-    told(kept, *snapshots(kept, 6, ranks=(1, 2)))
+    reported(kept, *snapshots(kept, 6, ranks=(1, 2)))
     assert isinstance(kept.ordered(Form)[0].origin, FromStorage)
 
 
-def test_keepers_are_asked_once_for_each_group_that_ended(kept):
+def test_peer_stores_are_asked_once_for_each_group_that_ended(kept):
     lose_one(kept)
     kept.wait(1.0)
     assert not kept.ordered(AskPeers)
-    told(kept, *snapshots(kept, 6))
+    reported(kept, *snapshots(kept, 6))
     assert isinstance(kept.phase, Forming)
-    kept.broken("w0002", detail="the keeper of b is gone")
+    kept.broken("w0002", detail="the peer store of b is gone")
     for rank, worker in ((1, "w0002"), (2, "w0003")):
-        held = (Holding(generation=1, rank=rank, step=6),)
-        kept(Settled, generation=2, worker=worker, holdings=held, error=None)
+        held = (LocalState(generation=1, rank=rank, step=6),)
+        kept(FinalReport, generation=2, worker=worker, local_states=held, error=None)
     assert kept.ordered(AskPeers) == [AskPeers(generation=2)]
-    told(kept)
+    reported(kept)
     assert isinstance(kept.phase, Forming)
 
 
@@ -93,25 +95,25 @@ def test_a_controller_that_died_while_it_asked_asks_again(kept):
     kept(TermBegan, term=2, stored=kept.stored(4), ever_stored=True)
     kept(Adopted, running=(("w0002", "b", 0, 6), ("w0003", "c", 0, 6)))
     assert kept.ordered(AskPeers)
-    told(kept, *snapshots(kept, 6))
+    reported(kept, *snapshots(kept, 6))
     assert kept.ordered(Form)
 
 
 def test_a_late_answer_changes_nothing(kept):
     before = kept.state
-    assert told(kept, *snapshots(kept, 6)).state == before
+    assert reported(kept, *snapshots(kept, 6)).state == before
     lose_one(kept)
-    kept(PeersTold, generation=7, snapshots=snapshots(kept, 6))
+    kept(PeersReported, generation=7, snapshots=snapshots(kept, 6))
     assert kept.facts.asking
-    told(kept)
+    reported(kept)
 
 
-def test_the_keepers_are_asked_before_storage_is_read_for_the_newest_step_too(kept):
+def test_the_peer_stores_are_asked_before_storage_is_read_for_the_newest_step_too(kept):
     kept.parts(6)
     kept.saved(6, slot=2)
     lose_one(kept)
     assert kept.ordered(AskPeers)
-    told(kept, *snapshots(kept, 6))
+    reported(kept, *snapshots(kept, 6))
     (form,) = kept.ordered(Form)
     assert form.origin.step == 6
     assert checkpoint_of(form.origin) is None
@@ -119,13 +121,13 @@ def test_the_keepers_are_asked_before_storage_is_read_for_the_newest_step_too(ke
 
 def test_a_checkpoint_that_is_damaged_is_no_source_of_a_mixture_either(kept):
     lose_one(kept)
-    mixed = told(kept, *snapshots(kept, 4, ranks=(1, 2))).state.phase.origin
+    mixed = reported(kept, *snapshots(kept, 4, ranks=(1, 2))).state.phase.origin
     assert isinstance(mixed, Mixed)
     assert mixed.stored is not None
     kept(CheckpointRejected, stored=mixed.stored, problem="checksum", fallback=None)
     for worker in kept.phase.pending:
-        kept(Settled, generation=kept.facts.generation, worker=worker, holdings=())
-    told(kept)
+        kept(FinalReport, generation=kept.facts.generation, worker=worker, local_states=())
+    reported(kept)
     assert kept.ordered(End)[0].outcome == "checkpoint"
 
 
@@ -134,7 +136,7 @@ def test_of_two_that_stand_by_the_one_whose_node_has_the_copy_takes_the_lost_ran
     play.running(5, step=6)
     assert play.plan.workers == ("w0001", "w0002", "w0003")
     lose_one(play)
-    told(play, *snapshots(play, 6, keeper="e"))
+    reported(play, *snapshots(play, 6, peer_store="e"))
     (form,) = play.ordered(Form)
     assert form.plan.workers == ("w0005", "w0002", "w0003")
-    assert [s.keeper for s in form.origin.peers] == ["e"]
+    assert [s.peer_store for s in form.origin.peers] == ["e"]

@@ -135,7 +135,8 @@ def test_a_larger_group_that_the_planner_refuses_is_declined(play):
 
     whole = play.policy.plan
     play.policy = replace(
-        play.policy, plan=lambda asked: whole(asked) if len(asked.seats) < 3 else Infeasible(reason="odd")
+        play.policy,
+        plan=lambda asked: whole(asked) if len(asked.worker_slots) < 3 else Infeasible(reason="odd"),
     )
     play.running(2, step=3)
     play.nodes("abc")

@@ -8,10 +8,10 @@ from elastic_train.config import Checkpoints
 from elastic_train.control.commands import Commit, End, Form, Go, Prune, Save
 from elastic_train.control.events import (
     CheckpointRejected,
+    FinalReport,
     PeersHeld,
     SaveFailed,
     SaveRequested,
-    Settled,
     TermBegan,
 )
 from elastic_train.control.states import Running, Settling, Waiting
@@ -110,7 +110,7 @@ def test_a_failed_save_costs_nothing_but_itself(play):
     assert play.ordered(Commit)[0].step == 6
 
 
-def test_what_keepers_say_is_kept_one_entry_a_node_and_orders_nothing(play):
+def test_what_peer_stores_say_is_kept_one_entry_a_node_and_orders_nothing(play):
     play.running(2, step=5)
 
     def say(node: str, step: int):
@@ -266,7 +266,7 @@ def reading(play):
 
 def hold_nothing(play):
     for worker in play.phase.pending:
-        play(Settled, generation=play.facts.generation, worker=worker, holdings=())
+        play(FinalReport, generation=play.facts.generation, worker=worker, local_states=())
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_next_sound_one(play):

@@ -24,11 +24,11 @@ def test_a_fingerprint_is_the_same_in_another_process(tmp_path: Path):
         "from elastic_train.data.identity import fingerprint; from elastic_train.data.text import TextFiles;"
         f"print(fingerprint(TextFiles({str(tmp_path)!r}, seq_len=4)), fingerprint([b'a', {{'k': 1.5}}]))"
     )
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path.cwd()
     )
     here = (fingerprint(TextFiles(tmp_path, seq_len=4)), fingerprint([b"a", {"k": 1.5}]))
-    assert tuple(told.stdout.split()) == here
+    assert tuple(reported.stdout.split()) == here
 
 
 def test_another_length_or_other_contents_are_refused():

@@ -176,7 +176,7 @@ def test_a_process_that_dies_is_named_and_replaced(user: ModuleType, tmp_path: P
 def test_what_is_said_to_the_whole_process_group_is_left_to_the_parent(user: ModuleType, number: int):
     first, second = steps(8, 4)[:2]
     with Loader(user.Squares(8), seed=0, workers=1) as loader:
-        (pid,) = {told for *_, told in loader.load(first)}
+        (pid,) = {reported for *_, reported in loader.load(first)}
         os.kill(pid, number)
         assert loader.load(second) == [(i, i * i, pid) for i in second.ids]
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from elastic_train.data.numbered import numbered
 from elastic_train.data.parquet import ParquetText, ParquetTokens
-from elastic_train.data.part import Part
+from elastic_train.data.part import SourcePart
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.data.tokenizer import BOS, EOS, PAD, decode, encode
@@ -172,7 +172,7 @@ def test_streams_are_refused_with_the_way_to_number_them(stream: object):
 
 def test_parts_of_a_source_are_disjoint_and_know_which_they_are():
     source = TextFiles(StandardLibrary(max_bytes=20_000), seq_len=64)
-    head, tail = Part(source, stop=-5), Part(source, start=-5)
+    head, tail = SourcePart(source, stop=-5), SourcePart(source, start=-5)
     assert (len(head), len(tail)) == (len(source) - 5, 5)
     assert np.array_equal(tail[0], source[len(source) - 5])
     assert head.describe() != tail.describe()

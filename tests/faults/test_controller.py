@@ -15,10 +15,10 @@ import ray
 
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
-from elastic_train.cluster.run_updates import Update
+from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule, KillController, Moment
-from elastic_train.data.numbered import Numbered
+from elastic_train.data.numbered import NumberedSamples
 from elastic_train.storage.store import Store
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
@@ -39,7 +39,7 @@ class Slow(Pretrain):
 class Allowed:
     """Samples of which a process is given as many as a file says by then."""
 
-    def __init__(self, inner: Numbered, gate: Path) -> None:
+    def __init__(self, inner: NumberedSamples, gate: Path) -> None:
         self._inner, self._gate, self._given = inner, gate, 0
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class Allows(Chaos):
         self._gate = gate
         self._allow(0)
 
-    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+    def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         self._allow(EVERY * update.term + BEYOND)
         if not self.libraries and any(isinstance(r.event, StepCommitted) for r in update.records):
             pid = ray.get(controller.pid.remote(), timeout=60)
@@ -91,7 +91,7 @@ class Pauses(Chaos):
 
     STEP, SECONDS = 20, 10.0
 
-    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+    def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         super().on_update(update, controller, store)
         steps = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
         if self._waits and steps and max(steps) >= self.STEP:

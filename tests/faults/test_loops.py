@@ -46,9 +46,9 @@ def test_a_loop_keeps_its_losses_its_metrics_and_its_average_through_kills(runs:
     rough = fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
     assert rough.outcome == "finished"
     assert [e.step for e in rough.ledger.kept] == list(range(1, STEPS + 1))
-    told = history(rough.records)
-    assert len([change for change in told if not change.graceful]) == 3, "each kill is there"
-    assert sum(change.lost for change in told) == len(rough.ledger.superseded)
+    reported = history(rough.records)
+    assert len([change for change in reported if not change.graceful]) == 3, "each kill is there"
+    assert sum(change.lost for change in reported) == len(rough.ledger.superseded)
     assert rough.ledger.losses == pytest.approx({step: loss for step, (loss, _) in calm.items()}, rel=1e-4)
     for entry in rough.ledger.kept[:-1]:
         said = {name: value for name, value in entry.metrics if name != "norm"}

@@ -125,11 +125,11 @@ def test_a_slow_node_is_named_where_its_ranks_compute_alone_and_ends_nowhere(run
     assert len([r for r in rough.records if r.formed is not None]) == 1
     assert not any(isinstance(r.event, WorkerLost) for r in rough.records)
     (formed,) = [r.formed for r in rough.records if r.formed is not None]
-    told = {r.event.node for r in rough.records if isinstance(r.event, Straggling)}
+    reported = {r.event.node for r in rough.records if isinstance(r.event, Straggling)}
     slow = {short(runs.cluster.nodes[1].node_id)} & set(formed.nodes)
     if plan == "pp2":  # a stage of one rank has nobody to be compared with
         slow = set()
     if plan in ("pp2dp2", "tp2pp2"):  # if both ranks of a stage are on it, neither is slower than the other
-        assert told <= slow
+        assert reported <= slow
     else:
-        assert told == slow, "it is named, and no other"
+        assert reported == slow, "it is named, and no other"

@@ -10,7 +10,7 @@ import elastic_train as et
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
-from elastic_train.cluster.run_updates import Update
+from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.control.events import PartWritten, StepCommitted
 from elastic_train.control.faults import AddNode, FaultSchedule, Moment
 from elastic_train.storage.store import Store
@@ -44,7 +44,7 @@ class Notices(Chaos):
     said: tuple[str, ...] = ()
     generation = 0
 
-    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+    def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         super().on_update(update, controller, store)
         for record in update.records:
             event = record.event

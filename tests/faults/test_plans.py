@@ -44,16 +44,16 @@ class Turning:
     """Another plan for the same number of workers whenever a new one is among them."""
 
     def __call__(self, question: Question, /) -> Planned:
-        seats = question.seats[: question.most]
-        of = BY_WORKERS[len(seats)]
-        newest = max(int(re.findall(r"\d+", seat.worker)[-1]) for seat in seats)
+        worker_slots = question.worker_slots[: question.most]
+        of = BY_WORKERS[len(worker_slots)]
+        newest = max(int(re.findall(r"\d+", slot.worker)[-1]) for slot in worker_slots)
         mesh = of[newest % len(of)]
         # A node's workers are neighbours: those of a tp group are on one node where that can be.
-        seats = tuple(sorted(seats, key=lambda seat: (seat.node, seat.worker)))[: mesh.size]
+        worker_slots = tuple(sorted(worker_slots, key=lambda slot: (slot.node, slot.worker)))[: mesh.size]
         plan = Plan(
             mesh=mesh,
-            workers=tuple(seat.worker for seat in seats),
-            nodes=tuple(seat.node for seat in seats),
+            workers=tuple(slot.worker for slot in worker_slots),
+            nodes=tuple(slot.node for slot in worker_slots),
             shares=even_shares(MICRO_BATCHES, mesh.dp),
             stages=STAGES[mesh.pp],
         )

@@ -144,20 +144,20 @@ def test_workers_go_and_come_and_the_losses_stay(runs: Runs) -> None:
         ),
         seed=3,
     )
-    told = runs.storage / "told"
+    reported = runs.storage / "told"
     task, spec = runs.spec(
         "resized",
         workers="2:4",
         global_size=13,
         max_steps=STEPS,
         standby=0,
-        on_event=f"cat >> {told}; echo >> {told}",
+        on_event=f"cat >> {reported}; echo >> {reported}",
     )
     chaos = Chaos(runs.cluster, schedule, print)
     rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
     assert_same_training(rough, runs.calm(steps=STEPS, global_size=13))
     assert rough.ledger.superseded == ()
-    events = [json.loads(line) for line in told.read_text().splitlines()]
+    events = [json.loads(line) for line in reported.read_text().splitlines()]
     plans = [r.formed.plan for r in rough.records if r.formed is not None]
     assert len(plans) >= 3, "after the loss and, at the latest, after the drain"
     assert [e["plan"] for e in events if e["event"] == "formed"] == plans

@@ -11,7 +11,7 @@ import torch
 
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.control.events import TermBegan
-from elastic_train.data.numbered import Numbered
+from elastic_train.data.numbered import NumberedSamples
 from elastic_train.data.order import SampleOrder
 from elastic_train.errors import UserCodeError
 from elastic_train.observe.records import Record
@@ -29,7 +29,7 @@ PLACES = {"dataset": 4, "loss": 9, "model": 14}
 class Picky:
     """A data set that cannot read one of its samples."""
 
-    def __init__(self, inner: Numbered, bad: int) -> None:
+    def __init__(self, inner: NumberedSamples, bad: int) -> None:
         self._inner, self._bad = inner, bad
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Buggy(Pretrain):
     def _there(self, place: str) -> bool:
         return (Path(self.bugs) / place).exists()
 
-    def dataset(self) -> Numbered:
+    def dataset(self) -> NumberedSamples:
         inner = super().dataset()
         return Picky(inner, self.bad) if self._there("dataset") else inner
 

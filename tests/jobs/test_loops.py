@@ -15,8 +15,8 @@ def test_a_loop_that_came_from_ray_train_recognises_digits_after_sixty_steps():
 
     made = from_ray_train.trainer(max_steps=60)
     reports = train_alone(made.task, made.spec)
-    told = {r.step: dict(r.metrics) for r in reports if r.metrics}
-    assert sum(told[step]["accuracy"] for step in range(51, 61)) / 10 > 0.9
+    reported = {r.step: dict(r.metrics) for r in reports if r.metrics}
+    assert sum(reported[step]["accuracy"] for step in range(51, 61)) / 10 > 0.9
 
 
 def test_two_networks_train_against_each_other_and_are_measured_on_the_way():
@@ -24,8 +24,8 @@ def test_two_networks_train_against_each_other_and_are_measured_on_the_way():
 
     made = gan_digits.trainer(max_steps=12, every=5)
     reports = train_alone(made.task, made.spec)
-    told: dict[int, dict[str, float]] = {}
+    reported: dict[int, dict[str, float]] = {}
     for report in reports:
-        told.setdefault(report.step, {}).update(report.metrics)
-    assert [step for step, metrics in told.items() if "fooled" in metrics] == [5, 10]
-    assert all({"critic_loss", "generator_loss"} <= metrics.keys() for metrics in told.values())
+        reported.setdefault(report.step, {}).update(report.metrics)
+    assert [step for step, metrics in reported.items() if "fooled" in metrics] == [5, 10]
+    assert all({"critic_loss", "generator_loss"} <= metrics.keys() for metrics in reported.values())

@@ -49,8 +49,10 @@ def test_a_worker_that_comes_up_while_the_first_group_forms_is_no_change_of_it(r
 
 def test_losses_are_told_with_cause_and_cost(recorded):
     """Two losses after steps 7 and 9 with a checkpoint at 5 cost 2 and 4 steps."""
-    told = history(recorded(KillRank(when=Moment(step=8), rank=1), KillRank(when=Moment(step=10), rank=0)))
-    losses = [r for r in told if not r.graceful]
+    reported = history(
+        recorded(KillRank(when=Moment(step=8), rank=1), KillRank(when=Moment(step=10), rank=0))
+    )
+    losses = [r for r in reported if not r.graceful]
     assert [(r.step, r.lost, r.source) for r in losses] == [(7, 2, "storage"), (9, 4, "storage")]
     assert all(r.cause.startswith(("death of w", "collective error")) for r in losses)
     assert all(r.seconds is not None and 0 < r.seconds < 60 for r in losses)
@@ -67,14 +69,14 @@ def test_a_loss_after_the_last_step_lasts_until_the_run_ended(recorded, seed):
 
 
 def test_the_cause_is_the_first_that_is_not_a_collectives(recorded):
-    told = history(recorded(KillRank(when=Moment(step=8), rank=1), seed=4))
-    assert told[0].cause == "death of w0002"
+    reported = history(recorded(KillRank(when=Moment(step=8), rank=1), seed=4))
+    assert reported[0].cause == "death of w0002"
 
 
 def test_a_silent_rank_is_named(recorded):
-    told = history(recorded(StopRank(when=Moment(step=8), rank=1), replicas=2))
-    assert told[0].cause == "silence of w0002"
-    assert (told[0].source, told[0].lost) == ("live", 0)
+    reported = history(recorded(StopRank(when=Moment(step=8), rank=1), replicas=2))
+    assert reported[0].cause == "silence of w0002"
+    assert (reported[0].source, reported[0].lost) == ("live", 0)
 
 
 @pytest.mark.parametrize(("worker", "said"), [("w0002", "hang of w0002"), ("", "hang at step 8")])
@@ -83,12 +85,12 @@ def test_a_hang_is_told_in_few_words(recorded, worker, said):
     first = next(r for r in records if r.phase == "settling")
     cause = Cause(kind="hang", detail="w0002 (rank 1, node b) has been in forward of step 8 for 31 s", step=8)
     hung = Hung(at=0.0, generation=1, worker=worker, cause=cause, stacks=())
-    told = history([replace(r, event=hung) if r is first else r for r in records])
-    assert told[0].cause == said
+    reported = history([replace(r, event=hung) if r is first else r for r in records])
+    assert reported[0].cause == said
 
 
 def test_growth_and_drain_are_graceful_and_lose_nothing(recorded):
-    told = history(
+    reported = history(
         recorded(
             KillNode(when=Moment(step=4), node="c"),
             AddNode(when=Moment(step=8), node="e"),
@@ -97,7 +99,7 @@ def test_growth_and_drain_are_graceful_and_lose_nothing(recorded):
             max_steps=40,
         )
     )
-    graceful = [r for r in told if r.graceful]
+    graceful = [r for r in reported if r.graceful]
     assert [(r.cause, r.before, r.after) for r in graceful] == [("growth", 3, 4), ("drain", 4, 3)]
     assert all(r.lost == 0 and r.source == "live" for r in graceful)
 
@@ -112,25 +114,25 @@ def test_a_run_that_is_submitted_again_neither_grew_nor_lost_anybody(stop_at, sa
     outcome = first[-1].ended
     assert outcome is not None
     assert outcome[0] == ("stopped" if stop_at else "finished")
-    told = history([*first, *(replace(r, wall=wall_text(r.seconds + 1000.0)) for r in then)])
-    assert [change.cause for change in told] == [said]
+    reported = history([*first, *(replace(r, wall=wall_text(r.seconds + 1000.0)) for r in then)])
+    assert [change.cause for change in reported] == [said]
 
 
 def test_a_death_while_no_controller_was_there_is_no_fault_of_the_next_one(recorded):
     faults = (KillController(when=Moment(step=7)), KillRank(when=Moment(step=7, phase="vote"), rank=1))
-    told = history(recorded(*faults, replicas=2, seed=2))
-    assert told[0].cause == "death of w0002, found by a new controller"
-    assert (told[0].step, told[0].lost) == (7, 0), "what was committed meanwhile counts"
+    reported = history(recorded(*faults, replicas=2, seed=2))
+    assert reported[0].cause == "death of w0002, found by a new controller"
+    assert (reported[0].step, reported[0].lost) == (7, 0), "what was committed meanwhile counts"
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_every_group_but_the_first_has_a_cause(recorded, seed):
     faults = storm(seed, steps=15, nodes=("a", "b", "c", "d"), ranks=4, faults=5).faults
     records = recorded(*faults, seed=seed, replicas=1 + seed % 2)
-    told = history(records)
-    assert all(r.cause and r.lost >= 0 and r.before >= 2 for r in told)
-    assert [r.generation for r in told] == sorted({r.generation for r in told})
-    assert sum(r.lost for r in told) == len(ledger(records).superseded), "each step that was run again"
+    reported = history(records)
+    assert all(r.cause and r.lost >= 0 and r.before >= 2 for r in reported)
+    assert [r.generation for r in reported] == sorted({r.generation for r in reported})
+    assert sum(r.lost for r in reported) == len(ledger(records).superseded), "each step that was run again"
 
 
 def test_the_table_has_a_row_for_each(recorded):

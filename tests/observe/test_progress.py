@@ -7,21 +7,21 @@ import pytest
 from elastic_train.control.events import CheckpointCommitted, TermBegan
 from elastic_train.control.faults import KillRank, Moment
 from elastic_train.observe.records import Record, wall_text
-from elastic_train.observe.run_progress import Progress, advance, line
+from elastic_train.observe.run_progress import RunProgress, advance, line
 from elastic_train.recovery.evidence import Stored
 
 pytestmark = pytest.mark.ring0
 
 
-def followed(records) -> list[Progress]:
-    seen = [Progress()]
+def followed(records) -> list[RunProgress]:
+    seen = [RunProgress()]
     for record in records:
         seen.append(advance(seen[-1], record))
     return seen
 
 
 def test_the_line_says_where_a_run_stands():
-    progress = Progress(
+    progress = RunProgress(
         step=41,
         loss=2.9312,
         speeds=((12300.0, 1.0),),
@@ -38,16 +38,16 @@ def test_the_line_says_where_a_run_stands():
     ("speed", "text"), [(0.5, "0.5"), (999.0, "999"), (1234.0, "1.23k"), (5.6e7, "56M"), (3.2e13, "32000G")]
 )
 def test_speeds_are_short(speed, text):
-    progress = Progress(step=1, speeds=((speed, 1.0),), phase="running")
+    progress = RunProgress(step=1, speeds=((speed, 1.0),), phase="running")
     assert line(progress, 2) == f"step 1/2  {text} tok/s  restarts 0"
 
 
 def test_before_the_first_group_the_line_says_what_is_waited_for():
-    assert line(Progress(), 10) == "step 0/10  restarts 0  waiting"
+    assert line(RunProgress(), 10) == "step 0/10  restarts 0  waiting"
 
 
 def test_a_skipped_step_is_named():
-    assert "(skipped)" in line(Progress(step=1, loss=float("nan"), skipped=True, phase="running"), 10)
+    assert "(skipped)" in line(RunProgress(step=1, loss=float("nan"), skipped=True, phase="running"), 10)
 
 
 def test_the_progress_of_a_run_is_the_fold_of_its_records(recorded):
@@ -75,7 +75,7 @@ def test_a_resumed_run_shows_what_is_stored_and_an_older_commit_does_not_move_it
         reason="",
         phase="waiting",
     )
-    progress = advance(Progress(), began)
+    progress = advance(RunProgress(), began)
     assert (progress.step, progress.saved) == (12, 12)
     late = replace(began, event=CheckpointCommitted(at=1.0, stored=replace(stored, step=9)))
     assert advance(progress, late).saved == 12

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.events import PeersHeld, StepCommitted
-from elastic_train.observe.records import Formed, Record
+from elastic_train.observe.records import FormedGroup, Record
 from elastic_train.observe.save_report import saving
 
 pytestmark = pytest.mark.ring0
@@ -28,21 +28,21 @@ def test_the_reason_given_last_is_told() -> None:
         record("step 9 is committed; a checkpoint is due, every 30 s, about 9 steps: each takes 1 s"),
         record("step 10 is committed"),
     ]
-    told = saving({"checkpoints.every": "auto", "checkpoints.peers": "auto"}, records)
-    assert told == (
+    reported = saving({"checkpoints.every": "auto", "checkpoints.peers": "auto"}, records)
+    assert reported == (
         "checkpoints every 30 s, about 9 steps: each takes 1 s; peer memory as often as it costs 2% of the "
         "time at most, every step where it can"
     )
 
 
 def test_what_a_person_configured_is_said_to_be_so() -> None:
-    told = saving({"checkpoints.every": 50, "checkpoints.peers": 1}, [])
-    assert told == "checkpoints every 50 steps, as configured; peer memory at every step, as configured"
+    reported = saving({"checkpoints.every": 50, "checkpoints.peers": 1}, [])
+    assert reported == "checkpoints every 50 steps, as configured; peer memory at every step, as configured"
     assert saving({}, []) == "checkpoints at an interval that is not measured yet; peer memory is not used"
 
 
-def test_what_keepers_say_is_told_with_its_reason_and_its_size_and_a_lost_node_counts_no_more() -> None:
-    formed = Formed(
+def test_what_peer_stores_say_is_told_with_its_reason_and_its_size_and_a_lost_node_counts_no_more() -> None:
+    formed = FormedGroup(
         generation=2,
         step=4,
         source="live",

@@ -14,18 +14,18 @@ from hypothesis import strategies as st
 from elastic_train.config import Parallelism
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.explain_plans import explain, table
-from elastic_train.planner.goodput_model import Outlook, Pace
+from elastic_train.planner.goodput_model import Outlook, StepPace
 from elastic_train.planner.hardware import Fleet, Hardware, Link
 from elastic_train.planner.limits import limits, refused
 from elastic_train.planner.model_shape import Widths
-from elastic_train.planner.plan import Infeasible, Mesh, Seat
-from elastic_train.planner.plan_cache import Ready
+from elastic_train.planner.plan import Infeasible, Mesh, WorkerSlot
+from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.ranking import Ranking
 from elastic_train.planner.scoring import Scored
 from elastic_train.planner.search import Search
-from elastic_train.planner.state_moves import Held, moves, needed, shared
+from elastic_train.planner.state_moves import HeldParts, moves, needed, shared
 from tests.planner.models import transformer
 
 pytestmark = pytest.mark.ring0
@@ -33,13 +33,15 @@ pytestmark = pytest.mark.ring0
 SLOW = Hardware(inside=Link(latency_s=1e-3, bytes_per_s=1e6), between=Link(latency_s=5e-3, bytes_per_s=2e5))
 
 
-def seats(*nodes: int) -> tuple[Seat, ...]:
-    return tuple(Seat(worker=f"w{n}.{i}", node=f"n{n}") for n, size in enumerate(nodes) for i in range(size))
+def worker_slots(*nodes: int) -> tuple[WorkerSlot, ...]:
+    return tuple(
+        WorkerSlot(worker=f"w{n}.{i}", node=f"n{n}") for n, size in enumerate(nodes) for i in range(size)
+    )
 
 
 def problem(*nodes: int, hardware: Hardware = SLOW, micro_batches: int = 12, **rest) -> Problem:
     return Problem(
-        seats=seats(*nodes),
+        worker_slots=worker_slots(*nodes),
         **{"shape": transformer(), "hardware": hardware, "micro_batches": micro_batches} | rest,
     )
 
@@ -58,12 +60,12 @@ def refusal(asked: Problem) -> str:
 
 def everything(asked: Problem) -> list[Scored]:
     """Every mesh by itself, each forced by constraints, without the bounds of the search."""
-    n = len(asked.seats)
+    n = len(asked.worker_slots)
     found: list[Scored] = []
     for tp, pp, replicate, shard in itertools.product(range(1, n + 1), repeat=4):
         if tp * pp * replicate * shard <= n:
             fixed = Parallelism(tp=tp, pp=pp, dp_replicate=replicate, dp_shard=shard)
-            one, fleet = replace(asked, constraints=fixed), Fleet.of(asked.seats)
+            one, fleet = replace(asked, constraints=fixed), Fleet.of(asked.worker_slots)
             known = limits(asked.shape, fleet, asked.micro_batches)
             if refused(fixed, known, fleet, asked.micro_batches) is None:
                 found += itertools.islice(Ranking(one, known).best(), 1)
@@ -97,7 +99,7 @@ def test_no_mesh_is_better_than_the_chosen_one(
 )
 def test_a_plan_keeps_every_hard_limit(nodes: list[int], micro_batches: int, memory: int | None):
     asked = problem(*nodes, hardware=replace(SLOW, memory_bytes=memory), micro_batches=micro_batches)
-    fleet = Fleet.of(asked.seats)
+    fleet = Fleet.of(asked.worker_slots)
     ranking = Ranking(asked, limits(asked.shape, fleet, micro_batches))
     for scored in itertools.islice(ranking.best(), 5):
         plan, mesh = scored.plan, scored.plan.mesh
@@ -198,8 +200,8 @@ def test_survivors_of_a_pipeline_keep_their_stages():
     fixed = Parallelism(pp=4, dp_replicate=1, dp_shard=1, tp=1)
     first = best(problem(1, 1, 1, 1, constraints=fixed)).plan
     gone = first.workers[1]
-    left = (*(s for s in seats(1, 1, 1, 1) if s.worker != gone), Seat(worker="new", node="n9"))
-    again = best(replace(problem(1, constraints=fixed), seats=left, previous=first))
+    left = (*(s for s in worker_slots(1, 1, 1, 1) if s.worker != gone), WorkerSlot(worker="new", node="n9"))
+    again = best(replace(problem(1, constraints=fixed), worker_slots=left, previous=first))
     assert again.plan.workers == tuple("new" if w == gone else w for w in first.workers)
     blocks = (0.0, *[1.0] * 8, 0.0)
     lost = sum(stop - start for start, stop in first.stages_of(1))
@@ -207,8 +209,10 @@ def test_survivors_of_a_pipeline_keep_their_stages():
 
 
 def test_parts_of_two_plans_share_what_intervals_of_layers_and_shards_share():
-    old = Held(mesh=best(problem(1, 1, constraints=Parallelism(pp=2))).plan.mesh, stages=((0, 4), (4, 8)))
-    whole = Held(mesh=best(problem(1, 1, constraints=Parallelism(dp_shard=2))).plan.mesh)
+    old = HeldParts(
+        mesh=best(problem(1, 1, constraints=Parallelism(pp=2))).plan.mesh, stages=((0, 4), (4, 8))
+    )
+    whole = HeldParts(mesh=best(problem(1, 1, constraints=Parallelism(dp_shard=2))).plan.mesh)
     blocks = (2.0, *[1.0] * 8, 4.0)
     common = shared(old, whole, blocks)
     assert common.tolist() == [[3.0, 3.0], [4.0, 4.0]]
@@ -217,11 +221,11 @@ def test_parts_of_two_plans_share_what_intervals_of_layers_and_shards_share():
 
 def test_a_planner_that_was_asked_ahead_gives_the_answers_of_one_that_was_not():
     search = Search(micro_batches=12, shape=transformer(), hardware=SLOW)
-    ready, there = Ready(planner=search), seats(2, 2, 1)
-    planned = search(Question(seats=there))
+    ready, there = PlanCache(planner=search), worker_slots(2, 2, 1)
+    planned = search(Question(worker_slots=there))
     assert isinstance(planned, Planned)
     asked = [
-        Question(seats=tuple(s for s in there if s.node != node), held=planned.plan)
+        Question(worker_slots=tuple(s for s in there if s.node != node), held=planned.plan)
         for node in ("n0", "n1", "n2")
     ]
     for question in asked:
@@ -231,7 +235,7 @@ def test_a_planner_that_was_asked_ahead_gives_the_answers_of_one_that_was_not():
     assert ready.found == 3
     other = replace(asked[0], held=None)
     assert ready(other) == search(other)
-    turned = replace(asked[0], seats=asked[0].seats[::-1])
+    turned = replace(asked[0], worker_slots=asked[0].worker_slots[::-1])
     assert ready(turned) == search(turned)
     assert ready.found == 3, "another question has an answer of its own"
 
@@ -255,11 +259,11 @@ def test_what_the_run_measured_of_its_plans_corrects_what_was_predicted():
     second = next(s for s in everything(asked) if s.plan.mesh == Mesh(dp_replicate=4))
     assert second.plan.mesh != first.plan.mesh
 
-    def told(of_first: float, of_second: float) -> Scored:
+    def reported(of_first: float, of_second: float) -> Scored:
         """The choice after both ran, in times of their predictions."""
         ran = ((first, of_first), (second, of_second))
         paces = tuple(
-            Pace(
+            StepPace(
                 mesh=s.plan.mesh,
                 schedule=s.plan.schedule,
                 recompute=s.plan.recompute,
@@ -269,12 +273,12 @@ def test_what_the_run_measured_of_its_plans_corrects_what_was_predicted():
         )
         return best(replace(asked, outlook=Outlook(paces=paces)))
 
-    assert told(3.0, 3.0).plan == first.plan, "all predictions are too short alike"
+    assert reported(3.0, 3.0).plan == first.plan, "all predictions are too short alike"
     ratio = second.cost.step_s / first.cost.step_s
-    kept = told(1.0, 1.0 / (1.5 * ratio))
+    kept = reported(1.0, 1.0 / (1.5 * ratio))
     assert kept.plan.mesh == second.plan.mesh, "it was the faster of the two"
-    assert told(9.0, 1.0).plan.mesh not in (first.plan.mesh,)
-    gone = Pace(mesh=Mesh(dp_replicate=9), schedule="1F1B", recompute="none", step_s=1.0)
+    assert reported(9.0, 1.0).plan.mesh not in (first.plan.mesh,)
+    gone = StepPace(mesh=Mesh(dp_replicate=9), schedule="1F1B", recompute="none", step_s=1.0)
     assert best(replace(asked, outlook=Outlook(paces=(gone, gone)))).plan == first.plan
 
 
@@ -286,8 +290,8 @@ def test_a_bound_on_the_ranks_is_kept_and_all_seats_are_looked_at(nodes: tuple[i
     scored = best(asked)
     assert scored.plan.mesh.size <= most
     some = [
-        replace(asked, seats=tuple(few), most=None)
-        for few in itertools.combinations(asked.seats, min(most, len(asked.seats)))
+        replace(asked, worker_slots=tuple(few), most=None)
+        for few in itertools.combinations(asked.worker_slots, min(most, len(asked.worker_slots)))
     ]
     assert scored.cost.step_s <= min(best(few).cost.step_s for few in some) * 1.01
 
@@ -300,13 +304,13 @@ def test_a_search_takes_as_long_as_a_loss_allows():
     )
     for ranks, limit in ((64, 0.1), (1024, 1.0)):
         search = Search(micro_batches=2 * ranks, shape=shape, hardware=hardware, virtual=(1,))
-        there = tuple(Seat(worker=f"w{i}", node=f"n{i // 8}") for i in range(ranks))
+        there = tuple(WorkerSlot(worker=f"w{i}", node=f"n{i // 8}") for i in range(ranks))
         times: list[float] = []
         for _ in range(5):
             began = time.process_time()
-            planned = search(Question(seats=there))
+            planned = search(Question(worker_slots=there))
             held = planned.plan if isinstance(planned, Planned) else None
-            search(Question(seats=there[:-8], held=held))
+            search(Question(worker_slots=there[:-8], held=held))
             times.append((time.process_time() - began) / 2)
             if times[-1] < limit:
                 break

@@ -12,7 +12,7 @@ from elastic_train.config import Parallelism
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.cost import Cost
 from elastic_train.planner.hardware import Hardware, Link
-from elastic_train.planner.plan import Seat
+from elastic_train.planner.plan import WorkerSlot
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.scoring import Scored
 from tests.planner.models import transformer
@@ -20,8 +20,8 @@ from tests.planner.models import transformer
 pytestmark = pytest.mark.ring0
 
 
-def seats(n: int, per_node: int = 1) -> tuple[Seat, ...]:
-    return tuple(Seat(worker=f"w{i}", node=f"n{i // per_node}") for i in range(n))
+def worker_slots(n: int, per_node: int = 1) -> tuple[WorkerSlot, ...]:
+    return tuple(WorkerSlot(worker=f"w{i}", node=f"n{i // per_node}") for i in range(n))
 
 
 def scored(problem: Problem) -> Scored:
@@ -36,7 +36,7 @@ def cost_of(per_node: int = 1, hardware: Hardware | None = None, shape=None, **a
         size *= n
     fixed = Parallelism(**{"tp": 1, "pp": 1, "dp_shard": 1, "dp_replicate": 1} | axes)
     problem = Problem(
-        seats=seats(size, per_node),
+        worker_slots=worker_slots(size, per_node),
         shape=shape or transformer(),
         hardware=hardware or Hardware(),
         micro_batches=16,
@@ -74,7 +74,7 @@ def played(stages: list[float], micro_batches: int) -> float:
 def test_a_pipeline_takes_as_long_as_its_schedule_played_step_by_step(pp: int, blocks: int):
     shape = transformer(blocks=blocks)
     problem = Problem(
-        seats=seats(pp),
+        worker_slots=worker_slots(pp),
         shape=shape,
         hardware=Hardware(),
         micro_batches=16,
@@ -134,9 +134,9 @@ def test_workers_that_share_cores_slow_each_other_down():
 
 
 def test_a_slow_worker_gets_fewer_micro_batches():
-    uneven = (*seats(3), Seat(worker="slow", node="n3", speed=0.5))
+    uneven = (*worker_slots(3), WorkerSlot(worker="slow", node="n3", speed=0.5))
     problem = Problem(
-        seats=uneven,
+        worker_slots=uneven,
         shape=transformer(),
         hardware=Hardware(),
         micro_batches=14,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_train.planner.memory_model import Memory, memory_per_worker
+from elastic_train.planner.memory_model import WorkerMemory, memory_per_worker
 from elastic_train.planner.model_shape import ModelShape, TensorShape
 from elastic_train.planner.plan import Mesh
 
@@ -21,7 +21,7 @@ MODEL = ModelShape(tensors=(*LAYERS, EMBEDDING))
 
 def test_adam_in_full_precision_takes_sixteen_bytes_an_element():
     memory = memory_per_worker(MODEL, Mesh(dp_replicate=4))
-    assert memory == Memory(
+    assert memory == WorkerMemory(
         weights=660 * 4, optimizer=660 * 8, master=0, gradients=660 * 4, gathered=0, activations=0
     )
     assert memory.training == 16 * MODEL.parameters

@@ -20,7 +20,7 @@ from elastic_train.config import Parallelism
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape
-from elastic_train.planner.plan import Seat
+from elastic_train.planner.plan import WorkerSlot
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.scoring import Scored
 
@@ -65,7 +65,7 @@ def gpt() -> ModelShape:
 def plan(instances: int, **axes: int) -> Scored:
     chosen = choose(
         Problem(
-            seats=tuple(Seat(worker=f"w{i}", node=f"n{i}") for i in range(instances)),
+            worker_slots=tuple(WorkerSlot(worker=f"w{i}", node=f"n{i}") for i in range(instances)),
             shape=gpt(),
             hardware=Hardware(inside=MESSAGE, between=MESSAGE, memory_bytes=16 << 30, overlap=OVERLAP),
             micro_batches=MICRO_BATCHES,

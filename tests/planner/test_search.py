@@ -12,7 +12,7 @@ from elastic_train.config import Batch, Parallelism, RunSpec
 from elastic_train.planner.data_parallel import DataParallel
 from elastic_train.planner.memory_model import memory_per_worker
 from elastic_train.planner.model_shape import ModelShape, TensorShape
-from elastic_train.planner.plan import Infeasible, Mesh, Seat
+from elastic_train.planner.plan import Infeasible, Mesh, WorkerSlot
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.search import planner_for
 
@@ -29,8 +29,8 @@ MODEL = ModelShape(
 )
 
 
-def seats(n: int) -> tuple[Seat, ...]:
-    return tuple(Seat(worker=f"w{i}", node=f"n{i}") for i in range(n))
+def worker_slots(n: int) -> tuple[WorkerSlot, ...]:
+    return tuple(WorkerSlot(worker=f"w{i}", node=f"n{i}") for i in range(n))
 
 
 def choose(
@@ -51,7 +51,9 @@ def choose(
         constraints=constraints,
         memory_bytes=memory_bytes,
     )
-    return planner(Question(seats=seats(workers), most=most, held=previous.plan if previous else None))
+    return planner(
+        Question(worker_slots=worker_slots(workers), most=most, held=previous.plan if previous else None)
+    )
 
 
 def mesh_of(choice: Planned | Infeasible) -> tuple[int, int]:
@@ -201,17 +203,17 @@ def test_a_change_whose_old_shards_do_not_fit_beside_the_new_is_avoided_or_said(
     tight = ModelShape(tensors=MODEL.tensors, slots=40)
     room = memory_per_worker(tight, Mesh(dp_shard=4)).training
     planner = DataParallel(shape=tight, micro_batches=12, memory_bytes=room)
-    old = planner(Question(seats=seats(4)))
+    old = planner(Question(worker_slots=worker_slots(4)))
     assert isinstance(old, Planned)
-    stay = planner(Question(seats=seats(5), held=old.plan))
+    stay = planner(Question(worker_slots=worker_slots(5), held=old.plan))
     assert isinstance(stay, Planned)
     assert (mesh_of(stay), stay.moves_live) == ((1, 4), True), "the old cut needs no second copy"
     forced = replace(planner, constraints=Parallelism(dp_shard=5))
-    kept = forced(Question(seats=seats(5), held=old.plan))
+    kept = forced(Question(worker_slots=worker_slots(5), held=old.plan))
     assert isinstance(kept, Planned)
     assert kept.plan == old.plan
     assert "stays: for dp_shard 5 old shards do not fit beside new ones" in kept.reason
-    others = forced(Question(seats=seats(6)[1:], held=old.plan))
+    others = forced(Question(worker_slots=worker_slots(6)[1:], held=old.plan))
     assert isinstance(others, Planned)
     assert not others.moves_live, "whoever is gone leaves no choice"
     assert "old shards do not fit beside new ones" in others.reason
@@ -228,12 +230,12 @@ def test_the_planner_of_a_run_is_a_value_that_maps_seats_to_a_plan():
         parallelism=Parallelism(dp_shard=2),
     )
     planner = planner_for(spec)
-    planned = planner(Question(seats=seats(5)))
+    planned = planner(Question(worker_slots=worker_slots(5)))
     assert not isinstance(planned, Infeasible)
     plan = planned.plan
     assert (plan.mesh, len(plan.shares)) == (Mesh(dp_replicate=2, dp_shard=2), 4)
-    again = planner(Question(seats=seats(5), held=plan))
+    again = planner(Question(worker_slots=worker_slots(5), held=plan))
     assert isinstance(again, Planned)
     assert again.plan == plan
     assert planner_for(spec) == planner
-    assert isinstance(planner(Question(seats=seats(1))), Infeasible)
+    assert isinstance(planner(Question(worker_slots=worker_slots(1))), Infeasible)

@@ -10,7 +10,7 @@ from elastic_train.config import Parallelism
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.hardware import Hardware
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Seat
+from elastic_train.planner.plan import WorkerSlot
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.scoring import Scored
 from tests.planner.models import transformer
@@ -23,7 +23,7 @@ def best(
 ) -> Scored:
     chosen = choose(
         Problem(
-            seats=tuple(Seat(worker=f"w{i}", node=f"n{i}") for i in range(4)),
+            worker_slots=tuple(WorkerSlot(worker=f"w{i}", node=f"n{i}") for i in range(4)),
             shape=shape,
             hardware=Hardware(memory_bytes=memory_bytes),
             micro_batches=8,

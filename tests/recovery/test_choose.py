@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders
-from elastic_train.recovery.evidence import Fresh, FromStorage, Holding, Live, Stored, Vote
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, LocalState, Stored, Vote
 
 pytestmark = pytest.mark.ring0
 
@@ -26,7 +26,7 @@ def vote(step: int) -> Vote:
 def held(
     rank: int, step: int, *, generation: int = 1, reached: int | None = None, applied: int | None = None
 ):
-    return Holding(
+    return LocalState(
         generation=generation,
         rank=rank,
         step=step,
@@ -35,7 +35,7 @@ def held(
     )
 
 
-def evidence(*holdings: Holding, **values: Any) -> Evidence:
+def evidence(*local_states: LocalState, **values: Any) -> Evidence:
     """Each holding by a worker of its own, under two replicas of two shards."""
     fields: dict[str, Any] = {
         "lineage": ((1, 0),),
@@ -45,8 +45,8 @@ def evidence(*holdings: Holding, **values: Any) -> Evidence:
         "stored": None,
         "ever_stored": False,
     }
-    named = tuple((f"w{place}", (holding,)) for place, holding in enumerate(holdings))
-    return Evidence(holdings=named, **{**fields, **values})
+    named = tuple((f"w{place}", (local_state,)) for place, local_state in enumerate(local_states))
+    return Evidence(local_states=named, **{**fields, **values})
 
 
 def checkpoint(step: int, generation: int = 1) -> Stored:
@@ -190,23 +190,23 @@ def test_the_holders_are_those_that_stand_at_the_origin_or_can_come_there():
 )
 def test_the_choice_is_the_newest_step_that_a_search_by_hand_finds(replicas, shards, steps, stored):
     size = replicas * shards
-    holdings = [
+    local_states = [
         held(rank % size, step, reached=step + 1 if reached else None, applied=step)
         for rank, step, reached in steps
     ]
     given_evidence = evidence(
-        *holdings,
+        *local_states,
         plans={1: plan(replicas, shards)},
         stored=checkpoint(stored) if stored else None,
         ever_stored=stored is not None,
     )
-    voted = {h.step for h in holdings}
+    voted = {h.step for h in local_states}
     possible = [
         step
         for step in range(8)
         if {
             h.rank % shards
-            for h in holdings
+            for h in local_states
             if h.step == step or (h.step == step - 1 and h.reached == step and step in voted)
         }
         == set(range(shards))

@@ -9,24 +9,24 @@ from elastic_train.recovery.corruption import Verdict, judge
 pytestmark = pytest.mark.ring0
 
 
-def told(*digests: int, name: str = "all") -> dict[int, dict[str, int]]:
+def reported(*digests: int, name: str = "all") -> dict[int, dict[str, int]]:
     return {rank: {name: digest} for rank, digest in enumerate(digests)}
 
 
 def test_equal_replicas_and_ranks_without_replicas_are_left_alone() -> None:
-    assert judge(told(7, 7, 7)) == Verdict()
+    assert judge(reported(7, 7, 7)) == Verdict()
     assert judge({0: {}, 1: {}}) == Verdict()
 
 
 def test_more_than_half_outvote_the_others() -> None:
-    assert judge(told(7, 8, 7)) == Verdict(wrong=(1,))
-    assert judge(told(7, 8, 7, 9, 7)) == Verdict(wrong=(1, 3))
+    assert judge(reported(7, 8, 7)) == Verdict(wrong=(1,))
+    assert judge(reported(7, 8, 7, 9, 7)) == Verdict(wrong=(1, 3))
 
 
 def test_among_two_or_in_a_tie_nobody_can_tell() -> None:
-    assert judge(told(7, 8)) == Verdict(doubtful=(0, 1))
-    assert judge(told(7, 8, 8, 7)) == Verdict(doubtful=(0, 1, 2, 3))
-    assert judge(told(7, 8, 9)) == Verdict(doubtful=(0, 1, 2))
+    assert judge(reported(7, 8)) == Verdict(doubtful=(0, 1))
+    assert judge(reported(7, 8, 8, 7)) == Verdict(doubtful=(0, 1, 2, 3))
+    assert judge(reported(7, 8, 9)) == Verdict(doubtful=(0, 1, 2))
 
 
 def test_each_set_of_replicas_is_judged_alone() -> None:

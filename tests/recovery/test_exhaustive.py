@@ -12,8 +12,8 @@ from elastic_train.recovery.choose_recovery import Choice, Evidence, choose, hol
 from elastic_train.recovery.costs import Costs
 from elastic_train.recovery.evidence import (
     FromStorage,
-    Holding,
     Live,
+    LocalState,
     Logged,
     Mixed,
     Snapshot,
@@ -34,7 +34,7 @@ def plan_of(mesh: Mesh) -> Plan:
     return Plan(mesh=mesh, workers=names, nodes=names, shares=even_shares(8, mesh.dp))
 
 
-def evidence(mesh: Mesh, held: dict[int, Holding], *, step: int = K, **values: object) -> Evidence:
+def evidence(mesh: Mesh, held: dict[int, LocalState], *, step: int = K, **values: object) -> Evidence:
     fields: dict = {
         "lineage": ((1, 0),),
         "plans": {1: plan_of(mesh)},
@@ -43,8 +43,8 @@ def evidence(mesh: Mesh, held: dict[int, Holding], *, step: int = K, **values: o
         "ever_stored": False,
         **values,
     }
-    named = tuple((f"w{rank}", (holding,)) for rank, holding in held.items())
-    return Evidence(holdings=named, step=step, **fields)
+    named = tuple((f"w{rank}", (local_state,)) for rank, local_state in held.items())
+    return Evidence(local_states=named, step=step, **fields)
 
 
 def stored(step: int, generation: int = 1) -> Stored:
@@ -55,10 +55,10 @@ def stored(step: int, generation: int = 1) -> Stored:
 
 WHOLE = {
     "dead": None,
-    "k": Holding(generation=1, rank=0, step=K),
-    "k, gradient": Holding(generation=1, rank=0, step=K, reached=K + 1),
-    "k+1": Holding(generation=1, rank=0, step=K + 1, applied=VOTE),
-    "k+1, gradient": Holding(generation=1, rank=0, step=K + 1, applied=VOTE, undoable=True),
+    "k": LocalState(generation=1, rank=0, step=K),
+    "k, gradient": LocalState(generation=1, rank=0, step=K, reached=K + 1),
+    "k+1": LocalState(generation=1, rank=0, step=K + 1, applied=VOTE),
+    "k+1, gradient": LocalState(generation=1, rank=0, step=K + 1, applied=VOTE, undoable=True),
 }
 LEADS = {  # which steps a rank can stand at, and whether to the bit; a roll forward needs the vote
     "k": {K: True},
@@ -68,14 +68,14 @@ LEADS = {  # which steps a rank can stand at, and whether to the bit; a roll for
 }
 
 
-def at_rank(holding: Holding, rank: int) -> Holding:
-    return Holding(
-        generation=holding.generation,
+def at_rank(local_state: LocalState, rank: int) -> LocalState:
+    return LocalState(
+        generation=local_state.generation,
         rank=rank,
-        step=holding.step,
-        reached=holding.reached,
-        applied=holding.applied,
-        undoable=holding.undoable,
+        step=local_state.step,
+        reached=local_state.reached,
+        applied=local_state.applied,
+        undoable=local_state.undoable,
     )
 
 
@@ -128,12 +128,12 @@ def test_every_mixture_of_survivors_goes_on_from_the_newest_step_they_can_assemb
 NAMES = ("a", "b", "c")
 
 
-def partial(rank: int, states: tuple[str, ...], undoable: bool) -> Holding:
+def partial(rank: int, states: tuple[str, ...], undoable: bool) -> LocalState:
     """A survivor whose parameters are each at k, at k with the gradient, or at k + 1."""
     ahead = tuple(n for n, s in zip(NAMES, states, strict=True) if s == "k+1")
     if len(ahead) == len(NAMES):
-        return Holding(generation=1, rank=rank, step=K + 1, applied=VOTE, undoable=undoable)
-    return Holding(
+        return LocalState(generation=1, rank=rank, step=K + 1, applied=VOTE, undoable=undoable)
+    return LocalState(
         generation=1,
         rank=rank,
         step=K,
@@ -179,7 +179,7 @@ def test_every_interrupted_update_is_reconciled_parameter_by_parameter() -> None
 
 
 def test_each_parameter_of_an_interrupted_update_has_its_own_ways() -> None:
-    held = Holding(
+    held = LocalState(
         generation=1, rank=0, step=K, ahead=("a",), kept=("b",), behind=("c",), passed=VOTE, undoable=True
     )
     assert [way(held, n, K, VOTE) for n in NAMES] == ["undo", "live", "live"]
@@ -199,30 +199,30 @@ def test_two_lineages_that_hold_the_same_step_are_never_mixed() -> None:
         for discarded in (0, 1):
             held = {}
             for rank, state in enumerate(states):
-                holding = WHOLE[state]
-                assert holding is not None
-                made = at_rank(holding, rank)
+                local_state = WHOLE[state]
+                assert local_state is not None
+                made = at_rank(local_state, rank)
                 held[rank] = made if rank == discarded else _of_generation(made, 2)
             given = evidence(mesh, held, lineage=((1, 0), (2, K - 1)), plans=plans)
             assert options(given) == ()
-            copy = Snapshot(keeper="n", generation=1, rank=discarded, step=K)
+            copy = Snapshot(peer_store="n", generation=1, rank=discarded, step=K)
             dead = evidence(mesh, held, lineage=((1, 0), (2, K - 1)), plans=plans, snapshots=(copy,))
             assert options(dead) == (), "a peer's copy of the discarded version counts for nothing"
 
 
-def _of_generation(holding: Holding, generation: int) -> Holding:
-    return Holding(
+def _of_generation(local_state: LocalState, generation: int) -> LocalState:
+    return LocalState(
         generation=generation,
-        rank=holding.rank,
-        step=holding.step,
-        reached=holding.reached,
-        applied=holding.applied,
-        undoable=holding.undoable,
+        rank=local_state.rank,
+        step=local_state.step,
+        reached=local_state.reached,
+        applied=local_state.applied,
+        undoable=local_state.undoable,
     )
 
 
 def test_a_checkpoint_of_another_lineage_completes_no_mixture() -> None:
-    held = {0: Holding(generation=2, rank=0, step=K)}
+    held = {0: LocalState(generation=2, rank=0, step=K)}
     given = evidence(
         Mesh(pp=2),
         held,
@@ -242,9 +242,9 @@ def test_lost_parts_come_from_peer_memory_and_everybody_from_the_newest_complete
     """Each rank lives at k or is dead; each of its snapshots at k - 1 and k is there or not."""
     choices = list(itertools.product((True, False), repeat=3))
     for ranks in itertools.product(choices, repeat=mesh.size):
-        held = {r: Holding(generation=1, rank=r, step=K) for r, (lives, _, _) in enumerate(ranks) if lives}
+        held = {r: LocalState(generation=1, rank=r, step=K) for r, (lives, _, _) in enumerate(ranks) if lives}
         snapshots = tuple(
-            Snapshot(keeper=f"n{rank}", generation=1, rank=rank, step=step)
+            Snapshot(peer_store=f"n{rank}", generation=1, rank=rank, step=step)
             for rank, (_, older, newer) in enumerate(ranks)
             for step, there in ((K - 1, older), (K, newer))
             if there
@@ -264,10 +264,10 @@ def test_lost_parts_come_from_peer_memory_and_everybody_from_the_newest_complete
 def test_a_copy_in_shares_counts_when_every_share_is_there() -> None:
     def choice_with(*shares: tuple[int, int]) -> int:
         snapshots = tuple(
-            Snapshot(keeper=f"n{i}", generation=1, rank=1, step=K, share=share)
+            Snapshot(peer_store=f"n{i}", generation=1, rank=1, step=K, share=share)
             for i, share in enumerate(shares)
         )
-        held = {0: Holding(generation=1, rank=0, step=K)}
+        held = {0: LocalState(generation=1, rank=0, step=K)}
         choice = choose(evidence(Mesh(pp=2), held, snapshots=snapshots))
         assert isinstance(choice, Choice)
         return choice.step
@@ -285,9 +285,9 @@ def test_a_lost_stage_is_replayed_exactly_where_its_log_reaches_from_a_base_to_t
     for lost, first, last, base, kind in itertools.product(
         range(stages), range(1, K + 2), range(1, K + 2), range(K), ("peer", "storage")
     ):
-        held = {r: Holding(generation=1, rank=r, step=K) for r in range(stages) if r != lost}
+        held = {r: LocalState(generation=1, rank=r, step=K) for r in range(stages) if r != lost}
         log = Logged(generation=1, stage=lost, first=first, last=last)
-        peers = (Snapshot(keeper="n", generation=1, rank=lost, step=base),) if kind == "peer" else ()
+        peers = (Snapshot(peer_store="n", generation=1, rank=lost, step=base),) if kind == "peer" else ()
         given = evidence(
             mesh,
             held,
@@ -311,11 +311,11 @@ def test_a_lost_stage_is_replayed_exactly_where_its_log_reaches_from_a_base_to_t
 
 
 def test_of_several_ways_to_a_step_the_cheapest_is_taken() -> None:
-    held = {0: Holding(generation=1, rank=0, step=K)}
+    held = {0: LocalState(generation=1, rank=0, step=K)}
     logs = (Logged(generation=1, stage=1, first=1, last=K),)
-    near = Snapshot(keeper="n", generation=1, rank=1, step=K - 1)
-    far = Snapshot(keeper="m", generation=1, rank=1, step=1)
-    here = Snapshot(keeper="o", generation=1, rank=1, step=K)
+    near = Snapshot(peer_store="n", generation=1, rank=1, step=K - 1)
+    far = Snapshot(peer_store="m", generation=1, rank=1, step=1)
+    here = Snapshot(peer_store="o", generation=1, rank=1, step=K)
 
     def origin(*snapshots: Snapshot, costs: Costs | None = None) -> Mixed:
         given = evidence(Mesh(pp=2), held, logs=logs, snapshots=snapshots, costs=costs or Costs())
@@ -330,9 +330,9 @@ def test_of_several_ways_to_a_step_the_cheapest_is_taken() -> None:
 
 
 def test_more_workers_make_a_replay_cheaper() -> None:
-    held = {0: Holding(generation=1, rank=0, step=K)}
+    held = {0: LocalState(generation=1, rank=0, step=K)}
     logs = (Logged(generation=1, stage=1, first=1, last=K),)
-    base = Snapshot(keeper="m", generation=1, rank=1, step=0)
+    base = Snapshot(peer_store="m", generation=1, rank=1, step=0)
 
     def seconds(workers: int) -> float:
         costs = Costs(replayers=workers, stage_s=10.0)
@@ -344,7 +344,7 @@ def test_more_workers_make_a_replay_cheaper() -> None:
 
 
 def test_a_gap_in_the_log_means_the_next_rung() -> None:
-    held = {0: Holding(generation=1, rank=0, step=K)}
+    held = {0: LocalState(generation=1, rank=0, step=K)}
     logs = (
         Logged(generation=1, stage=1, first=1, last=2),
         Logged(generation=1, stage=1, first=4, last=K),

@@ -7,7 +7,7 @@ import pytest
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Logged
 from elastic_train.recovery.logs import Sent, logged, replayable
-from elastic_train.recovery.substitute import stand_in
+from elastic_train.recovery.substitute import substitute
 
 pytestmark = pytest.mark.ring0
 
@@ -46,16 +46,16 @@ def test_a_stage_can_be_replayed_where_all_its_neighbours_logs_meet() -> None:
 
 def test_what_workers_tell_gives_what_can_be_replayed_of_each_stage() -> None:
     """Three stages of which the middle one is lost; the last step's outcome is known elsewhere or nowhere."""
-    told = {
+    reported = {
         "a": (Sent(generation=2, stage=0, first=3, last=8, ahead=True),),
         "c": (Sent(generation=2, stage=2, first=4, last=9),),
     }
-    known = logged(told, {2: pipeline(3)}, {(2, 9)})
+    known = logged(reported, {2: pipeline(3)}, {(2, 9)})
     assert known == (Logged(generation=2, stage=1, first=4, last=9, senders=("a", "c")),)
-    (unknown,) = logged(told, {2: pipeline(3)}, ())
+    (unknown,) = logged(reported, {2: pipeline(3)}, ())
     assert unknown.last == 8
-    assert logged({"a": told["a"]}, {2: pipeline(3)}, ()) == (), "a neighbour's log is gone with it"
-    assert logged(told, {1: pipeline(3)}, ()) == (), "of a plan that is forgotten nothing is known"
+    assert logged({"a": reported["a"]}, {2: pipeline(3)}, ()) == (), "a neighbour's log is gone with it"
+    assert logged(reported, {1: pipeline(3)}, ()) == (), "of a plan that is forgotten nothing is known"
 
 
 def test_a_stage_that_shares_a_parameter_needs_that_log_too() -> None:
@@ -98,43 +98,43 @@ def test_of_a_group_only_its_ends_are_read() -> None:
 
 def test_idle_workers_stand_in_as_replicas_of_a_lost_stage() -> None:
     lost = pipeline(3)
-    alone = stand_in(lost, (1, 2), ["a"], exact=False)
+    alone = substitute(lost, (1, 2), ["a"], exact=False)
     assert alone is not None
     assert (alone.plan.mesh, alone.plan.shares, alone.plan.stages) == (lost.mesh, lost.shares, lost.stages)
     assert alone.ranks == (1,)
-    assert alone.instead_of(0) == (1,)
-    shared = stand_in(lost, (1, 2), ["a", "b", "c"], exact=False)
+    assert alone.substituted_ranks(0) == (1,)
+    shared = substitute(lost, (1, 2), ["a", "b", "c"], exact=False)
     assert shared is not None
     assert shared.plan.shares == ((0, 1, 2), (3, 4, 5), (6, 7))
     assert [shared.plan.workers[rank] for rank in shared.ranks] == ["a", "b", "c"]
-    assert [shared.instead_of(n) for n in range(3)] == [(1,), (), ()], "the others only help"
-    many = stand_in(lost, (1, 2), [str(n) for n in range(12)], exact=False)
+    assert [shared.substituted_ranks(n) for n in range(3)] == [(1,), (), ()], "the others only help"
+    many = substitute(lost, (1, 2), [str(n) for n in range(12)], exact=False)
     assert many is not None
     assert len(many.ranks) == 8, "one for each micro-batch"
 
 
 def test_the_ranks_of_a_stage_stand_in_together() -> None:
     lost = pipeline(2, dp_shard=2)
-    assert stand_in(lost, (1, 2), ["a"], exact=False) is None
-    pair = stand_in(lost, (1, 2), ["a", "b", "c"], exact=True)
+    assert substitute(lost, (1, 2), ["a"], exact=False) is None
+    pair = substitute(lost, (1, 2), ["a", "b", "c"], exact=True)
     assert pair is not None
     assert pair.plan.mesh == lost.mesh
     assert pair.mesh == Mesh(dp_shard=2)
-    assert [pair.instead_of(n) for n in range(2)] == [(2,), (3,)]
-    doubled = stand_in(lost, (1, 2), ["a", "b", "c", "d"], exact=False)
+    assert [pair.substituted_ranks(n) for n in range(2)] == [(2,), (3,)]
+    doubled = substitute(lost, (1, 2), ["a", "b", "c", "d"], exact=False)
     assert doubled is not None
     assert doubled.plan.mesh.dp_replicate == 2
-    assert [doubled.instead_of(n) for n in range(4)] == [(2,), (3,), (), ()]
-    halved = stand_in(pipeline(2, dp_replicate=2), (0, 1), ["a"], exact=False)
+    assert [doubled.substituted_ranks(n) for n in range(4)] == [(2,), (3,), (), ()]
+    halved = substitute(pipeline(2, dp_replicate=2), (0, 1), ["a"], exact=False)
     assert halved is not None
     assert halved.plan.shares == (tuple(range(8)),)
-    assert stand_in(pipeline(2, dp_replicate=2), (0, 1), ["a"], exact=True) is None
+    assert substitute(pipeline(2, dp_replicate=2), (0, 1), ["a"], exact=True) is None
 
 
 def test_a_group_stands_in_as_one_stage() -> None:
     lost = pipeline(4, groups=((0, 1), (1, 3), (3, 4)))
-    found = stand_in(lost, (1, 3), ["a"], exact=False)
+    found = substitute(lost, (1, 3), ["a"], exact=False)
     assert found is not None
     assert found.plan.stages == ((0, 2), (2, 6), (6, 8))
     assert found.ranks == (1,)
-    assert found.instead_of(0) == (1, 2)
+    assert found.substituted_ranks(0) == (1, 2)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape
-from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot
 from elastic_train.planner.question import Planned, Question
 from elastic_train.recovery.selective import Selective
 
@@ -28,22 +28,22 @@ def shape(*seconds: float) -> ModelShape:
 
 def pipeline(question: Question) -> Planned | Infeasible:
     """One stage a seat."""
-    seats = question.seats
-    if not seats:
+    worker_slots = question.worker_slots
+    if not worker_slots:
         return Infeasible(reason="nobody is there")
-    edges = [BLOCKS * n // len(seats) for n in range(len(seats) + 1)]
+    edges = [BLOCKS * n // len(worker_slots) for n in range(len(worker_slots) + 1)]
     plan = Plan(
-        mesh=Mesh(pp=len(seats)),
-        workers=tuple(seat.worker for seat in seats),
-        nodes=tuple(seat.node for seat in seats),
+        mesh=Mesh(pp=len(worker_slots)),
+        workers=tuple(slot.worker for slot in worker_slots),
+        nodes=tuple(slot.node for slot in worker_slots),
         shares=(tuple(range(MICRO_BATCHES)),),
-        stages=tuple(pairwise(edges)) if len(seats) > 1 else (),
+        stages=tuple(pairwise(edges)) if len(worker_slots) > 1 else (),
     )
     return Planned(plan=plan, reason="one stage each")
 
 
 def asked(workers: int) -> Question:
-    return Question(seats=tuple(Seat(worker=f"w{n}", node=f"n{n}") for n in range(workers)))
+    return Question(worker_slots=tuple(WorkerSlot(worker=f"w{n}", node=f"n{n}") for n in range(workers)))
 
 
 def groups(budget: int, workers: int, *seconds: float) -> tuple[tuple[int, int], ...]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from elastic_train.errors import Fenced, FormatUnsupported, NoCheckpoint, StorageError
-from elastic_train.storage.commit_log import CommitLog, Record
+from elastic_train.storage.commit_log import CommitLog, CommitRecord
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.storage.store import Buffer, Store
@@ -18,9 +18,9 @@ from elastic_train.testing.s3_server import S3Server
 pytestmark = pytest.mark.ring1
 
 
-def commit(step: int, generation: int = 1) -> Record:
+def commit(step: int, generation: int = 1) -> CommitRecord:
     path = f"checkpoints/step-{step:010d}.g{generation}"
-    return Record(
+    return CommitRecord(
         kind="commit",
         step=step,
         generation=generation,
@@ -137,7 +137,7 @@ def test_a_pruned_commit_is_no_longer_valid() -> None:
     log = CommitLog(store)
     term = log.begin_term("a")
     slots = [log.append(commit(step), term).slot for step in (1, 2, 3)]
-    log.append(Record(kind="prune", removes=(slots[0], slots[2])), term)
+    log.append(CommitRecord(kind="prune", removes=(slots[0], slots[2])), term)
     assert [r.step for r in CommitLog(store).valid()] == [2]
 
 

@@ -7,7 +7,7 @@ import pytest
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.geometry.box import Box
-from elastic_train.storage.bandwidth_cap import Pace
+from elastic_train.storage.bandwidth_cap import BandwidthCap
 from elastic_train.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.ring1
@@ -28,7 +28,7 @@ class Clock:
 
 def test_a_part_is_written_at_the_pace_of_the_cap() -> None:
     clock = Clock()
-    pace = Pace(1e6, clock=clock, sleep=clock.sleep)
+    pace = BandwidthCap(1e6, clock=clock, sleep=clock.sleep)
     size = 5 * 10**6
     piece = Piece(
         tensor="w",
@@ -44,7 +44,7 @@ def test_a_part_is_written_at_the_pace_of_the_cap() -> None:
 
 def test_time_in_which_nobody_wrote_is_not_caught_up_on() -> None:
     clock = Clock()
-    pace = Pace(10.0, clock=clock, sleep=clock.sleep)
+    pace = BandwidthCap(10.0, clock=clock, sleep=clock.sleep)
     pace.spend(10)
     clock.now += 1000.0
     before = clock.now
@@ -54,7 +54,7 @@ def test_time_in_which_nobody_wrote_is_not_caught_up_on() -> None:
 
 def test_writers_share_the_cap() -> None:
     clock, slept = Clock(), list[float]()
-    pace = Pace(10.0, clock=clock, sleep=slept.append)
+    pace = BandwidthCap(10.0, clock=clock, sleep=slept.append)
     for _ in range(3):
         pace.spend(10)
     assert slept == pytest.approx([1.0, 2.0, 3.0])

@@ -13,7 +13,7 @@ from elastic_train.checkpoint.engine.copying import BLOCK, Copying
 from elastic_train.geometry.box import Box
 from elastic_train.train.snapshot.device_lane import DeviceLane
 from elastic_train.train.snapshot.tensor_sources import TensorSource
-from elastic_train.train.state.live_fragments import DTYPE_NAMES, Part, Replica
+from elastic_train.train.state.live_fragments import DTYPE_NAMES, Replica, TensorPart
 
 pytestmark = pytest.mark.ring1
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 def source(name: str, value: torch.Tensor, state: str = "param") -> TensorSource:
     shape = tuple(value.shape)
     return TensorSource(
-        Part(
+        TensorPart(
             tensor=name,
             state=state,
             dtype=DTYPE_NAMES[value.dtype],

@@ -21,7 +21,7 @@ from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.model.rng import seed_all
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.task import Evaluation
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 from tests.tasks.tiny import TinyData, TinyTask
 
 pytestmark = pytest.mark.ring2
@@ -90,7 +90,7 @@ def evaluator(
         rank=rank,
         device=torch.device("cpu"),
         group=group,
-        border=Border(
+        guard=UserCodeGuard(
             worker="w",
             node="n",
             rank=rank,

@@ -15,7 +15,7 @@ from elastic_train.models.moe import MixtureOfExperts
 from elastic_train.models.sizes import LlamaConfig, size
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.hardware import Hardware, Link
-from elastic_train.planner.plan import Infeasible, Mesh, Plan, Seat, even_shares
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot, even_shares
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.rows import rows, tensors_of
 from elastic_train.testing.gang import Gang
@@ -131,7 +131,7 @@ def test_the_planner_makes_ep_a_part_of_dp_shard() -> None:
 
     def planned(**asked: int) -> Plan | Infeasible:
         problem = Problem(
-            seats=tuple(Seat(worker=f"w{i}", node=f"n{i // 4}") for i in range(8)),
+            worker_slots=tuple(WorkerSlot(worker=f"w{i}", node=f"n{i // 4}") for i in range(8)),
             shape=shape,
             hardware=Hardware(
                 inside=Link(latency_s=0, bytes_per_s=1e9), between=Link(latency_s=0, bytes_per_s=1e8)

@@ -65,7 +65,7 @@ def test_an_abort_before_the_vote_discards_the_step_and_it_runs_again_the_same(
     assert all(end is None and error.startswith("GroupBroken") for end, error, _ in outcomes)
     reports = outcomes[0][2]
     assert [r.step for r in reports] == [1, 2]
-    held = gang.holdings()
+    held = gang.local_states()
     assert {h.step for h in held} == {2}
     # A partial gradient is no evidence: only who entered the vote reached step 3.
     assert {h.reached for h in held} <= ({None, 3} if phase == "vote" else {None})
@@ -94,7 +94,7 @@ def test_a_laggard_rolls_forward_to_the_bits_of_those_who_passed_the_vote(
     reports = outcomes[0][2]
     assert [r.step for r in reports] == [1, 2, 3, 4]
     assert [r.step for r in outcomes[1][2]] == [1, 2, 3]
-    held = {h.rank: h for h in gang.holdings()}
+    held = {h.rank: h for h in gang.local_states()}
     assert (held[0].step, held[0].applied.step) == (4, 4)  # type: ignore[union-attr]
     assert (held[1].step, held[1].reached) == (3, 4)
 
@@ -256,7 +256,7 @@ def test_ranks_beside_the_one_whose_user_code_failed_end_when_they_are_aborted(
     gang.abort([0])
     outcome = running.results()[0]
     assert outcome[1].startswith("GroupBroken")
-    assert {h.step for h in gang.holdings()} == {1}
+    assert {h.step for h in gang.local_states()} == {1}
 
 
 def test_a_generation_aborted_before_it_is_joined_is_not_formed(
@@ -277,10 +277,10 @@ def test_a_generation_aborted_before_it_is_joined_is_not_formed(
 
 def try_join(state: dict, store: tuple[str, int], generation: int, rank: int) -> str:
     from elastic_train.planner.plan import Mesh, Plan
-    from elastic_train.train.rank_assignment import Seat
+    from elastic_train.train.rank_assignment import RankAssignment
 
     plan = Plan(mesh=Mesh(dp_shard=2), workers=("a", "b"), nodes=("a", "b"), shares=((0, 1), (2, 3, 4)))
-    seat = Seat(
+    assignment = RankAssignment(
         generation=generation,
         rank=rank,
         plan=plan,
@@ -289,7 +289,7 @@ def try_join(state: dict, store: tuple[str, int], generation: int, rank: int) ->
         address="127.0.0.1",
     )
     try:
-        state["member"].join(seat)
+        state["member"].join(assignment)
     except GroupBroken as error:
         return f"GroupBroken: {error}"
     return "joined"

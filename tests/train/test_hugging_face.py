@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.config import Parallelism
 from elastic_train.models.hugging_face import rules_of
-from elastic_train.planner.plan import Mesh, Seat
+from elastic_train.planner.plan import Mesh, WorkerSlot
 from elastic_train.planner.question import Planned, Question
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
@@ -59,7 +59,7 @@ def test_a_run_of_such_a_model_is_planned_over_tp_and_pp() -> None:
     spec = replace(job.spec, parallelism=Parallelism(tp=2, pp=2))
     node = {"Alive": True, "Resources": {"CPU": 4.0}}
     planned = make_planner(job.task, spec, shape_of(job.task, spec), [node])(
-        Question(seats=tuple(Seat(worker=f"w{i}", node="n") for i in range(4)))
+        Question(worker_slots=tuple(WorkerSlot(worker=f"w{i}", node="n") for i in range(4)))
     )
     assert isinstance(planned, Planned), planned.reason
     assert (planned.plan.mesh, planned.plan.stages) == (Mesh(pp=2, tp=2), ((0, 1), (1, 2)))

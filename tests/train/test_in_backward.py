@@ -12,7 +12,7 @@ import pytest
 from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.choose_recovery import Choice, Evidence, choose, holders
-from elastic_train.recovery.evidence import Holding, Live
+from elastic_train.recovery.evidence import Live, LocalState
 from elastic_train.testing.gang import From, Gang, call
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.parallel import gradient_overlap
@@ -75,12 +75,12 @@ def test_parameters_updated_in_backward_have_the_bits_of_an_update_after_the_vot
     assert all(np.array_equal(early_state[name], state[name]) for name in state)
 
 
-def chosen(gang: Gang, plan: Plan, held: list[Holding], at: int) -> tuple[Choice, From]:
+def chosen(gang: Gang, plan: Plan, held: list[LocalState], at: int) -> tuple[Choice, From]:
     """What the survivors go on from."""
     given = Evidence(
         lineage=((gang.generation, 0),),
         plans={gang.generation: plan},
-        holdings=tuple((f"w{h.rank}", (h,)) for h in held),
+        local_states=tuple((f"w{h.rank}", (h,)) for h in held),
         step=at,
         seen=None,
         stored=None,
@@ -97,7 +97,7 @@ def chosen(gang: Gang, plan: Plan, held: list[Holding], at: int) -> tuple[Choice
 
 
 @pytest.mark.parametrize(
-    ("mesh", "standing", "count", "killed"),
+    ("mesh", "heartbeat", "count", "killed"),
     [
         ((2, 1), 0, 3, 1),
         pytest.param((2, 1), 0, 1, None, marks=pytest.mark.matrix),
@@ -109,7 +109,7 @@ def test_a_group_that_breaks_between_two_updates_goes_on_from_what_is_left(
     pool: GlooPool,
     new_generation: Iterator[int],
     mesh: tuple[int, int],
-    standing: int,
+    heartbeat: int,
     count: int,
     killed: int | None,
 ) -> None:
@@ -121,7 +121,7 @@ def test_a_group_that_breaks_between_two_updates_goes_on_from_what_is_left(
     expected, state = [r.loss for r in gang.run()], gang.whole()
 
     gang.form(plan)
-    running = gang.begin_until(standing, "update", BROKEN_AT, count)
+    running = gang.begin_until(heartbeat, "update", BROKEN_AT, count)
     survivors = [p for p in gang.processes if p != killed]
     if killed is not None:
         pool.kill(killed)
@@ -129,7 +129,7 @@ def test_a_group_that_breaks_between_two_updates_goes_on_from_what_is_left(
     outcomes = running.results(ranks=survivors)
     assert all(end is None and error.startswith("GroupBroken") for end, error, _ in outcomes)
     reports = outcomes[0][2]
-    held = [h for found in pool.run(call, "holdings", ranks=survivors) for h in found]
+    held = [h for found in pool.run(call, "local_states", ranks=survivors) for h in found]
     assert any(h.ahead for h in held), "nothing was updated: the test broke nothing off"
     choice, origin = chosen(gang, plan, held, reports[-1].step)
 

@@ -112,7 +112,7 @@ def test_what_is_held_stays_readable_while_a_generation_is_joined_and_given_up(
     gang.pause_at(2)
     at, before = gang.held(), gang.whole()
     gang.join(gang.plan(1, 3), [0, 1, 2])  # never filled, never started
-    held = [h for h in gang.holdings() if h.generation == at.generation]
+    held = [h for h in gang.local_states() if h.generation == at.generation]
     assert [h.step for h in held] == [2, 2]
     gang.form(gang.plan(2, 1), None, From(generation=at.generation, step=2, holders=at.holders))
     after = gang.whole()
@@ -149,7 +149,7 @@ def resumed(state: dict, task: TinyTask, run: RunSpec, document: dict) -> tuple[
     from elastic_train.planner.plan import Mesh, Plan, even_shares
     from elastic_train.train.assemble import assemble
     from elastic_train.train.state.scalar_state import restore
-    from elastic_train.train.user_code_guard import Border
+    from elastic_train.train.user_code_guard import UserCodeGuard
 
     shards = assemble(
         task,
@@ -159,7 +159,7 @@ def resumed(state: dict, task: TinyTask, run: RunSpec, document: dict) -> tuple[
         plan=Plan(mesh=Mesh(), workers=("w",), nodes=("n",), shares=even_shares(5, 1)),
         mesh=None,
         device=torch.device("cpu"),
-        border=Border(worker="w", node="n", rank=0, generation=0, broken=lambda: False),
+        guard=UserCodeGuard(worker="w", node="n", rank=0, generation=0, broken=lambda: False),
     )
     states = {tuple(name): torch.zeros(()) for name in document["optimizer"]["states"]}
     notes = restore(shards, document, states)

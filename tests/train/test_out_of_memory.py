@@ -11,17 +11,17 @@ import torch
 
 from elastic_train.checkpoint.engine.machine_memory import memory_now
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 pytestmark = pytest.mark.ring2
 
 
 def ask_for_too_much(state: dict[str, Any]) -> tuple[str, str]:
-    border = Border(worker="w0001", node="n", rank=0, generation=1, broken=lambda: False)
+    guard = UserCodeGuard(worker="w0001", node="n", rank=0, generation=1, broken=lambda: False)
     bounds = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (vm_size() + (256 << 20), bounds[1]))
     try:
-        with border.at("loss", 3):
+        with guard.at("loss", 3):
             torch.empty(1 << 30, dtype=torch.uint8)
     except Exception as error:  # noqa: BLE001 - what it becomes is the question
         return type(error).__name__, str(error)

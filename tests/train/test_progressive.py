@@ -21,20 +21,20 @@ from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery.choose_recovery import Choice, Evidence, choose, holders
-from elastic_train.recovery.evidence import Fresh, Holding, Live, Vote
+from elastic_train.recovery.evidence import Fresh, Live, LocalState, Vote
 from elastic_train.train.assemble import assemble
 from elastic_train.train.model.build import initialise
 from elastic_train.train.model.seeded_sections import module_init
 from elastic_train.train.parallel.gradient_presence import Presence
-from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.fragment_index import FragmentIndex
 from elastic_train.train.state.live_fragments import cut_into, parts
 from elastic_train.train.state.scalar_state import describe
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.optimizer_in_backward import InBackward
 from elastic_train.train.step.roll_forward import roll
 from elastic_train.train.step.update import finish, update
-from elastic_train.train.step.vote import Ballot
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.step.vote import StepStatistics
+from elastic_train.train.user_code_guard import UserCodeGuard
 from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
@@ -78,7 +78,7 @@ def spec() -> RunSpec:
 
 
 def vote(step: int) -> Vote:
-    return Vote(step=step, values=Ballot(squares=-1.0, loss=1.0, count=3.0).values)
+    return Vote(step=step, values=StepStatistics(squares=-1.0, loss=1.0, count=3.0).values)
 
 
 def gradient(step: int, name: str) -> torch.Tensor:
@@ -91,7 +91,7 @@ class Survivor:
 
     def __init__(self, rank: int) -> None:
         device = torch.device("cpu")
-        border = Border(worker="w", node="n", rank=rank, generation=1, broken=lambda: False)
+        guard = UserCodeGuard(worker="w", node="n", rank=rank, generation=1, broken=lambda: False)
         self.shards: Shards = assemble(
             ThreeTask(),
             spec(),
@@ -100,7 +100,7 @@ class Survivor:
             plan=PLAN,
             mesh=None,
             device=device,
-            border=border,
+            guard=guard,
         )
         shards = self.shards
         assert shards.blueprint is not None
@@ -168,7 +168,7 @@ def assembled(survivors: tuple[Survivor, ...], origin: Live, serving: tuple[str,
     for shards in chosen:
         roll(shards, origin.step, origin.vote, spec(), undo=origin.undo)
         assert shards.step == origin.step
-    indices = [Index(parts(shards)) for shards in chosen]
+    indices = [FragmentIndex(parts(shards)) for shards in chosen]
     tables = exact_first([index.table() for index in indices], [shards.undone for shards in chosen])
     found: dict[tuple[str, str], bytes] = {}
     for index, table in zip(indices, tables, strict=True):
@@ -179,11 +179,11 @@ def assembled(survivors: tuple[Survivor, ...], origin: Live, serving: tuple[str,
     return found, merged([describe(shards) for shards in chosen])
 
 
-def evidence(held: list[Holding]) -> Evidence:
+def evidence(held: list[LocalState]) -> Evidence:
     return Evidence(
         lineage=((1, 0),),
         plans={1: PLAN},
-        holdings=tuple((f"w{h.rank}", (h,)) for h in held),
+        local_states=tuple((f"w{h.rank}", (h,)) for h in held),
         step=K,
         seen=None,
         stored=None,
@@ -210,16 +210,16 @@ def test_every_mixture_of_parameters_goes_forward_to_the_bit_or_back_within_the_
     document_before = describe(survivors[0].shards)
     seen = {"forward": 0, "back": 0, "undo": 0, "nothing": 0}
     for pair, undoable in cases():
-        held: list[Holding] = []
+        held: list[LocalState] = []
         for survivor, kept, states in zip(survivors, at_k, pair, strict=True):
             survivor.restore(kept)
             survivor.break_off(K + 1, dict(zip(NAMES, states, strict=True)))
             assert survivor.shards.progressive is not None
             survivor.shards.progressive.undoable = undoable
-            holding = survivor.shards.holding()
-            assert holding is not None
-            assert holding.ahead == tuple(n for n, s in zip(NAMES, states, strict=True) if s == "k+1")
-            held.append(holding)
+            local_state = survivor.shards.local_state()
+            assert local_state is not None
+            assert local_state.ahead == tuple(n for n, s in zip(NAMES, states, strict=True) if s == "k+1")
+            held.append(local_state)
         given = evidence(held)
         choice = choose(given)
         assert isinstance(choice, Choice)
@@ -254,15 +254,15 @@ def test_what_was_rolled_forward_in_part_can_still_go_back_elsewhere(
     survivor = survivors[0]
     kept, before = survivor.keep(), survivor.tensors()
     survivor.break_off(K + 1, {"a": "k+1", "b": "k, gradient", "c": "k"})
-    told = describe(survivor.shards)["schedule"]
+    reported = describe(survivor.shards)["schedule"]
     roll(survivor.shards, K + 1, vote(K + 1), spec())
-    holding = survivor.shards.holding()
-    assert holding is not None
-    assert (holding.step, holding.ahead, holding.behind) == (K, ("a", "b"), ("c",))
+    local_state = survivor.shards.local_state()
+    assert local_state is not None
+    assert (local_state.step, local_state.ahead, local_state.behind) == (K, ("a", "b"), ("c",))
     assert {name for name, _ in survivor.tensors()} == {"a", "b"}
     roll(survivor.shards, K, None, spec())
     assert {name for name, _ in survivor.tensors()} == {"c"}
-    assert describe(survivor.shards)["schedule"] == told
+    assert describe(survivor.shards)["schedule"] == reported
     roll(survivor.shards, K, None, spec(), undo=True)
     for name, value in survivor.tensors().items():
         torch.testing.assert_close(value, before[name], rtol=1e-5, atol=1e-6)
@@ -273,20 +273,20 @@ def test_a_committed_step_is_undone_with_its_schedule_as_long_as_its_gradient_is
     survivors: tuple[Survivor, Survivor],
 ) -> None:
     survivor = survivors[0]
-    kept, before, told = survivor.keep(), survivor.tensors(), describe(survivor.shards)
+    kept, before, reported = survivor.keep(), survivor.tensors(), describe(survivor.shards)
     survivor.step(K + 1)
-    holding = survivor.shards.holding()
-    assert holding is not None
-    assert (holding.step, holding.undoable) == (K + 1, True)
+    local_state = survivor.shards.local_state()
+    assert local_state is not None
+    assert (local_state.step, local_state.undoable) == (K + 1, True)
     roll(survivor.shards, K, None, spec(), undo=True)
     for name, value in survivor.tensors().items():
         torch.testing.assert_close(value, before[name], rtol=1e-5, atol=1e-6)
     again = describe(survivor.shards)
-    assert (again["step"], again["schedule"], again["vote"]) == (K, told["schedule"], told["vote"])
+    assert (again["step"], again["schedule"], again["vote"]) == (K, reported["schedule"], reported["vote"])
     survivor.shards.drop_gradients()
-    holding = survivor.shards.holding()
-    assert holding is not None
-    assert not holding.undoable
+    local_state = survivor.shards.local_state()
+    assert local_state is not None
+    assert not local_state.undoable
     survivor.restore(kept)
 
 
@@ -301,7 +301,7 @@ def test_a_step_without_a_finite_gradient_is_taken_back_where_the_vote_skips_it(
     update(shards, ["c"], spec())
     assert shards.progressive is not None
     assert shards.progressive.behind == {"c"}
-    finish(shards, Vote(step=K + 1, values=Ballot(loss=1.0, count=3.0, nonfinite=1.0).values))
+    finish(shards, Vote(step=K + 1, values=StepStatistics(loss=1.0, count=3.0, nonfinite=1.0).values))
     assert (shards.step, shards.progressive) == (K + 1, None)
     for name, value in survivor.tensors().items():
         torch.testing.assert_close(value, before[name], rtol=1e-5, atol=1e-6)

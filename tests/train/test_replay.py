@@ -15,12 +15,12 @@ from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery.evidence import Vote
-from elastic_train.recovery.substitute import StandIn, stand_in
+from elastic_train.recovery.substitute import Substitute, substitute
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.rank_assignment import ReplaySeat
-from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.rank_assignment import ReplayAssignment
+from elastic_train.train.state.fragment_index import FragmentIndex
 from elastic_train.train.state.live_fragments import parts
 from tests.tasks.chain import ChainTask
 from tests.train.equality import SPLITS, spec
@@ -66,10 +66,12 @@ class Neighbours:
         return self._votes[step]
 
 
-def replay(state: State, seat: ReplaySeat, bases: Sequence[Part], kept: Kept) -> tuple[Found, int]:
+def replay(
+    state: State, assignment: ReplayAssignment, bases: Sequence[Part], kept: Kept
+) -> tuple[Found, int]:
     """Replay in this process; what it holds of it then, by tensor and place, and the bytes that it logged."""
     member = state["member"]
-    member.stand_in(seat)
+    member.substitute(assignment)
     had: Found = {}
     for table, data, _ in bases:
         had |= by_box(table, data)
@@ -78,7 +80,7 @@ def replay(state: State, seat: ReplaySeat, bases: Sequence[Part], kept: Kept) ->
     member.load(merged([document for _, _, document in bases]))
     member.replay(STEPS, Neighbours(*kept))
     shards = member.held.every()[-1]
-    index = Index(parts(shards))
+    index = FragmentIndex(parts(shards))
     return by_box(index.table(), index.read(index.table())), shards.log.nbytes if shards.log else 0
 
 
@@ -126,21 +128,22 @@ class Lost:
 
     def replayed(
         self, stages: tuple[int, int], workers: int, *, exact: bool = False
-    ) -> tuple[StandIn, list[tuple[Found, int]]]:
+    ) -> tuple[Substitute, list[tuple[Found, int]]]:
         """By the last processes of the pool, some of which hold other stages."""
         processes = list(range(4 - workers, 4))
-        found = stand_in(self.plan, stages, [str(p) for p in processes], exact=exact)
+        found = substitute(self.plan, stages, [str(p) for p in processes], exact=exact)
         assert found is not None
         during = next(self.generations)
         size = len(self.ranks) // self.plan.mesh.pp
         everybody = [tuple(s * size + n % found.inner for s in range(*stages)) for n in range(workers)]
-        seats = [
-            ReplaySeat(
+        assignments = [
+            ReplayAssignment(
                 generation=self.generation,
                 during=during,
-                stand_in=found,
+                substitute=found,
                 number=number,
-                ranks=found.instead_of(number) or everybody[number],  # to look at what they come to as well
+                ranks=found.substituted_ranks(number)
+                or everybody[number],  # to look at what they come to as well
                 store_host=self.pool.store_host,
                 store_port=self.pool.store_port,
                 address="127.0.0.1",
@@ -151,7 +154,7 @@ class Lost:
         kept = self.kept(stages)
         assert kept[0]
         self.pool.run(leave, ranks=processes)
-        return found, self.pool.run(replay, PerRank(seats), PerRank(bases), kept, ranks=processes)
+        return found, self.pool.run(replay, PerRank(assignments), PerRank(bases), kept, ranks=processes)
 
     def expected(self, ranks: Sequence[int]) -> Found:
         found: Found = {}

@@ -19,7 +19,7 @@ BLOCK = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SlotRange:
     """Where a fragment's bytes are in the slot."""
 
     key: str
@@ -27,11 +27,11 @@ class Place:
     nbytes: int
 
 
-def places(sources: Sequence[Source]) -> tuple[Place, ...]:
+def places(sources: Sequence[Source]) -> tuple[SlotRange, ...]:
     """The fragments one after the other."""
     starts, _ = offsets(source.nbytes for source in sources)
     return tuple(
-        Place(key=source.key, offset=start, nbytes=source.nbytes)
+        SlotRange(key=source.key, offset=start, nbytes=source.nbytes)
         for source, start in zip(sources, starts, strict=True)
     )
 
@@ -166,7 +166,7 @@ class Copying:
                 self._changed.add(index)
 
 
-def blocks(found: Sequence[Place], indices: Iterable[int]) -> Iterator[list[tuple[int, int, int]]]:
+def blocks(found: Sequence[SlotRange], indices: Iterable[int]) -> Iterator[list[tuple[int, int, int]]]:
     """(fragment, start, stop) in blocks: large fragments cut, small neighbours together.
 
     Fragments of a block lie side by side in the slot, so that a device can send them as one.

@@ -21,7 +21,7 @@ from typing import Generic, Literal, TypeVar
 
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.audit import ALL, audited
-from elastic_train.checkpoint.engine.copying import Copying, Place
+from elastic_train.checkpoint.engine.copying import Copying, SlotRange
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.lane import AtOnce, Lane
 from elastic_train.checkpoint.engine.source import Source
@@ -47,12 +47,12 @@ class Taken(Generic[P]):
     slot: int
     stamp: int
     memory: memoryview
-    places: tuple[Place, ...]
+    places: tuple[SlotRange, ...]
     payload: P
     seconds: float  # that copying it took
     release: Callable[[], None]
 
-    def bytes_of(self, place: Place) -> memoryview:
+    def bytes_of(self, place: SlotRange) -> memoryview:
         return self.memory[place.offset : place.offset + place.nbytes]
 
 

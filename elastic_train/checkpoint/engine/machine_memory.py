@@ -19,7 +19,7 @@ SHORT = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class MachineMemory:
     """Bytes: what a process holds, and what is used of what there is where it runs."""
 
     held: int
@@ -41,7 +41,7 @@ def free_memory() -> int:
     return max(min(free), 0)
 
 
-def memory_now() -> Memory:
+def memory_now() -> MachineMemory:
     """Of this process, in the tightest of its bounds: the machine, its control group, its address space."""
     statm = (_PROCESS / "statm").read_text().split()
     size, held = (int(pages) * os.sysconf("SC_PAGE_SIZE") for pages in statm[:2])
@@ -51,7 +51,7 @@ def memory_now() -> Memory:
     if space != resource.RLIM_INFINITY:
         bounds.append((size, space))
     used, room = min(bounds, key=lambda bound: bound[1] - bound[0])
-    return Memory(held=held, used=used, room=room)
+    return MachineMemory(held=held, used=used, room=room)
 
 
 def memory_groups(process: Path = _PROCESS, mounted: Path = _CGROUP) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from typing import Any
 from elastic_train.checkpoint.account import Name
 from elastic_train.checkpoint.document import encode
 from elastic_train.checkpoint.exporters.blocks import BLOCK, Block, blocks
-from elastic_train.checkpoint.exporters.dcp_metadata import Grid, Place, metadata
+from elastic_train.checkpoint.exporters.dcp_metadata import Grid, StoredPlace, metadata
 from elastic_train.checkpoint.exporters.pickled import Tensor
 from elastic_train.checkpoint.exporters.target import Exported, check_empty
 from elastic_train.checkpoint.exporters.torch_state import (
@@ -39,8 +39,8 @@ Path = tuple[str | int, ...]
 class _Written:
     """What the metadata must say of one file."""
 
-    grids: dict[Path, list[Place]] = field(default_factory=dict)
-    objects: dict[Path, Place] = field(default_factory=dict)
+    grids: dict[Path, list[StoredPlace]] = field(default_factory=dict)
+    objects: dict[Path, StoredPlace] = field(default_factory=dict)
     bytes: int = 0
 
 
@@ -117,11 +117,11 @@ def _write_tensors(
     return written
 
 
-def _write_block(sink: Sink, file: str, start: int, block: Block, dtype: str) -> Place:
+def _write_block(sink: Sink, file: str, start: int, block: Block, dtype: str) -> StoredPlace:
     view = block.bytes
     tree = Tensor("0", dtype, block.box.sizes)
     length = write_torch(sink.write, tree, {"0": (len(view), [view])})
-    return Place(box=block.box, dtype=dtype, file=file, start=start, length=length)
+    return StoredPlace(box=block.box, dtype=dtype, file=file, start=start, length=length)
 
 
 def _write_scalars(source: Readable, store: Store, file: str) -> _Written:
@@ -135,7 +135,7 @@ def _write_scalars(source: Readable, store: Store, file: str) -> _Written:
                 continue
             data = scalar_bytes(value, dtype)
             length = write_torch(sink.write, Tensor("0", dtype, ()), {"0": (len(data), [data])})
-            place = Place(box=Box((), ()), dtype=dtype, file=file, start=written.bytes, length=length)
+            place = StoredPlace(box=Box((), ()), dtype=dtype, file=file, start=written.bytes, length=length)
             written.grids[path] = [place]
             written.bytes += length
         for number, group in enumerate(groups(source.document)):
@@ -150,5 +150,7 @@ def _write_scalars(source: Readable, store: Store, file: str) -> _Written:
 
 def _write_object(sink: Sink, file: str, written: _Written, path: Path, value: Any) -> None:
     length = write_torch(sink.write, value, {})
-    written.objects[path] = Place(box=Box((), ()), dtype="", file=file, start=written.bytes, length=length)
+    written.objects[path] = StoredPlace(
+        box=Box((), ()), dtype="", file=file, start=written.bytes, length=length
+    )
     written.bytes += length

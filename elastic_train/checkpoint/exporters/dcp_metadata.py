@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from elastic_train.checkpoint.exporters.pickled import Call, Global, Instance, Pairs, pickled, size
+from elastic_train.checkpoint.exporters.pickled import Global, Instance, Pairs, PickledCall, pickled, size
 from elastic_train.geometry.box import Box
 
 _PACKAGE = "torch.distributed.checkpoint"
@@ -15,7 +15,7 @@ Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class StoredPlace:
     """Where one block or object is."""
 
     box: Box
@@ -31,10 +31,10 @@ class Grid:
 
     dtype: str
     shape: tuple[int, ...]
-    places: tuple[Place, ...]
+    places: tuple[StoredPlace, ...]
 
 
-def metadata(grids: Mapping[Path, Grid], objects: Mapping[Path, Place]) -> bytes:
+def metadata(grids: Mapping[Path, Grid], objects: Mapping[Path, StoredPlace]) -> bytes:
     """The pickle; keys are the paths' parts joined by dots."""
     kinds: dict[str, Instance] = {_key(path): _tensor(grid) for path, grid in grids.items()}
     kinds |= {_key(path): Instance(_of("BytesStorageMetadata"), {}) for path in objects}
@@ -66,13 +66,13 @@ def _key(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _index(path: Path, offset: Call | None, number: int | None) -> Instance:
+def _index(path: Path, offset: PickledCall | None, number: int | None) -> Instance:
     return Instance(_of("MetadataIndex"), {"fqn": _key(path), "offset": offset, "index": number})
 
 
 def _tensor(grid: Grid) -> Instance:
-    layout = Call(Global("torch.serialization", "_get_layout"), ("torch.strided",))
-    memory = Call(_of("_MEM_FORMAT_ENCODING"), (0,))
+    layout = PickledCall(Global("torch.serialization", "_get_layout"), ("torch.strided",))
+    memory = PickledCall(_of("_MEM_FORMAT_ENCODING"), (0,))
     kind = (Global("torch", grid.dtype), layout, False, memory, False)
     properties = Instance(_of("TensorProperties"), kind)
     chunks = [
@@ -84,7 +84,7 @@ def _tensor(grid: Grid) -> Instance:
     )
 
 
-def _info(place: Place) -> Instance:
+def _info(place: StoredPlace) -> Instance:
     return Instance(
         Global(f"{_PACKAGE}.filesystem", "_StorageInfo"),
         {"relative_path": place.file, "offset": place.start, "length": place.length},

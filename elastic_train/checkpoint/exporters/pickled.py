@@ -37,7 +37,7 @@ class Global:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class PickledCall:
     """What a callable returns for arguments."""
 
     function: Global
@@ -75,9 +75,9 @@ class Tensor:
     shape: tuple[int, ...]
 
 
-def size(shape: tuple[int, ...]) -> Call:
+def size(shape: tuple[int, ...]) -> PickledCall:
     """A torch.Size."""
-    return Call(Global("torch", "Size"), (tuple(shape),))
+    return PickledCall(Global("torch", "Size"), (tuple(shape),))
 
 
 def pickled(value: Any) -> bytes:
@@ -101,7 +101,7 @@ def _write(value: Any, out: bytearray) -> None:
             data = value.encode("utf-8", "surrogatepass")
             out += b"X" + struct.pack("<I", len(data)) + data
         case bytes():
-            _write(Call(Global("_codecs", "encode"), (value.decode("latin1"), "latin1")), out)
+            _write(PickledCall(Global("_codecs", "encode"), (value.decode("latin1"), "latin1")), out)
         case tuple():
             _write_tuple(value, out)
         case list():
@@ -115,7 +115,7 @@ def _write(value: Any, out: bytearray) -> None:
             _write_items(b"}", value.items, out)
         case Global():
             out += f"c{value.module}\n{value.name}\n".encode()
-        case Call():
+        case PickledCall():
             _write(value.function, out)
             _write_tuple(value.arguments, out)
             out += b"R"
@@ -125,7 +125,7 @@ def _write(value: Any, out: bytearray) -> None:
             _write(value.state, out)
             out += b"b"
         case Ordered():
-            _write(Call(Global("collections", "OrderedDict")), out)
+            _write(PickledCall(Global("collections", "OrderedDict")), out)
             _write_items(b"", value.items.items(), out)
         case Tensor():
             _write_tensor(value, out)
@@ -174,7 +174,7 @@ def _write_tensor(tensor: Tensor, out: bytearray) -> None:
     out += b"Q"
     for item in (0, tensor.shape, tuple(strides[: len(tensor.shape)]), False):
         _write(item, out)
-    _write(Call(Global("collections", "OrderedDict")), out)
+    _write(PickledCall(Global("collections", "OrderedDict")), out)
     if not typed:
         _write(Global("torch", tensor.dtype), out)
     out += b"tR"

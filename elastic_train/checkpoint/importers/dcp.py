@@ -88,7 +88,7 @@ def _as_buffer(row: Row, buffers: set[str]) -> Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class BlockPlace:
     """Where in an item the data of a block is, and how its elements follow one another."""
 
     start: int
@@ -99,9 +99,9 @@ class Places:
     """Finds the data in items and remembers the kinds of items that it has seen."""
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[int, tuple[int, ...], str], list[tuple[bytes, Place]]] = {}
+        self._seen: dict[tuple[int, tuple[int, ...], str], list[tuple[bytes, BlockPlace]]] = {}
 
-    def find(self, window: Window, key: str, grid: Grid, block: Block) -> Place:
+    def find(self, window: Window, key: str, grid: Grid, block: Block) -> BlockPlace:
         kind = (window.item.length, block.box.sizes, grid.dtype)
         for head, place in self._seen.get(kind, ()):
             if window.head.startswith(head):
@@ -112,7 +112,7 @@ class Places:
         return place
 
 
-def _parse(window: Window, key: str, grid: Grid, block: Block) -> Place:
+def _parse(window: Window, key: str, grid: Grid, block: Block) -> BlockPlace:
     file = open_file(window.as_store(), window.item.file)
     ref = file.tree
     url = f"{window.url}/{window.item.file}"
@@ -127,10 +127,12 @@ def _parse(window: Window, key: str, grid: Grid, block: Block) -> Place:
             "metadata. The files are of two checkpoints: copy it again.",
         )
     element(ref.dtype, url=url)
-    return Place(start=file.place(ref), strides=byte_strides(ref))
+    return BlockPlace(start=file.place(ref), strides=byte_strides(ref))
 
 
-def rows_of(key: str, grid: Grid, places: list[Place], tensor: str, state: str, at: str) -> Iterator[Row]:
+def rows_of(
+    key: str, grid: Grid, places: list[BlockPlace], tensor: str, state: str, at: str
+) -> Iterator[Row]:
     for block, place in zip(grid.blocks, places, strict=True):
         yield Row(
             tensor=tensor,

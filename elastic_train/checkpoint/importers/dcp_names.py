@@ -13,7 +13,7 @@ from typing import Any
 
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.importers.dcp_metadata import Metadata
-from elastic_train.checkpoint.importers.foreign_document import Group, OptimizerState, document
+from elastic_train.checkpoint.importers.foreign_document import OptimizerState, ParameterGroup, document
 from elastic_train.errors import FormatUnsupported
 
 MODELS = frozenset({"model", "app", "state_dict", "module"})
@@ -148,7 +148,7 @@ def _hyperparameter(path: tuple[str | int, ...], known: set[str]) -> tuple[int |
     return (head, tail) if head in known else None
 
 
-def _groups(groups: Mapping[int | str, dict[str, Any]]) -> tuple[Group, ...]:
+def _groups(groups: Mapping[int | str, dict[str, Any]]) -> tuple[ParameterGroup, ...]:
     """The groups as they were numbered; where they are per parameter, those with equal settings in one."""
     made: list[tuple[list[str], dict[str, Any]]] = []
     for key in sorted(groups, key=lambda k: (isinstance(k, str), k)):
@@ -163,4 +163,4 @@ def _groups(groups: Mapping[int | str, dict[str, Any]]) -> tuple[Group, ...]:
                 break
         else:
             made.append(([key], settings))
-    return tuple(Group(params=tuple(params), hyperparameters=settings) for params, settings in made)
+    return tuple(ParameterGroup(params=tuple(params), hyperparameters=settings) for params, settings in made)

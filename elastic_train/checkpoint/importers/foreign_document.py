@@ -16,7 +16,7 @@ NO_RANDOM_STATE = "random states: a run draws from its own seed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class ParameterGroup:
     """A parameter group of an optimizer."""
 
     params: tuple[str, ...]
@@ -27,7 +27,7 @@ class Group:
 class OptimizerState:
     """What the optimizer holds beside the rows of its tensors."""
 
-    groups: tuple[Group, ...] = ()
+    groups: tuple[ParameterGroup, ...] = ()
     scalars: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)  # fqn -> state -> value and dtype
     states: tuple[tuple[str, str], ...] = ()
     kind: str | None = None  # its class, where that is known
@@ -127,7 +127,10 @@ def _kind(optimizer: OptimizerState) -> str:
     return "Adam" if flags == {False} else "AdamW"
 
 
-def in_groups(groups: Sequence[Sequence[str]], settings: Sequence[Mapping[str, Json]]) -> tuple[Group, ...]:
+def in_groups(
+    groups: Sequence[Sequence[str]], settings: Sequence[Mapping[str, Json]]
+) -> tuple[ParameterGroup, ...]:
     return tuple(
-        Group(params=tuple(params), hyperparameters=own) for params, own in zip(groups, settings, strict=True)
+        ParameterGroup(params=tuple(params), hyperparameters=own)
+        for params, own in zip(groups, settings, strict=True)
     )

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from elastic_train.checkpoint.importers.foreign_document import (
-    Group,
     OptimizerState,
+    ParameterGroup,
     document,
     hyperparameters,
     plain,
@@ -132,9 +132,9 @@ def _aliases(tensors: Mapping[str, TensorRef], stepped: set[str]) -> dict[str, s
     return found
 
 
-def _group(file: TorchFile, group: Mapping[str, Any], aliases: Mapping[str, str]) -> Group:
+def _group(file: TorchFile, group: Mapping[str, Any], aliases: Mapping[str, str]) -> ParameterGroup:
     params: list[str] = group["params"]
-    return Group(
+    return ParameterGroup(
         params=tuple(dict.fromkeys(aliases.get(p, p) for p in params)),
         hyperparameters=hyperparameters(file, group),
     )

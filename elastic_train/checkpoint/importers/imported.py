@@ -43,5 +43,5 @@ def imported(
             url=files.url, problem=f"{problem}. A file is missing, or is not of this checkpoint."
         )
     check_aliases(manifest, aliases, url=files.url)
-    told = recorded(document, tensors_of(manifest), url=files.url)
-    return Imported(files=files, manifest=manifest, state=StateFile(document=told, aliases=aliases))
+    reported = recorded(document, tensors_of(manifest), url=files.url)
+    return Imported(files=files, manifest=manifest, state=StateFile(document=reported, aliases=aliases))

@@ -17,9 +17,14 @@ from typing import Any
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.document import decode as decode_json
 from elastic_train.checkpoint.dtypes import element
-from elastic_train.checkpoint.importers.dcp import METADATA, Place, Places, rows_of
+from elastic_train.checkpoint.importers.dcp import METADATA, BlockPlace, Places, rows_of
 from elastic_train.checkpoint.importers.dcp_metadata import Grid, Metadata, decode
-from elastic_train.checkpoint.importers.foreign_document import Group, OptimizerState, document, plain
+from elastic_train.checkpoint.importers.foreign_document import (
+    OptimizerState,
+    ParameterGroup,
+    document,
+    plain,
+)
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import Opaque
 from elastic_train.checkpoint.importers.torch_file import open_file
@@ -138,7 +143,7 @@ def _named(metadata: Metadata, url: str) -> dict[str, _Name | None]:
 
 
 def _unfolded(
-    key: str, grid: Grid, shape: tuple[int, ...], places: list[Place], name: _Name, at: str, url: str
+    key: str, grid: Grid, shape: tuple[int, ...], places: list[BlockPlace], name: _Name, at: str, url: str
 ) -> Iterator[Row]:
     """Ranges of blocks as boxes of the tensor: the last dim of `grid` runs over a block's elements."""
     parts, inner = grid.shape[:-1], grid.shape[-1]
@@ -199,7 +204,7 @@ def _document(
         step=iteration if isinstance(iteration, int) else None,
         aliases={},
         optimizer=OptimizerState(
-            groups=(Group(params=tuple(trained), hyperparameters={}),) if trained else (),
+            groups=(ParameterGroup(params=tuple(trained), hyperparameters={}),) if trained else (),
             scalars={tensor: {"step": number} for tensor in trained} if number else {},
             states=tuple(states),
         ),

@@ -18,7 +18,7 @@ CODES = {element.code: name for name, element in ELEMENTS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredTensor:
     """One tensor of a file, row-major from byte `start` of the file on."""
 
     dtype: str
@@ -28,7 +28,7 @@ class Stored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, StoredTensor]
     words: Mapping[str, str]  # `__metadata__`
 
 
@@ -55,7 +55,7 @@ def read_header(store: Store, path: str) -> Header:
     return Header(tensors=tensors, words=words)
 
 
-def _stored(name: str, entry: Any, base: int, size: int, url: str) -> Stored:
+def _stored(name: str, entry: Any, base: int, size: int, url: str) -> StoredTensor:
     try:
         code, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = [*shape, first, last]
@@ -70,7 +70,7 @@ def _stored(name: str, entry: Any, base: int, size: int, url: str) -> Stored:
         raise _damaged(url, f"{name} of {code} {list(shape)} has {last - first} bytes, not {wanted}")
     if base + last > size:
         raise _damaged(url, f"{name} ends at byte {base + last} of {size}")
-    return Stored(dtype=CODES[code], shape=shape, start=base + first)
+    return StoredTensor(dtype=CODES[code], shape=shape, start=base + first)
 
 
 def _damaged(url: str, what: str) -> ChecksumMismatch:

@@ -32,7 +32,7 @@ LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class ZipEntry:
     """One stored file. From `header` to `end` are its header, its `size` bytes, and a trailer."""
 
     name: str  # in full
@@ -50,7 +50,7 @@ class ZipIndex:
     store: Store
     path: str
     root: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, ZipEntry]
 
     @property
     def url(self) -> str:
@@ -73,7 +73,7 @@ class ZipIndex:
         headers are read only where the two don't agree.
         """
         found: dict[str, int] = {}
-        unsure: list[Entry] = []
+        unsure: list[ZipEntry] = []
         for name in names:
             entry = self.entries[name]
             start = entry.end - entry.trailer - entry.size
@@ -89,14 +89,14 @@ class ZipIndex:
             found[self._short(entry)] = entry.header + self._after_header(entry, block)
         return found
 
-    def _after_header(self, entry: Entry, block: bytes) -> int:
+    def _after_header(self, entry: ZipEntry, block: bytes) -> int:
         signature, *_, name, extra = _LOCAL.unpack_from(block)
         start = _LOCAL.size + name + extra
         if signature != b"PK\3\4" or entry.header + start + entry.size > entry.end:
             raise damaged(self.url, f"the header of {entry.name} isn't where it should be")
         return start
 
-    def _short(self, entry: Entry) -> str:
+    def _short(self, entry: ZipEntry) -> str:
         return entry.name.removeprefix(self.root + "/")
 
 
@@ -111,7 +111,7 @@ def read_index(store: Store, path: str) -> ZipIndex:
         ) from error
     count, start, length = _end(store, path, size, url)
     table = store.read(path, start, length)
-    entries: list[Entry] = []
+    entries: list[ZipEntry] = []
     at = 0
     try:
         for _ in range(count):
@@ -125,11 +125,11 @@ def read_index(store: Store, path: str) -> ZipIndex:
     if len(roots) != 1:
         raise FormatUnsupported(url=url, problem="this zip file isn't one that torch.save writes.")
     (root,) = roots
-    placed: dict[str, Entry] = {}
+    placed: dict[str, ZipEntry] = {}
     for entry, end in zip(entries, ends, strict=True):
         if entry.header + _LOCAL.size + entry.size > end:
             raise damaged(url, f"{entry.name} reaches over its end")
-        placed[entry.name.removeprefix(root + "/")] = Entry(
+        placed[entry.name.removeprefix(root + "/")] = ZipEntry(
             name=entry.name,
             header=entry.header,
             end=end,
@@ -177,7 +177,7 @@ def _no_zip(head: bytes, url: str) -> CheckpointError:
     return FormatUnsupported(url=url, problem="it is no file that torch.save writes.")
 
 
-def _entry(table: bytes, at: int, url: str) -> tuple[Entry, int]:
+def _entry(table: bytes, at: int, url: str) -> tuple[ZipEntry, int]:
     """The entry at a place of the table of contents, and the place behind it."""
     signature, _, _, flags, method, _, _, crc, packed, size, n, extra, comment, _, _, _, header = (
         _CENTRAL.unpack_from(table, at)
@@ -202,7 +202,7 @@ def _entry(table: bytes, at: int, url: str) -> tuple[Entry, int]:
             "again with torch.save.",
         )
     trailer = (24 if wide else 16) if flags & 8 and size else 0
-    return Entry(
+    return ZipEntry(
         name=name, header=header, end=0, size=size, crc=crc, trailer=trailer
     ), at + n + extra + comment
 

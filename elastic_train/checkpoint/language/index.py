@@ -11,7 +11,7 @@ from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.language.resolve import Resolved
 from elastic_train.checkpoint.language.virtual import Origin, Tile, Virtual, source_box
 from elastic_train.checkpoint.manifest import Manifest, Row
-from elastic_train.checkpoint.ranges import Index, strides_of
+from elastic_train.checkpoint.ranges import RangeIndex, strides_of
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box
@@ -24,7 +24,7 @@ def index(resolved: Resolved, parts: Sequence[Checkpoint], *, url: str) -> Manif
     """
     whole: list[dict[Name, Name]] = [{} for _ in parts]
     rows: list[Row] = []
-    indices = [Index(p.manifest, url=p.url) for p in parts]
+    indices = [RangeIndex(p.manifest, url=p.url) for p in parts]
     for name, virtual in resolved.tensors.items():
         at = _same(virtual, parts)
         if at is not None and (at.tensor, at.state) not in whole[at.parts[0]]:
@@ -69,7 +69,7 @@ def _renamed(part: Checkpoint, names: Mapping[Name, Name]) -> Manifest:
 
 
 def _rows(
-    name: Name, virtual: Virtual, parts: Sequence[Checkpoint], indices: Sequence[Index], url: str
+    name: Name, virtual: Virtual, parts: Sequence[Checkpoint], indices: Sequence[RangeIndex], url: str
 ) -> Iterator[Row]:
     if virtual.casts:
         raise _lazy(name, f"it is cast to {virtual.casts[-1]}", url)
@@ -83,7 +83,7 @@ def _rows(
 
 
 def _tile_rows(
-    name: Name, virtual: Virtual, tile: Tile, at: Origin, part: Checkpoint, rows: Index
+    name: Name, virtual: Virtual, tile: Tile, at: Origin, part: Checkpoint, rows: RangeIndex
 ) -> Iterator[Row]:
     wanted = source_box(at, tile.box, tile.box)
     item = ELEMENTS[virtual.stored].bytes

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from elastic_train.checkpoint.account import Name
-from elastic_train.checkpoint.language.rule_groups import Group, grouped
+from elastic_train.checkpoint.language.rule_groups import RuleGroup, grouped
 from elastic_train.checkpoint.language.specification import Spec
 from elastic_train.checkpoint.language.union import extract, unite
 from elastic_train.checkpoint.language.virtual import Virtual, source
@@ -90,7 +90,7 @@ def to_theirs(
     return tuple(Resolved(tensors=m.tensors, aliases={}, rules=m.rules, left=left) for m in found)
 
 
-def _united(group: Group, name: Name, parts: list[Virtual], made: _Made, url: str) -> Virtual:
+def _united(group: RuleGroup, name: Name, parts: list[Virtual], made: _Made, url: str) -> Virtual:
     try:
         whole = unite(group.rule.union, parts)
     except ValueError as error:
@@ -100,7 +100,7 @@ def _united(group: Group, name: Name, parts: list[Virtual], made: _Made, url: st
     return whole
 
 
-def _extracted(group: Group, tensor: Virtual, part: int, parts: int, url: str) -> Virtual | None:
+def _extracted(group: RuleGroup, tensor: Virtual, part: int, parts: int, url: str) -> Virtual | None:
     if parts == 1:
         return tensor
     try:
@@ -109,7 +109,7 @@ def _extracted(group: Group, tensor: Virtual, part: int, parts: int, url: str) -
         raise _misfit(group, group.members[0], str(error), url) from error
 
 
-def _run(group: Group, tensors: list[Virtual], made: _Made, url: str) -> None:
+def _run(group: RuleGroup, tensors: list[Virtual], made: _Made, url: str) -> None:
     """Perform a group's operations and give the results their names."""
     for operation in group.rule.operations:
         try:
@@ -161,5 +161,5 @@ def _tied(ties: Mapping[str, str], made: _Made) -> dict[str, str]:
     return {alias: target for alias, target in ties.items() if target in there}
 
 
-def _misfit(group: Group, name: Name, problem: str, url: str) -> TensorMismatch:
+def _misfit(group: RuleGroup, name: Name, problem: str, url: str) -> TensorMismatch:
     return TensorMismatch(url=url, problem=f"{group.rule.label}, {name[0]} ({name[1]}): {problem}.")

@@ -19,7 +19,7 @@ Held = Mapping[Name, Sequence[Virtual]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class RuleGroup:
     """Tensors that go through a rule's operations together: by number, then in the order of `select`."""
 
     rule: Rule
@@ -44,14 +44,14 @@ def grouped(
     *,
     url: str,
     spared: Mapping[str, str],
-) -> tuple[list[Group], tuple[Name, ...]]:
+) -> tuple[list[RuleGroup], tuple[Name, ...]]:
     """The groups of all rules and the names that are ignored; TensorMismatch where names and rules don't fit.
 
     `spared` are aliases, whose rules may select nothing.
     """
     taken: dict[int, dict[Name, tuple[int, dict[str, str]]]] = {i: {} for i in range(len(rules))}
     ignored: list[Name] = []
-    groups: list[Group] = []
+    groups: list[RuleGroup] = []
     unmatched: list[Name] = []
     for name in held:
         found = list(_matches(rules, name))
@@ -97,7 +97,7 @@ def _matches(rules: Sequence[Rule], name: Name) -> Iterable[tuple[int, int, dict
 
 def _groups(
     rule: Rule, taken: Mapping[Name, tuple[int, dict[str, str]]], held: Held, url: str
-) -> list[Group]:
+) -> list[RuleGroup]:
     (number,) = rule.numbered or ("",)
     collected = number in rule.select[0].captures
     found: dict[tuple[tuple[tuple[str, str], ...], str], dict[tuple[int, int], Name]] = {}
@@ -113,7 +113,7 @@ def _groups(
             place = int(word)
         found.setdefault((tuple(captures.items()), name[1]), {})[place, pattern] = name
     renamed = dict(rule.states)
-    groups: list[Group] = []
+    groups: list[RuleGroup] = []
     for (captures, state), members in found.items():
         rounds = 1 + max(place for place, _ in members)
         grid = [(place, pattern) for place in range(rounds) for pattern in range(len(rule.select))]
@@ -126,7 +126,7 @@ def _groups(
                     problem=f"{rule.label}: {other} ({state}) is there without {name}, which it goes with.",
                 )
         groups.append(
-            Group(
+            RuleGroup(
                 rule=rule,
                 captures=dict(captures),
                 state=renamed.get(state, state),
@@ -150,10 +150,10 @@ def _check_state(rule: Rule, name: Name, held: Held, url: str) -> None:
         )
 
 
-def _identity(name: Name) -> Group:
+def _identity(name: Name) -> RuleGroup:
     pattern = Pattern("{name...}")
     rule = Rule(select=(pattern,), to=(pattern,), label="rest")
-    return Group(rule=rule, captures={"name": name[0]}, state=name[1], members=(name,))
+    return RuleGroup(rule=rule, captures={"name": name[0]}, state=name[1], members=(name,))
 
 
 def _spared(rule: Rule, spared: Mapping[str, str]) -> bool:

@@ -9,9 +9,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from elastic_train.cluster.actor_names import NAMESPACE, keeper_of, worker_of
+from elastic_train.cluster.actor_names import NAMESPACE, peer_store_of, worker_of
 from elastic_train.cluster.controller.performer import Performer
-from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.messages import Heartbeat
 from elastic_train.cluster.ray_calls import named_actors
 from elastic_train.cluster.reported_events import each_once
 from elastic_train.control.events import StepCommitted
@@ -21,7 +21,7 @@ from elastic_train.control.events import StepCommitted
 class Found:
     """The workers that live on, and the steps that they know of, oldest first. `silent` ones said nothing."""
 
-    living: tuple[Standing, ...]
+    living: tuple[Heartbeat, ...]
     steps: tuple[StepCommitted, ...]
     silent: tuple[str, ...]
 
@@ -48,36 +48,36 @@ def _heard(handles: dict[str, Any], performer: Performer, verdict_s: float) -> F
     pending, came = [call for three in calls.values() for call in three], True
     while pending and came:
         came, pending = ray.wait(pending, num_returns=1, timeout=verdict_s)
-    living: list[Standing] = []
+    living: list[Heartbeat] = []
     reports: list[StepCommitted] = []
     silent: list[str] = []
     for worker, three in calls.items():
         try:
             if any(call in pending for call in three):
                 raise TimeoutError
-            standing, ready, said = ray.get(list(three))
+            heartbeat, ready, said = ray.get(list(three))
         except (TimeoutError, RayTaskError):  # it is there: still loading its job, say, or with an error
             performer.meet(worker, handles[worker])
             silent.append(worker)
         except RayError:
             continue
         else:
-            performer.adopt(worker, handles[worker], ready, standing.generation)
+            performer.adopt(worker, handles[worker], ready, heartbeat.generation)
             reports += said
-            living.append(standing)
+            living.append(heartbeat)
     return Found(living=tuple(living), steps=each_once(reports), silent=tuple(silent))
 
 
-def find_keepers(run: str, performer: Performer, *, adopt: bool) -> None:
-    """The same for keepers: what they hold may be the newest that is left."""
+def find_peer_stores(run: str, performer: Performer, *, adopt: bool) -> None:
+    """The same for peer stores: what they hold may be the newest that is left."""
     for entry in named_actors():
-        node = keeper_of(entry["name"], run) if entry["namespace"] == NAMESPACE else None
+        node = peer_store_of(entry["name"], run) if entry["namespace"] == NAMESPACE else None
         if node is None:
             continue
         with suppress(RayError, ValueError):
             handle = ray.get_actor(entry["name"], NAMESPACE)
             if adopt:
-                performer.keepers.adopt(node, handle)
+                performer.peer_stores.adopt(node, handle)
             else:
                 ray.kill(handle, no_restart=True)
     performer.pair()

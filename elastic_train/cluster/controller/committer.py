@@ -13,7 +13,7 @@ from typing import Any
 
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
-from elastic_train.checkpoint.writer import Part
+from elastic_train.checkpoint.writer import WrittenPart
 from elastic_train.cluster.checkpoint_io import read_document
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import Commit, Prune
@@ -69,7 +69,8 @@ class Committer:
         directory = attempt_path(step=command.step, generation=command.generation)
         lineage = tuple((g, s) for g, s in lineage if g <= command.generation)
         parts = [
-            Part(writer=p.rank, manifest=p.manifest, digest=p.digest, bytes=p.bytes) for p in command.parts
+            WrittenPart(writer=p.rank, manifest=p.manifest, digest=p.digest, bytes=p.bytes)
+            for p in command.parts
         ]
         try:
             document = read_document(self.store, directory) | {

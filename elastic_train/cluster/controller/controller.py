@@ -22,15 +22,15 @@ import ray
 from ray.exceptions import RayError
 
 from elastic_train.cluster.controller import autoscaler_demand
-from elastic_train.cluster.controller.adopt_processes import find_keepers, find_workers
+from elastic_train.cluster.controller.adopt_processes import find_peer_stores, find_workers
 from elastic_train.cluster.controller.committer import Committer
 from elastic_train.cluster.controller.event_hooks import EventHook
 from elastic_train.cluster.controller.hang_watch import HangWatch
-from elastic_train.cluster.controller.peer_stores import Keepers
+from elastic_train.cluster.controller.peer_stores import PeerStores
 from elastic_train.cluster.controller.performer import Performer
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch, at
-from elastic_train.cluster.messages import Standing
-from elastic_train.cluster.run_updates import Board, Update
+from elastic_train.cluster.messages import Heartbeat
+from elastic_train.cluster.run_updates import Board, RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
 from elastic_train.control.anticipated_questions import likely
@@ -52,7 +52,7 @@ from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced, StorageError
 from elastic_train.observe.records import from_json, record, to_json, wall_text
-from elastic_train.planner.plan_cache import Ready
+from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.question import Planner
 from elastic_train.storage.journal import Journal, read_journal
 from elastic_train.storage.run_requests import saves_asked, stop_asked
@@ -98,37 +98,37 @@ class Controller:
         self._driver_heard = time.monotonic()
         self._hook = EventHook(spec.on_event, spec.name) if spec.on_event else None
         self._saves_heard = 0
-        self._stop_heard = False  # the wish to stop that lies in storage
+        self._stop_heard = False  # the request to stop that lies in storage
         self._watch = WorkerWatch(spec, self._post, self._now)
-        self._plans = Ready(planner=planner)
+        self._plans = PlanCache(planner=planner)
         self._policy = Policy.of(spec, self._plans)
         self._storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
         self._journal: Journal | None = None
-        self._keepers: Keepers | None = None  # once those that live on were found
+        self._peer_stores: PeerStores | None = None  # once those that live on were found
         threading.Thread(target=self._live, name="controller", daemon=True).start()
 
     # -- called by workers
 
-    def deliver(self, worker: str, words: Sequence[Event], standing: Standing) -> bool:
+    def deliver(self, worker: str, words: Sequence[Event], heartbeat: Heartbeat) -> bool:
         """A worker's words and its heartbeat. False: it was given up and has to end."""
-        if not self._watch.heard(worker, standing):
+        if not self._watch.heard(worker, heartbeat):
             return False
         self._hear(words)
         return True
 
     def deliver_kept(self, node: str, words: Sequence[Event]) -> bool:
-        """The same of a node's keeper."""
+        """The same of a node's peer store."""
         self._hear(words)
-        return self._keepers is None or self._keepers.knows(node)
+        return self._peer_stores is None or self._peer_stores.knows(node)
 
     # -- called by drivers
 
-    def updates(self, term: int, since: int, wait_s: float) -> Update:
+    def updates(self, term: int, since: int, wait_s: float) -> RunUpdate:
         """This term's records from number `since` on, all of them for another term; waits for news."""
         self._driver_heard = time.monotonic()
         first = since if term == self._term else 0
-        standings = tuple(self._watch.standings.values())
-        return self._board.since(self._term, first, wait_s, standings)
+        heartbeats = tuple(self._watch.heartbeats.values())
+        return self._board.since(self._term, first, wait_s, heartbeats)
 
     def driven(self) -> Driven:
         return Driven(
@@ -218,8 +218,8 @@ class Controller:
                 self._performer.perform(command)
             return None
         found = find_workers(self._run, self._performer, verdict_s=self._spec.timing.verdict_s, adopt=again)
-        find_keepers(self._run, self._performer, adopt=again)
-        self._keepers = self._performer.keepers
+        find_peer_stores(self._run, self._performer, adopt=again)
+        self._peer_stores = self._performer.peer_stores
         newest = self._committer.newest()
         self._post(
             TermBegan(
@@ -259,7 +259,7 @@ class Controller:
                     self._watch.forgive()
                 next_tick = now + tick_s
                 self._watch.check_silence()
-                self._hangs.check(state, tuple(self._watch.standings.values()))
+                self._hangs.check(state, tuple(self._watch.heartbeats.values()))
                 self._check_driver()
             if isinstance(event, WorkerLost):
                 self._performer.lost(event.worker)

@@ -18,7 +18,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 from elastic_train.checkpoint.merging import merged
 from elastic_train.cluster.messages import Filled, Offer
 from elastic_train.cluster.ray_calls import answer
-from elastic_train.cluster.stage_replays import Rerun, reruns
+from elastic_train.cluster.stage_replays import StageReplay, stage_replays
 from elastic_train.control.commands import Form
 from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
 from elastic_train.geometry.coverage import uncovered, whole
@@ -26,16 +26,16 @@ from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, Snapshot
-from elastic_train.train.rank_assignment import ReplaySeat, Seat
+from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
 
 MOD = 1 << 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cast:
+class Participants:
     """The living workers: handles, nodes and addresses by name."""
 
-    keepers: Mapping[str, Any]  # by node
+    peer_stores: Mapping[str, Any]  # by node
     handles: Mapping[str, Any]
     nodes: Mapping[str, str]
     addresses: Mapping[str, str]
@@ -44,7 +44,7 @@ class Cast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Formed:
+class FormResult:
     """Every rank has its state of `step`."""
 
     step: int
@@ -55,50 +55,52 @@ class Formed:
     far_bytes: int = 0  # and of other nodes
 
 
-def form(command: Form, cast: Cast, store: tuple[str, int], *, deadline_s: float) -> Formed:
+def form(
+    command: Form, participants: Participants, store: tuple[str, int], *, deadline_s: float
+) -> FormResult:
     """Raises what a member raised, GroupBroken when the deadline passes, StateMismatch on a wrong digest."""
-    missing = [w for w in (*command.plan.workers, *command.holders) if w not in cast.handles]
+    missing = [w for w in (*command.plan.workers, *command.holders) if w not in participants.handles]
     if missing:
         raise GroupBroken(
             generation=command.generation, reason=f"{missing[0]} is gone before the group formed"
         )
     match command.origin:
         case Live() as origin:
-            return _from_held(command, origin, command.holders, cast, store, deadline_s)
+            return _from_held(command, origin, command.holders, participants, store, deadline_s)
         case Mixed() as origin:
-            replayers = _replayed(command, origin, cast, store, deadline_s)
-            names, cast = _with_keepers(command, cast, origin.peers)
+            replayers = _replayed(command, origin, participants, store, deadline_s)
+            names, participants = _with_peer_stores(command, participants, origin.peers)
             holders = tuple(dict.fromkeys((*command.holders, *names, *replayers)))
-            return _from_held(command, origin, holders, cast, store, deadline_s)
+            return _from_held(command, origin, holders, participants, store, deadline_s)
         case FromStorage(stored=stored):
-            _join(command, cast, store, None, deadline_s)
-            calls = [h.restore.remote(command.generation, stored) for h in _members(command, cast)]
+            _join(command, participants, store, None, deadline_s)
+            calls = [h.restore.remote(command.generation, stored) for h in _members(command, participants)]
         case Fresh():
-            _join(command, cast, store, None, deadline_s)
-            calls = [h.initialise.remote(command.generation) for h in _members(command, cast)]
+            _join(command, participants, store, None, deadline_s)
+            calls = [h.initialise.remote(command.generation) for h in _members(command, participants)]
     return _agree(wait_all(calls, command.generation, deadline_s), None)
 
 
-def _members(command: Form, cast: Cast) -> list[Any]:
-    return [cast.handles[worker] for worker in command.plan.workers]
+def _members(command: Form, participants: Participants) -> list[Any]:
+    return [participants.handles[worker] for worker in command.plan.workers]
 
 
 def _join(
     command: Form,
-    cast: Cast,
+    participants: Participants,
     store: tuple[str, int],
     states: Fragments | None,
     deadline_s: float,
 ) -> list[Fragments]:
     calls = [
-        cast.handles[worker].join.remote(
-            Seat(
+        participants.handles[worker].join.remote(
+            RankAssignment(
                 generation=command.generation,
                 rank=rank,
                 plan=command.plan,
                 store_host=store[0],
                 store_port=store[1],
-                address=cast.addresses[worker],
+                address=participants.addresses[worker],
                 step=command.lineage[-1][1],
             ),
             states,
@@ -109,75 +111,96 @@ def _join(
 
 
 def _replayed(
-    command: Form, origin: Mixed, cast: Cast, store: tuple[str, int], deadline_s: float
+    command: Form, origin: Mixed, participants: Participants, store: tuple[str, int], deadline_s: float
 ) -> tuple[str, ...]:
     """Have the lost stages replayed; the workers that hold them then."""
     if not origin.replays:
         return ()
-    rounds = reruns(command, origin, cast.replayers)
+    rounds = stage_replays(command, origin, participants.replayers)
     if not rounds:
         detail = "there are fewer workers than a lost stage had ranks"
         raise StateMismatch(step=origin.step, detail=detail)  # no log helps then
     for together in rounds:
-        calls = [call for rerun in together for call in _replay(command, rerun, cast, store)]
-        wait_all(calls, command.generation, deadline_s + cast.progress_s)
+        calls = [
+            call for stage_replay in together for call in _replay(command, stage_replay, participants, store)
+        ]
+        wait_all(calls, command.generation, deadline_s + participants.progress_s)
         completed = [
-            cast.handles[holder].complete.remote(rerun, number, _others(cast, rerun, holder))
-            for rerun in together
-            if rerun.shared
-            for number, holder in enumerate(rerun.holders)
+            participants.handles[holder].complete.remote(
+                stage_replay, number, _others(participants, stage_replay, holder)
+            )
+            for stage_replay in together
+            if stage_replay.shared
+            for number, holder in enumerate(stage_replay.holders)
         ]
         wait_all(completed, command.generation, deadline_s)
-    return tuple(holder for together in rounds for rerun in together for holder in rerun.holders)
+    return tuple(
+        holder for together in rounds for stage_replay in together for holder in stage_replay.holders
+    )
 
 
-def _replay(command: Form, rerun: Rerun, cast: Cast, store: tuple[str, int]) -> list[ray.ObjectRef]:
+def _replay(
+    command: Form, stage_replay: StageReplay, participants: Participants, store: tuple[str, int]
+) -> list[ray.ObjectRef]:
     """Have the workers of a replay begin."""
-    gone = [name for name in (*rerun.replay.log.senders, *rerun.workers) if name not in cast.handles]
+    gone = [
+        name
+        for name in (*stage_replay.replay.log.senders, *stage_replay.workers)
+        if name not in participants.handles
+    ]
     if gone:
         raise GroupBroken(generation=command.generation, reason=f"{gone[0]} is gone, with its log")
-    senders = [cast.handles[sender] for sender in rerun.replay.log.senders]
-    keepers = [cast.keepers[node] for node in _nodes_of(command, cast, rerun.replay.peers)]
-    seats = [
-        ReplaySeat(
-            generation=rerun.generation,
-            during=rerun.during,
-            stand_in=rerun.stand_in,
+    senders = [participants.handles[sender] for sender in stage_replay.replay.log.senders]
+    peer_stores = [
+        participants.peer_stores[node] for node in _nodes_of(command, participants, stage_replay.replay.peers)
+    ]
+    assignments = [
+        ReplayAssignment(
+            generation=stage_replay.generation,
+            during=stage_replay.during,
+            substitute=stage_replay.substitute,
             number=number,
-            ranks=rerun.ranks(number),
+            ranks=stage_replay.ranks(number),
             store_host=store[0],
             store_port=store[1],
-            address=cast.addresses[worker],
+            address=participants.addresses[worker],
         )
-        for number, worker in enumerate(rerun.workers)
+        for number, worker in enumerate(stage_replay.workers)
     ]
     return [
-        cast.handles[worker].replay.remote(rerun, seat, senders, keepers)
-        for worker, seat in zip(rerun.workers, seats, strict=True)
+        participants.handles[worker].replay.remote(stage_replay, assignment, senders, peer_stores)
+        for worker, assignment in zip(stage_replay.workers, assignments, strict=True)
     ]
 
 
-def _others(cast: Cast, rerun: Rerun, holder: str) -> list[Any]:
-    return [cast.handles[worker] for worker in rerun.workers if worker != holder]
+def _others(participants: Participants, stage_replay: StageReplay, holder: str) -> list[Any]:
+    return [participants.handles[worker] for worker in stage_replay.workers if worker != holder]
 
 
-def _nodes_of(command: Form, cast: Cast, snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
-    """The nodes whose keepers hold snapshots."""
-    nodes = tuple(dict.fromkeys(snapshot.keeper for snapshot in snapshots))
-    gone = [node for node in nodes if node not in cast.keepers]
+def _nodes_of(command: Form, participants: Participants, snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
+    """The nodes whose peer stores hold snapshots."""
+    nodes = tuple(dict.fromkeys(snapshot.peer_store for snapshot in snapshots))
+    gone = [node for node in nodes if node not in participants.peer_stores]
     if gone:
-        raise GroupBroken(generation=command.generation, reason=f"the keeper of {gone[0]} is gone")
+        raise GroupBroken(generation=command.generation, reason=f"the peer store of {gone[0]} is gone")
     return nodes
 
 
-def _with_keepers(command: Form, cast: Cast, peers: Sequence[Snapshot]) -> tuple[tuple[str, ...], Cast]:
-    """The keepers that the origin names, as holders beside the workers: they answer the same questions."""
-    nodes = _nodes_of(command, cast, peers)
-    names = {f"keeper/{node}": node for node in nodes}
+def _with_peer_stores(
+    command: Form, participants: Participants, peers: Sequence[Snapshot]
+) -> tuple[tuple[str, ...], Participants]:
+    """The peer stores that the origin names, as holders beside the workers: they answer the same
+    questions.
+    """
+    nodes = _nodes_of(command, participants, peers)
+    names = {f"peer_store/{node}": node for node in nodes}
     return tuple(names), replace(
-        cast,
-        handles={**cast.handles, **{name: cast.keepers[node] for name, node in names.items()}},
-        nodes={**cast.nodes, **names},
+        participants,
+        handles={
+            **participants.handles,
+            **{name: participants.peer_stores[node] for name, node in names.items()},
+        },
+        nodes={**participants.nodes, **names},
     )
 
 
@@ -185,27 +208,31 @@ def _from_held(
     command: Form,
     origin: Live | Mixed,
     holders: tuple[str, ...],
-    cast: Cast,
+    participants: Participants,
     store: tuple[str, int],
     deadline_s: float,
-) -> Formed:
+) -> FormResult:
     live = Live(generation=origin.generation, step=origin.step, vote=origin.vote, undo=origin.undo)
     offers: list[Offer] = wait_all(
-        [cast.handles[worker].offer.remote(live) for worker in holders], command.generation, deadline_s
+        [participants.handles[worker].offer.remote(live) for worker in holders],
+        command.generation,
+        deadline_s,
     )
     haves = exact_first([offer.holds for offer in offers], [offer.undone for offer in offers])
     everything = whole(Fragments.concat(haves))
     stored = origin.stored if isinstance(origin, Mixed) else None
     if stored is not None:  # the checkpoint is one more holder, of what nobody else has
-        (offer,) = wait_all([_members(command, cast)[0].kept.remote(stored)], command.generation, deadline_s)
+        (offer,) = wait_all(
+            [_members(command, participants)[0].kept.remote(stored)], command.generation, deadline_s
+        )
         offers.append(offer)
         everything = offer.holds
         gaps = uncovered(everything, Fragments.concat(haves))
         haves.append(gaps.fragments if gaps is not None else everything.take(np.zeros(0, np.int64)))
     document = merged([offer.document for offer in offers])
-    needs = _join(command, cast, store, everything, deadline_s)
-    nodes = [*(cast.nodes[worker] for worker in holders), *([] if stored is None else [""])]
-    digests = _digests(command, live, holders, cast, everything, haves) if stored is None else []
+    needs = _join(command, participants, store, everything, deadline_s)
+    nodes = [*(participants.nodes[worker] for worker in holders), *([] if stored is None else [""])]
+    digests = _digests(command, live, holders, participants, everything, haves) if stored is None else []
     same = {
         rank: holders.index(worker) for rank, worker in enumerate(command.plan.workers) if worker in holders
     }
@@ -214,14 +241,14 @@ def _from_held(
     for rank, worker in enumerate(command.plan.workers):
         mine = moves.rank == rank
         others = [
-            (cast.handles[holder], moves.boxes(mine & (moves.holder == i)))
+            (participants.handles[holder], moves.boxes(mine & (moves.holder == i)))
             for i, holder in enumerate(holders)
             if i != same.get(rank) and (mine & (moves.holder == i)).any()
         ]
         own = moves.boxes(mine & (moves.holder == same.get(rank, -1)))
         rest = None if stored is None else (stored, moves.boxes(mine & (moves.holder == len(holders))))
         calls.append(
-            cast.handles[worker].gather.remote(command.generation, live, own, others, document, rest)
+            participants.handles[worker].gather.remote(command.generation, live, own, others, document, rest)
         )
     filled = wait_all(calls, command.generation, deadline_s)
     if stored is not None:  # exact parts of one step: together they are what was saved, to the bit
@@ -243,14 +270,16 @@ def _digests(
     command: Form,
     live: Live,
     holders: tuple[str, ...],
-    cast: Cast,
+    participants: Participants,
     everything: Fragments,
     haves: Sequence[Fragments],
 ) -> list[ray.ObjectRef]:
     """Digests that the holders compute meanwhile, each of some of what it has: everything between them."""
-    cover = _plan(command, [everything], haves, [""], [cast.nodes[worker] for worker in holders], {})
+    cover = _plan(command, [everything], haves, [""], [participants.nodes[worker] for worker in holders], {})
     return [
-        cast.handles[worker].digest_of.remote(live.generation, live.step, cover.boxes(cover.holder == i))
+        participants.handles[worker].digest_of.remote(
+            live.generation, live.step, cover.boxes(cover.holder == i)
+        )
         for i, worker in enumerate(holders)
     ]
 
@@ -269,7 +298,7 @@ def _plan(
     return moves
 
 
-def _agree(filled: Sequence[Filled], expected: int | None) -> Formed:
+def _agree(filled: Sequence[Filled], expected: int | None) -> FormResult:
     digests = {f.digest for f in filled}
     step = filled[0].step
     if len(digests) != 1 or len({f.step for f in filled}) != 1:
@@ -280,7 +309,7 @@ def _agree(filled: Sequence[Filled], expected: int | None) -> Formed:
         )
     notes = dict.fromkeys(note for f in filled for note in f.notes)
     transfer_s = max(f.seconds for f in filled)
-    return Formed(step=step, digest=filled[0].digest, notes=tuple(notes), transfer_s=transfer_s)
+    return FormResult(step=step, digest=filled[0].digest, notes=tuple(notes), transfer_s=transfer_s)
 
 
 def wait_all(refs: Sequence[ray.ObjectRef], generation: int, deadline_s: float) -> list[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling
 from elastic_train.control.stall import Mark, Stall, culprit, stalled
@@ -30,26 +30,26 @@ class HangWatch:
         aside: Callable[[Callable[[], None]], None],
     ) -> None:
         self._timing, self._post, self._stacks, self._aside = timing, post, stacks, aside
-        self._told = 0  # the generation that was last found to stand still
+        self._reported = 0  # the generation that was last found to stand still
         self._paced = 0
         self._pace = Pace()
         self._slow: dict[int, float] = {}  # ranks and the factors that were told
 
-    def check(self, state: State, standings: Iterable[Standing]) -> None:
+    def check(self, state: State, heartbeats: Iterable[Heartbeat]) -> None:
         """Once a tick."""
         phase, facts = state.phase, state.facts
         if not isinstance(phase, Running | Pausing):
             return
-        group = [s for s in standings if s.generation == facts.generation and s.worker in phase.plan.workers]
+        group = [s for s in heartbeats if s.generation == facts.generation and s.worker in phase.plan.workers]
         self._compare(facts.generation, phase.plan.mesh, group)
-        if self._told == facts.generation or len(group) < phase.plan.world_size:
+        if self._reported == facts.generation or len(group) < phase.plan.world_size:
             return
         marks = [
             Mark(worker=s.worker, rank=s.rank, step=s.step, phase=s.phase, seconds=s.phase_s) for s in group
         ]
         stall = stalled(marks, _step_s(facts, phase), self._timing)
         if stall is not None:
-            self._told = facts.generation
+            self._reported = facts.generation
             nodes = {s.worker: s.node for s in group}
             self._aside(lambda: self._name(facts.generation, stall, nodes))
 
@@ -80,7 +80,7 @@ class HangWatch:
             )
         )
 
-    def _compare(self, generation: int, mesh: Mesh, group: Iterable[Standing]) -> None:
+    def _compare(self, generation: int, mesh: Mesh, group: Iterable[Heartbeat]) -> None:
         """Feed each rank's own time; tell when a rank becomes slow, and when it no longer is."""
         if self._paced != generation:
             stages = {rank: mesh.coordinate(rank)["pp"] for rank in range(mesh.size)}

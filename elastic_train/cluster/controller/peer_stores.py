@@ -1,4 +1,4 @@
-"""The keepers of a run: one started on each node that has workers, paired over failure domains, asked."""
+"""The peer stores of a run: one started on each node that has workers, paired over failure domains, asked."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_train.cluster.actor_names import NAMESPACE, keeper_name
+from elastic_train.cluster.actor_names import NAMESPACE, peer_store_name
 from elastic_train.cluster.controller.watch import accepts, domain_of, node_info
-from elastic_train.cluster.messages import Told
-from elastic_train.cluster.peer_store.peer_store import CONCURRENCY, Keeper
+from elastic_train.cluster.messages import Reported
+from elastic_train.cluster.peer_store.peer_store import CONCURRENCY, PeerStore
 from elastic_train.cluster.ray_calls import answer, remote
 from elastic_train.cluster.reported_events import each_once
 from elastic_train.config import RunSpec
@@ -32,7 +32,7 @@ def _reachable(node: str) -> bool:
     return info is not None and accepts(info["NodeManagerAddress"], info["NodeManagerPort"])
 
 
-class Keepers:
+class PeerStores:
     """Safe from several threads. Does nothing where the run has no peer tier."""
 
     def __init__(
@@ -47,7 +47,7 @@ class Keepers:
         self._stopped = False
 
     def adopt(self, node: str, handle: Any) -> None:
-        """Take over a keeper that an earlier incarnation of the controller started."""
+        """Take over a peer store that an earlier incarnation of the controller started."""
         with self._lock:
             self._handles[node] = handle
 
@@ -56,7 +56,7 @@ class Keepers:
             return node in self._handles
 
     def of(self, node: str) -> Any:
-        """A node's keeper, or None."""
+        """A node's peer store, or None."""
         with self._lock:
             return self._handles.get(node)
 
@@ -65,7 +65,7 @@ class Keepers:
             return dict(self._handles)
 
     def start(self, node: str) -> None:
-        """Start a node's keeper if it has none. Returns at once."""
+        """Start a node's peer store if it has none. Returns at once."""
         if self._spec.checkpoints.peers is None:
             return
         with self._lock:
@@ -73,9 +73,9 @@ class Keepers:
             if node in self._handles or info is None or self._stopped:
                 return
             self._handles[node] = (
-                remote(Keeper, concurrency_groups=CONCURRENCY)
+                remote(PeerStore, concurrency_groups=CONCURRENCY)
                 .options(
-                    name=keeper_name(self._run, self._term, node),
+                    name=peer_store_name(self._run, self._term, node),
                     namespace=NAMESPACE,
                     lifetime="detached",
                     num_cpus=0,
@@ -88,7 +88,7 @@ class Keepers:
         self.pair()
 
     def ensure(self, nodes: Collection[str]) -> None:
-        """Every one of these nodes has a keeper that isn't dead."""
+        """Every one of these nodes has a peer store that isn't dead."""
         asked = {node: handle.ready.remote() for node, handle in self.handles().items() if node in nodes}
         if asked:
             done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=CHECK_S)
@@ -100,7 +100,9 @@ class Keepers:
         self.pair()  # a node that was lost may have held the copies of one that wasn't
 
     def pair(self, standby: Collection[str] | None = None) -> None:
-        """Tell every keeper that can be reached who may hold its copies. `standby`: nodes without a rank."""
+        """Tell every peer store that can be reached who may hold its copies. `standby`: nodes without a
+        rank.
+        """
         with self._pairing:
             if standby is not None:
                 self._standby = frozenset(standby)
@@ -110,19 +112,21 @@ class Keepers:
             for node, chosen in buddies(domains, self._standby).items():
                 handles[node].pair.remote([handles[buddy] for buddy in chosen])
 
-    def told(self, within_s: float) -> Told:
-        """What the keepers that answer in time hold; those that are dead are forgotten."""
-        asked = {node: handle.told.remote() for node, handle in self.handles().items() if _reachable(node)}
+    def reported(self, within_s: float) -> Reported:
+        """What the peer stores that answer in time hold; those that are dead are forgotten."""
+        asked = {
+            node: handle.reported.remote() for node, handle in self.handles().items() if _reachable(node)
+        }
         if not asked:
-            return Told()
+            return Reported()
         done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
-        found: list[Told] = []
+        found: list[Reported] = []
         for node, call in asked.items():
-            if call in done and (told := self._answered(node, call)) is not None:
-                found.append(told)
-        return Told(
-            snapshots=tuple(snapshot for told in found for snapshot in told.snapshots),
-            steps=each_once(report for told in found for report in told.steps),
+            if call in done and (reported := self._answered(node, call)) is not None:
+                found.append(reported)
+        return Reported(
+            snapshots=tuple(snapshot for reported in found for snapshot in reported.snapshots),
+            steps=each_once(report for reported in found for report in reported.steps),
         )
 
     def stop(self) -> None:
@@ -145,7 +149,7 @@ class Keepers:
         except GetTimeoutError:
             return None
         except RayError as error:
-            log.warning("the keeper of %s is gone: %s", node, type(error).__name__)
+            log.warning("the peer store of %s is gone: %s", node, type(error).__name__)
             with self._lock:
                 handle = self._handles.pop(node, None)
             if handle is not None:

@@ -16,8 +16,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import NAMESPACE, worker_name
 from elastic_train.cluster.controller.committer import Committer
-from elastic_train.cluster.controller.form_group import Cast, form
-from elastic_train.cluster.controller.peer_stores import Keepers
+from elastic_train.cluster.controller.form_group import Participants, form
+from elastic_train.cluster.controller.peer_stores import PeerStores
 from elastic_train.cluster.controller.watch import WorkerWatch, accepts, node_info
 from elastic_train.cluster.error_causes import cause_of
 from elastic_train.cluster.messages import Ready
@@ -46,7 +46,7 @@ from elastic_train.control.events import (
     Event,
     GroupBroken,
     GroupReady,
-    PeersTold,
+    PeersReported,
     WorkerReady,
 )
 from elastic_train.control.faults import FaultSchedule
@@ -89,7 +89,9 @@ class Performer:
         self._groups: dict[int, tuple[str, ...]] = {}  # members by generation
         self._rendezvous: Any = None
         self._over = False  # what was still being started is stopped, too
-        self.keepers = Keepers(run=run, term=term, spec=spec, controller=controller, environment=environment)
+        self.peer_stores = PeerStores(
+            run=run, term=term, spec=spec, controller=controller, environment=environment
+        )
         self._store_lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=64, thread_name_prefix="perform")
 
@@ -115,8 +117,8 @@ class Performer:
                 for worker in self._groups.get(generation, ()):
                     if worker in self._handles:
                         ready = self._ready.get(worker)
-                        keeper = self.keepers.of(ready.node) if ready is not None else None
-                        self._handles[worker].go.remote(generation, keeper)
+                        peer_store = self.peer_stores.of(ready.node) if ready is not None else None
+                        self._handles[worker].go.remote(generation, peer_store)
             case Commit():
                 self._committer.commit(command)
             case Prune():
@@ -131,7 +133,7 @@ class Performer:
                 self._over = True
                 for worker in list(self._handles):
                     self.stop_worker(worker, f"the run ended: {command.outcome}")
-                self.keepers.stop()
+                self.peer_stores.stop()
                 if self._rendezvous is not None:
                     ray.kill(self._rendezvous)
                 self._ended(command)
@@ -182,7 +184,7 @@ class Performer:
             detail = f"node {command.node} left before {name} was started"
             self._watch.lost(name, Cause(kind="death", detail=detail, phase="starting"))
             return
-        self.keepers.start(command.node)
+        self.peer_stores.start(command.node)
         handle = self._handles.get(name)
         if handle is None:  # else an earlier incarnation of this controller started it
             handle = self._handles[name] = self._process(command, info["NodeID"])
@@ -237,13 +239,13 @@ class Performer:
         group = self._groups.get(max(self._groups, default=0), ())
         ready = dict(self._ready)
         seated = {ready[worker].node for worker in group if worker in ready}
-        self.keepers.pair({one.node for one in ready.values()} - seated)
+        self.peer_stores.pair({one.node for one in ready.values()} - seated)
 
     def _form(self, command: Form) -> None:
         began = self._now()
-        self.aside(self.keepers.ensure, command.plan.nodes)
-        cast = Cast(
-            keepers=self.keepers.handles(),
+        self.aside(self.peer_stores.ensure, command.plan.nodes)
+        participants = Participants(
+            peer_stores=self.peer_stores.handles(),
             handles=dict(self._handles),
             nodes={name: ready.node for name, ready in self._ready.items()},
             addresses={name: ready.address for name, ready in self._ready.items()},
@@ -251,7 +253,7 @@ class Performer:
             replayers=self._spec.boundary_logs.replayers if self._spec.boundary_logs is not None else None,
         )
         try:
-            formed = form(command, cast, self._store(), deadline_s=self._spec.timing.form_s)
+            formed = form(command, participants, self._store(), deadline_s=self._spec.timing.form_s)
         except CheckpointError as error:
             stored = checkpoint_of(command.origin)
             assert stored is not None
@@ -280,10 +282,10 @@ class Performer:
             )
 
     def _ask_peers(self, generation: int) -> None:
-        told = self.keepers.told(self._spec.timing.verdict_s)
-        for report in told.steps:  # first: nobody goes on from a step that is not in the journal
+        reported = self.peer_stores.reported(self._spec.timing.verdict_s)
+        for report in reported.steps:  # first: nobody goes on from a step that is not in the journal
             self._post(report)
-        self._post(PeersTold(at=0.0, generation=generation, snapshots=told.snapshots))
+        self._post(PeersReported(at=0.0, generation=generation, snapshots=reported.snapshots))
 
     def _store(self) -> tuple[str, int]:
         """The rendezvous store's address; a new store where the old one is gone."""

@@ -18,7 +18,7 @@ from ray.exceptions import RayError
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.controller.autoscaler_demand import slots_of
 from elastic_train.cluster.error_causes import death_of
-from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Cause, Event, Node, NodesChanged, WorkerLost
 
@@ -68,8 +68,8 @@ class NodeWatch:
 class Deadlines:
     """By when each node has to be left: the earliest word counts, on the controller's clock.
 
-    A machine may be told twice, as by its cloud and then by SIGTERM; Ray knows the last word, or none after
-    its head was restarted.
+    A machine may be told twice, as by its cloud and then by SIGTERM; Ray knows the final report, or none
+    after its head was restarted.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class WorkerWatch:
         self._lock = threading.Lock()
         self._lives: dict[ray.ObjectRef, str] = {}
         self._heard: dict[str, float] = {}
-        self.standings: dict[str, Standing] = {}
+        self.heartbeats: dict[str, Heartbeat] = {}
         self._gone: set[str] = set()
         threading.Thread(target=self._wait_for_deaths, name="deaths", daemon=True).start()
 
@@ -105,13 +105,13 @@ class WorkerWatch:
             self._lives[handle.life.remote()] = worker
             self._heard[worker] = self._now() + self._spec.timing.start_worker_s
 
-    def heard(self, worker: str, standing: Standing) -> bool:
+    def heard(self, worker: str, heartbeat: Heartbeat) -> bool:
         """Note a heartbeat; False if this worker was given up before."""
         with self._lock:
             if worker in self._gone:
                 return False
             self._heard[worker] = self._now()
-            self.standings[worker] = standing
+            self.heartbeats[worker] = heartbeat
             return True
 
     def forgive(self) -> None:
@@ -136,7 +136,7 @@ class WorkerWatch:
     def _forget(self, worker: str) -> None:
         self._gone.add(worker)
         self._heard.pop(worker, None)
-        self.standings.pop(worker, None)
+        self.heartbeats.pop(worker, None)
 
     def check_silence(self) -> None:
         limit = self._spec.timing.liveness_s
@@ -156,7 +156,7 @@ class WorkerWatch:
             for ref in ended:
                 with self._lock:
                     worker = self._lives.pop(ref)
-                self.lost(worker, death_of(worker, _error_of(ref), self.standings.get(worker)))
+                self.lost(worker, death_of(worker, _error_of(ref), self.heartbeats.get(worker)))
 
 
 def _error_of(ref: ray.ObjectRef) -> RayError | None:

@@ -1,4 +1,4 @@
-"""The driver's loop: shows what the controller reports, passes on a wish to stop, returns the end."""
+"""The driver's loop: shows what the controller reports, passes on a request to stop, returns the end."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.takeover import sweep
 from elastic_train.cluster.driver.terminal import Screen
 from elastic_train.cluster.faults.cluster_faults import Chaos
-from elastic_train.cluster.run_updates import Update
+from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import Cause
@@ -62,17 +62,19 @@ def follow(
     screen = Screen(spec, quiet=quiet)
     store = open_store(child_url(spec.storage_path, spec.name))
     term, seen, heard = 0, 0, time.monotonic()
-    with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as wish:
+    with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as request:
         while True:
-            if wish.to_pass_on():
-                controller.stop.remote(wish.reason)
-            if wish.overdue():
+            if request.to_pass_on():
+                controller.stop.remote(request.reason)
+            if request.overdue():
                 ray.kill(controller, no_restart=True)
                 sweep(run_key(spec.storage_path, spec.name))
-                return _result(spec, End(outcome="stopped", detail=f"{wish.reason}, without waiting"), screen)
+                return _result(
+                    spec, End(outcome="stopped", detail=f"{request.reason}, without waiting"), screen
+                )
             try:
-                wait_s = AT_ONCE_S / 4 if wish.reason else ASK_S
-                update: Update = ray.get(controller.updates.remote(term, seen, wait_s), timeout=ANSWER_S)
+                wait_s = AT_ONCE_S / 4 if request.reason else ASK_S
+                update: RunUpdate = ray.get(controller.updates.remote(term, seen, wait_s), timeout=ANSWER_S)
             except (RayError, GetTimeoutError) as error:
                 if time.monotonic() - heard > GONE_S:
                     raise InfrastructureError(cause=f"the controller is gone: {error}") from error
@@ -94,8 +96,8 @@ def follow(
     return _result(spec, update.ended, screen)
 
 
-class _Wish:
-    """A person's or the platform's wish to stop; said twice, at once."""
+class _Request:
+    """A person's or the platform's request to stop; said twice, at once."""
 
     def __init__(self, grace_s: float) -> None:
         self.reason = ""
@@ -131,16 +133,16 @@ class _Wish:
 
 
 @contextmanager
-def _signals(grace_s: float) -> Iterator[_Wish]:
-    """SIGINT and SIGTERM become a wish. Installed after ray.init, which puts its own handlers in place."""
-    wish = _Wish(grace_s)
+def _signals(grace_s: float) -> Iterator[_Request]:
+    """SIGINT and SIGTERM become a request. Installed after ray.init, which puts its own handlers in place."""
+    request = _Request(grace_s)
     if _hears_signals():
         for number in HEEDED:
-            signal.signal(number, lambda n, _: wish.hear(n))
+            signal.signal(number, lambda n, _: request.hear(n))
     try:
-        yield wish
+        yield request
     finally:
-        wish.done = True
+        request.done = True
 
 
 @contextmanager

@@ -62,7 +62,7 @@ def fit(
     """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
     store = open_store(child_url(spec.storage_path, spec.name))
-    told = Callbacks(callbacks, spec)
+    reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
     job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
@@ -74,7 +74,7 @@ def fit(
         if resume_from is not None:
             begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
         controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
-        return follow(controller, spec, quiet=quiet, grace_s=_grace_s(), chaos=chaos, callbacks=told)
+        return follow(controller, spec, quiet=quiet, grace_s=_grace_s(), chaos=chaos, callbacks=reported)
 
 
 def prepare_local_environment() -> None:

@@ -13,7 +13,7 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Infeasible, Seat
+from elastic_train.planner.plan import Infeasible, WorkerSlot
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.search import Search, planner_for
 from elastic_train.recovery.selective import Selective, steps_between
@@ -21,19 +21,19 @@ from elastic_train.train.model.meta_shape import model_shape
 from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
 from elastic_train.train.task import Task
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 INSIDE = Link(latency_s=1e-4, bytes_per_s=5e9)
 BETWEEN = Link(latency_s=1e-4, bytes_per_s=1e9)
 FLOPS_PER_S = {"cpu": 5e10, "gpu": 1e14}
 """What a worker computes, until a run measures it: candidates are compared, nothing is promised."""
 
-_BORDER = Border(worker="the driver", node="", rank=-1, generation=0, broken=lambda: False)
+_GUARD = UserCodeGuard(worker="the driver", node="", rank=-1, generation=0, broken=lambda: False)
 
 
 def shape_of(task: Task, spec: RunSpec) -> ModelShape:
     """The model's shape; what the task's own code raises is reported as the workers would report it."""
-    with _BORDER.at("building the model", 0):
+    with _GUARD.at("building the model", 0):
         return model_shape(task, spec)
 
 
@@ -45,13 +45,15 @@ def make_planner(
     `nodes` are those of the cluster, as Ray describes them.
     """
     per_node, memory_bytes = _room(spec, nodes)
-    seats = tuple(Seat(worker=f"w{i}", node=f"n{i // per_node}") for i in range(spec.max_workers))
+    worker_slots = tuple(
+        WorkerSlot(worker=f"w{i}", node=f"n{i // per_node}") for i in range(spec.max_workers)
+    )
     hardware = Hardware(inside=INSIDE, between=BETWEEN, memory_bytes=memory_bytes)
     planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
-    wished = spec.parallelism.divides_the_model
-    few, all_ = Question(seats=seats[: spec.min_workers]), Question(seats=seats)
-    with _BORDER.at("building the model", 0):
-        if wished or any(isinstance(planner(asked), Infeasible) for asked in (few, all_)):
+    requested = spec.parallelism.divides_the_model
+    few, all_ = Question(worker_slots=worker_slots[: spec.min_workers]), Question(worker_slots=worker_slots)
+    with _GUARD.at("building the model", 0):
+        if requested or any(isinstance(planner(asked), Infeasible) for asked in (few, all_)):
             speed = FLOPS_PER_S["gpu" if spec.gpus_per_worker else "cpu"]
             shape = profiled_shape(task, spec, flops_per_s=speed)
             planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
@@ -59,7 +61,7 @@ def make_planner(
         if isinstance(planned, Planned):
             check_rules(task, spec, planned.plan)
             return _selective(planner, spec)
-    raise ConfigError(field="parallelism" if wished else "scaling_config", problem=planned.reason)
+    raise ConfigError(field="parallelism" if requested else "scaling_config", problem=planned.reason)
 
 
 def _selective(planner: Search, spec: RunSpec) -> Search | Selective:

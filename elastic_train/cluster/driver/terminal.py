@@ -5,24 +5,24 @@ from __future__ import annotations
 import sys
 import time
 
-from elastic_train.cluster.run_updates import Update
+from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.events import (
     CheckpointCommitted,
+    FinalReport,
     GroupReady,
     NodesChanged,
     PartWritten,
-    Settled,
     StepCommitted,
 )
 from elastic_train.observe.goodput import goodput, words
 from elastic_train.observe.history import history, table
 from elastic_train.observe.records import Record
-from elastic_train.observe.run_progress import Progress, advance, line
+from elastic_train.observe.run_progress import RunProgress, advance, line
 from elastic_train.observe.text_columns import columns
 from elastic_train.storage.fsspec_store import child_url
 
-QUIET_EVENTS = (StepCommitted, PartWritten, Settled, CheckpointCommitted)
+QUIET_EVENTS = (StepCommitted, PartWritten, FinalReport, CheckpointCommitted)
 EVERY_S = 5.0  # between two progress lines where the output is no terminal
 
 
@@ -32,14 +32,14 @@ class Screen:
     def __init__(self, spec: RunSpec, *, quiet: bool = False) -> None:
         self._spec, self._quiet = spec, quiet
         self._live = sys.stdout.isatty()
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._records: list[Record] = []
         self._shown = ""
         self._printed_at = 0.0
         if not quiet:
             self._write(f"run {child_url(spec.storage_path, spec.name)}\n")
 
-    def show(self, update: Update) -> None:
+    def show(self, update: RunUpdate) -> None:
         for record in update.records:
             self._progress = advance(self._progress, record)
             self._records.append(record)

@@ -19,7 +19,7 @@ from elastic_train.cluster import ray_private
 from elastic_train.cluster.controller.watch import short
 from elastic_train.cluster.faults.fault_injector import claim
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.run_updates import Update
+from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import (
     AddNode,
@@ -45,7 +45,7 @@ class Chaos:
         self._initial = frozenset(self._nodes)
         self._later = [(n, f) for n, f in enumerate(schedule.faults) if self._ours(f)]
 
-    def on_update(self, update: Update, controller: Any, store: Store) -> None:
+    def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         """Do what is due by the steps that were committed."""
         steps = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
         for number, fault in list(self._later):

@@ -32,7 +32,7 @@ from elastic_train.storage.store import Store
 MARKS = "chaos"
 
 
-class Saboteur:
+class FaultInjector:
     """A Member's `faults` hook. `labels` maps node ids to the labels that the schedule uses."""
 
     def __init__(

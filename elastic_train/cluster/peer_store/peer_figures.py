@@ -1,4 +1,4 @@
-"""How often a keeper's snapshots come, and what they take: said from time to time, for people."""
+"""How often a peer store's snapshots come, and what they take: said from time to time, for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TELL_S = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class SnapshotSizes:
     """Bytes, as `PeersHeld` has them."""
 
     own: int
@@ -28,7 +28,7 @@ class PeerFigures:
     def __init__(
         self,
         node: str,
-        sizes: Callable[[], Sizes],
+        sizes: Callable[[], SnapshotSizes],
         post: Callable[[PeersHeld], None],
         *,
         clock: Callable[[], float],
@@ -37,7 +37,7 @@ class PeerFigures:
         self._spilled = sizes().spilled  # before there was anything of ours
         self._of: tuple[str, int] | None = None  # worker, generation
         self._first = self._count = 0  # the step that is counted from, and snapshots since
-        self._told: float | None = None
+        self._reported: float | None = None
         self._lock = threading.Lock()
 
     def sealed(self, kept: Kept) -> None:
@@ -51,10 +51,10 @@ class PeerFigures:
             if key != self._of:
                 return
             self._count += 1
-            if self._told is not None and now - self._told < TELL_S:
+            if self._reported is not None and now - self._reported < TELL_S:
                 return
             every = (kept.step - self._first) / self._count
-            self._told, self._first, self._count = now, kept.step, 0
+            self._reported, self._first, self._count = now, kept.step, 0
         sizes = self._sizes()
         self._post(
             PeersHeld(

@@ -1,7 +1,8 @@
-"""The keeper actor: one a node. It holds snapshots that outlive the workers, and writes them to storage.
+"""The peer store actor: one a node. It holds snapshots that outlive the workers, and writes them to storage.
 
-A worker copies into a segment of its node's keeper. The copy on another node is a Ray object that the keeper
-there asked for and keeps a view of: it owns the object, so it survives the death of whoever made it.
+A worker copies into a segment of its node's peer store. The copy on another node is a Ray object that the
+peer store there asked for and keeps a view of: it owns the object, so it survives the death of whoever made
+it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster.checkpoint_io import PartWriter
 from elastic_train.cluster.controller.watch import node_info, spilled_bytes
-from elastic_train.cluster.messages import Kept, Offer, Told
+from elastic_train.cluster.messages import Kept, Offer, Reported
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.peer_store import segments
-from elastic_train.cluster.peer_store.peer_figures import PeerFigures, Sizes
+from elastic_train.cluster.peer_store.peer_figures import PeerFigures, SnapshotSizes
 from elastic_train.cluster.peer_store.segments import Segment
-from elastic_train.cluster.peer_store.snapshot_store import Book, Shelf
+from elastic_train.cluster.peer_store.snapshot_store import SnapshotStore, WorkerSnapshots
 from elastic_train.cluster.ray_calls import answer
 from elastic_train.config import RunSpec
 from elastic_train.errors import ElasticTrainError
@@ -40,18 +41,18 @@ COPY_S = 60.0
 """How long a copy on another node may take before the snapshot counts as complete without it."""
 
 
-class Keeper:
+class PeerStore:
     """`run` is the run's key; `controller` the actor that is told what was written."""
 
     def __init__(self, *, run: str, node: str, spec: RunSpec, controller: Any) -> None:
         self._run, self._node = run, node
         for name in segments.sweep():
-            log.info("removed %s, which a dead keeper left", name)
+            log.info("removed %s, which a dead peer store left", name)
         self._segments: dict[tuple[str, int], Segment] = {}  # by worker and generation
         self._flushing: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
         self._repeated = (0, 0)  # generation and step
-        self._shelf = Shelf(node)
+        self._snapshot_store = SnapshotStore(node)
         self._buddies: Sequence[Any] = ()
         info = node_info(node)
         self._store_bytes = int(info["Resources"]["object_store_memory"]) if info is not None else sys.maxsize
@@ -71,7 +72,9 @@ class Keeper:
 
     @ray.method(concurrency_group=CONTROL)
     def pair(self, buddies: Sequence[Any]) -> None:
-        """The keepers on other nodes that are asked to hold copies of what this one holds, until one does."""
+        """The peer stores on other nodes that are asked to hold copies of what this one holds, until one
+        does.
+        """
         self._buddies = buddies
 
     @ray.method(concurrency_group=CONTROL)
@@ -89,7 +92,7 @@ class Keeper:
             old = self._segments.pop((worker, generation), None)
         if old is not None:  # the state has outgrown it
             old.drop()
-        held = self._shelf.generations()
+        held = self._snapshot_store.generations()
         self._drop_segments(lambda key: key[0] == worker and key[1] not in held)
         segment = segments.create(name.replace("/", "_"), size, slots=slots)
         with self._lock:
@@ -104,8 +107,10 @@ class Keeper:
         if segment is None:  # its worker is in another generation by now
             return
         data = np.frombuffer(segment.arena.slot(kept.slot), np.uint8)[: kept.used]
-        self._shelf.put(Book(kept=kept, data=data, arena=segment.arena))
-        self._drop_segments(lambda key: key[1] not in self._shelf.generations() and key[1] < kept.generation)
+        self._snapshot_store.put(WorkerSnapshots(kept=kept, data=data, arena=segment.arena))
+        self._drop_segments(
+            lambda key: key[1] not in self._snapshot_store.generations() and key[1] < kept.generation
+        )
         self._figures.sealed(kept)
 
     @ray.method(concurrency_group=SEAL)
@@ -129,7 +134,7 @@ class Keeper:
         with self._lock:
             self._flushing.add(key)
         try:
-            book = self._shelf.book(kept.generation, kept.rank, kept.step)
+            worker_snapshots = self._snapshot_store.worker_snapshots(kept.generation, kept.rank, kept.step)
             if kept.rank == 0:
                 self._repeat()
             self._writer.save(
@@ -137,7 +142,7 @@ class Keeper:
                     generation=kept.generation,
                     rank=kept.rank,
                     step=kept.step,
-                    pieces=book.pieces(),
+                    pieces=worker_snapshots.pieces(),
                     document=kept.document,
                 )
             )
@@ -145,55 +150,57 @@ class Keeper:
             with self._lock:
                 self._flushing.discard(key)
 
-    # -- from other keepers
+    # -- from other peer stores
 
     @ray.method(concurrency_group=READ)
     def hold(self, kept: Kept, other: Any) -> None:
-        """Keep a copy of what another node's keeper has. Asked for from here, so that it is owned here.
+        """Keep a copy of what another node's peer store has. Asked for from here, so that it is owned here.
 
         Raises MemoryTooSmall.
         """
-        self._shelf.make_room(kept, self._store_bytes)
+        self._snapshot_store.make_room(kept, self._store_bytes)
         data = answer(other.give.remote(kept.generation, kept.rank, kept.step), COPY_S)
-        self._shelf.put(Book(kept=kept, data=data))
+        self._snapshot_store.put(WorkerSnapshots(kept=kept, data=data))
 
     @ray.method(concurrency_group=READ)
     def give(self, generation: int, rank: int, step: int) -> np.ndarray:
-        return self._shelf.book(generation, rank, step).data
+        return self._snapshot_store.worker_snapshots(generation, rank, step).data
 
     # -- for whoever recovers: the same questions that a worker answers
 
     @ray.method(concurrency_group=CONTROL)
-    def told(self) -> Told:
-        return Told(snapshots=self._shelf.snapshots(), steps=self._shelf.steps())
+    def reported(self) -> Reported:
+        return Reported(snapshots=self._snapshot_store.snapshots(), steps=self._snapshot_store.steps())
 
     @ray.method(concurrency_group=CONTROL)
     def offer(self, origin: Live) -> Offer:
-        return self._shelf.offer(origin.generation, origin.step)
+        return self._snapshot_store.offer(origin.generation, origin.step)
 
     @ray.method(concurrency_group=READ)
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
-        return self._shelf.read(generation, step, wanted)
+        return self._snapshot_store.read(generation, step, wanted)
 
     @ray.method(concurrency_group=READ)
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
-        return self._shelf.digest_of(generation, step, boxes)
+        return self._snapshot_store.digest_of(generation, step, boxes)
 
     # -- private
 
     def _repeat(self) -> None:
         """Tell the steps since the last checkpoint: none may be committed of a step that nobody heard of."""
         with self._lock:
-            news = [r for r in self._shelf.steps() if (r.generation, r.step) > self._repeated]
+            news = [r for r in self._snapshot_store.steps() if (r.generation, r.step) > self._repeated]
             if news:
                 self._repeated = news[-1].generation, news[-1].step
         self._outbox.post(*news)
 
-    def _sizes(self) -> Sizes:
+    def _sizes(self) -> SnapshotSizes:
         with self._lock:
             own = sum(segment.arena.size * segment.arena.slots for segment in self._segments.values())
-        copies = self._shelf.copied_bytes()
-        return Sizes(own=own, copies=copies, room=self._store_bytes, spilled=spilled_bytes(self._node))
+        copies = self._snapshot_store.copied_bytes()
+        return SnapshotSizes(
+            own=own, copies=copies, room=self._store_bytes, spilled=spilled_bytes(self._node)
+        )
 
     def _drop_segments(self, due: Callable[[tuple[str, int]], bool]) -> None:
         with self._lock:
@@ -204,5 +211,5 @@ class Keeper:
 
     def _exit(self, why: str) -> None:
         self._drop_segments(lambda _: True)
-        os.write(2, f"keeper of {self._node} ends itself: {why}\n".encode())
+        os.write(2, f"peer store of {self._node} ends itself: {why}\n".encode())
         os._exit(1)

@@ -1,7 +1,7 @@
-"""Files in shared memory that hold snapshots. The keeper that made one keeps a lock on it while it lives.
+"""Files in shared memory that hold snapshots. The peer store that made one keeps a lock on it while it lives.
 
 Python's own shared memory dies with the process that made it, and with any that merely looked: these are
-plain files, and what a dead keeper left is found by its lock, which the kernel has given back.
+plain files, and what a dead peer store left is found by its lock, which the kernel has given back.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def create(name: str, size: int, *, slots: int, directory: Path = DIRECTORY) -> 
 
 
 def sweep(directory: Path = DIRECTORY) -> list[str]:
-    """Remove the segments of keepers that are gone, whatever run they were of; their names."""
+    """Remove the segments of peer stores that are gone, whatever run they were of; their names."""
     gone: list[str] = []
     for path in sorted(directory.glob(f"{PREFIX}*")):
         try:

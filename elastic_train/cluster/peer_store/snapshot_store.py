@@ -1,4 +1,4 @@
-"""What one keeper holds: snapshots of its own node's workers in their segments, copies of another node's.
+"""What one peer store holds: snapshots of its own node's workers in their segments, copies of another node's.
 
 A snapshot for peer memory begins only after the vote said that the one before it is complete on every rank,
 so of two the older is complete wherever the newer isn't yet. A checkpoint's does not wait: a third one stays.
@@ -31,7 +31,7 @@ REPORTS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Book:
+class WorkerSnapshots:
     """One snapshot. `arena` is None where `data` is a copy of its own."""
 
     kept: Kept
@@ -63,26 +63,26 @@ class Book:
         )
 
 
-class Shelf:
-    """Safe from several threads. `keeper` is the name that evidence knows it by."""
+class SnapshotStore:
+    """Safe from several threads. `peer store` is the name that evidence knows it by."""
 
-    def __init__(self, keeper: str) -> None:
-        self._keeper = keeper
-        self._books: dict[tuple[int, int, int], Book] = {}  # by generation, rank, step
+    def __init__(self, peer_store: str) -> None:
+        self._peer_store = peer_store
+        self._by_worker: dict[tuple[int, int, int], WorkerSnapshots] = {}  # by generation, rank, step
         self._reports: deque[StepCommitted] = deque(maxlen=REPORTS)
         self._lock = threading.Lock()
 
-    def put(self, book: Book) -> None:
+    def put(self, worker_snapshots: WorkerSnapshots) -> None:
         """Keep a snapshot; an older one of its rank goes, and with a second one older generations."""
-        kept = book.kept
+        kept = worker_snapshots.kept
         with self._lock:
-            self._books[kept.generation, kept.rank, kept.step] = book
+            self._by_worker[kept.generation, kept.rank, kept.step] = worker_snapshots
             self._reports += kept.steps
-            steps = sorted(s for g, r, s in self._books if (g, r) == (kept.generation, kept.rank))
+            steps = sorted(s for g, r, s in self._by_worker if (g, r) == (kept.generation, kept.rank))
             for step in steps[:-STEPS]:
-                del self._books[kept.generation, kept.rank, step]
+                del self._by_worker[kept.generation, kept.rank, step]
             if not kept.first:
-                self._books = {key: b for key, b in self._books.items() if key[0] >= kept.generation}
+                self._by_worker = {key: b for key, b in self._by_worker.items() if key[0] >= kept.generation}
 
     def make_room(self, kept: Kept, free: int) -> None:
         """Before a copy comes into an object store of `free` bytes: MemoryTooSmall where it would not fit.
@@ -91,37 +91,39 @@ class Shelf:
         step of the same rank goes for it, as long as one stays. Room for what this node sends on stays free.
         """
         with self._lock:
-            own = sorted((b for b in self._books.values() if b.arena is None), key=lambda b: b.kept.step)
+            own = sorted((b for b in self._by_worker.values() if b.arena is None), key=lambda b: b.kept.step)
             held = sum(b.data.nbytes for b in own)
             older = [b for b in own if b.kept.rank == kept.rank][:-1]
             while older and held + 2 * kept.used > free * (1 - SPARE):
-                book = older.pop(0)
-                del self._books[book.kept.generation, book.kept.rank, book.kept.step]
-                held -= book.data.nbytes
+                worker_snapshots = older.pop(0)
+                del self._by_worker[
+                    worker_snapshots.kept.generation, worker_snapshots.kept.rank, worker_snapshots.kept.step
+                ]
+                held -= worker_snapshots.data.nbytes
         where = "the object store of the node that would hold them"
         require(held + 2 * kept.used, free=free, what="copies of snapshots", where=where)
 
-    def book(self, generation: int, rank: int, step: int) -> Book:
+    def worker_snapshots(self, generation: int, rank: int, step: int) -> WorkerSnapshots:
         """One snapshot; GroupBroken if it is here no more."""
         with self._lock:
-            book = self._books.get((generation, rank, step))
-        if book is None or not book.sound:
+            worker_snapshots = self._by_worker.get((generation, rank, step))
+        if worker_snapshots is None or not worker_snapshots.sound:
             what = f"rank {rank}'s snapshot of step {step}"
             raise GroupBroken(generation=generation, reason=f"peer memory does not hold {what} here")
-        return book
+        return worker_snapshots
 
     def snapshots(self) -> tuple[Snapshot, ...]:
         """What could be served now."""
         return tuple(
             Snapshot(
-                keeper=self._keeper,
+                peer_store=self._peer_store,
                 generation=generation,
                 rank=rank,
                 step=step,
-                share=book.kept.replica,
+                share=worker_snapshots.kept.replica,
             )
-            for (generation, rank, step), book in sorted(self._copy().items())
-            if book.sound
+            for (generation, rank, step), worker_snapshots in sorted(self._copy().items())
+            if worker_snapshots.sound
         )
 
     def steps(self) -> tuple[StepCommitted, ...]:
@@ -131,24 +133,28 @@ class Shelf:
 
     def copied_bytes(self) -> int:
         """What is held for other nodes, in this node's object store."""
-        return sum(book.data.nbytes for book in self._copy().values() if book.arena is None)
+        return sum(
+            worker_snapshots.data.nbytes
+            for worker_snapshots in self._copy().values()
+            if worker_snapshots.arena is None
+        )
 
     def generations(self) -> frozenset[int]:
         return frozenset(generation for generation, _, _ in self._copy())
 
     def offer(self, generation: int, step: int) -> Offer:
         """Every box of a step, and one document of its ranks."""
-        books = self._of(generation, step)
+        snapshots_by_worker = self._of(generation, step)
         return Offer(
-            holds=Fragments.concat([book.kept.boxes for book in books]),
-            document=merged([book.kept.document for book in books]),
+            holds=Fragments.concat([worker_snapshots.kept.boxes for worker_snapshots in snapshots_by_worker]),
+            document=merged([worker_snapshots.kept.document for worker_snapshots in snapshots_by_worker]),
         )
 
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
         """The bytes of each box, uint8, row-major."""
-        books = self._of(generation, step)
-        found = [_read(books, wanted, row) for row in range(len(wanted))]
-        if not all(book.sound for book in books):
+        snapshots_by_worker = self._of(generation, step)
+        found = [_read(snapshots_by_worker, wanted, row) for row in range(len(wanted))]
+        if not all(worker_snapshots.sound for worker_snapshots in snapshots_by_worker):
             raise GroupBroken(generation=generation, reason=f"a snapshot of step {step} was overwritten")
         return found
 
@@ -156,29 +162,31 @@ class Shelf:
         """Digest of boxes, to compare with what arrived elsewhere."""
         return of_boxes(boxes, self.read(generation, step, boxes)) & MASK
 
-    def _of(self, generation: int, step: int) -> list[Book]:
-        books = [b for (g, _, s), b in self._copy().items() if (g, s) == (generation, step) and b.sound]
-        if not books:
+    def _of(self, generation: int, step: int) -> list[WorkerSnapshots]:
+        snapshots_by_worker = [
+            b for (g, _, s), b in self._copy().items() if (g, s) == (generation, step) and b.sound
+        ]
+        if not snapshots_by_worker:
             raise GroupBroken(generation=generation, reason=f"peer memory has nothing of step {step} here")
-        return books
+        return snapshots_by_worker
 
-    def _copy(self) -> dict[tuple[int, int, int], Book]:
+    def _copy(self) -> dict[tuple[int, int, int], WorkerSnapshots]:
         with self._lock:
-            return dict(self._books)
+            return dict(self._by_worker)
 
 
-def _read(books: Iterable[Book], wanted: Fragments, at: int) -> np.ndarray:
+def _read(snapshots_by_worker: Iterable[WorkerSnapshots], wanted: Fragments, at: int) -> np.ndarray:
     """One box out of the book that contains it."""
     key, box = int(wanted.key[at]), wanted.box(at)
     name, dtype = wanted.names[key], wanted.dtypes[key]
-    for book in books:
-        boxes = book.kept.boxes
+    for worker_snapshots in snapshots_by_worker:
+        boxes = worker_snapshots.kept.boxes
         if name not in boxes.names:
             continue
         for row in np.flatnonzero(boxes.key == boxes.names.index(name)).tolist():
             outer = boxes.box(row)
             if _contains(outer, box):
-                whole = book.bytes_of(row).view(f"V{ITEM_BYTES[dtype]}").reshape(outer.sizes)
+                whole = worker_snapshots.bytes_of(row).view(f"V{ITEM_BYTES[dtype]}").reshape(outer.sizes)
                 return np.ascontiguousarray(whole[box.within(outer).slices]).reshape(-1).view(np.uint8)
     raise GroupBroken(generation=0, reason=f"peer memory does not hold {box} of {name[0]} {name[1]} here")
 

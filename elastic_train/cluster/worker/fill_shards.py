@@ -43,7 +43,7 @@ def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tup
 
 
 def reads(handle: Any, origin: Live) -> Ask:
-    """Reads out of the memory of a worker or a keeper."""
+    """Reads out of the memory of a worker or a peer store."""
 
     def ask(boxes: Fragments) -> Answer:
         ref = handle.read.remote(origin.generation, origin.step, boxes)

@@ -1,8 +1,8 @@
-"""A worker's hand on its node's keeper: what happens to a snapshot once it is whole.
+"""A worker's hand on its node's peer store: what happens to a snapshot once it is whole.
 
-With a keeper it is sealed in the keeper's segment, copied to another node, and written to storage from there.
-Without one, or when it dies, the worker goes on alone: snapshots only for storage, written from its own
-memory by a thread.
+With a peer store it is sealed in the peer store's segment, copied to another node, and written to storage
+from there. Without one, or when it dies, the worker goes on alone: snapshots only for storage, written from
+its own memory by a thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SLOTS = 3
 RESERVE_S = 30.0
 
 
-class Keeping:
+class PeerTier:
     """Everything between a snapshot that is whole and the tiers that hold it.
 
     `every` is the peer tier's cadence in steps; "auto" weighs what a snapshot costs against what it saves.
@@ -50,9 +50,9 @@ class Keeping:
     ) -> None:
         self._worker, self._writer, self._note, self._steps = worker, writer, note, steps
         self._every: int | Literal["auto"] = every
-        self._keeper: Any = None
+        self._peer_store: Any = None
         self._generation = 0
-        self._shared = False  # whether this generation's slots are in a segment of the keeper
+        self._shared = False  # whether this generation's slots are in a segment of the peer store
         self._used: Share | None = None  # the newest that is complete
         self._open: set[int] = set()  # steps of those under way
         self._flushing: set[Share] = set()
@@ -65,22 +65,22 @@ class Keeping:
         self._lock = threading.Condition()
         self._threads = ThreadPoolExecutor(max_workers=2 * SLOTS, thread_name_prefix="keeping")
 
-    def meet(self, keeper: Any) -> None:
-        """The keeper of this node, None where there is none; before a generation starts."""
-        self._keeper = keeper
+    def meet(self, peer_store: Any) -> None:
+        """The peer store of this node, None where there is none; before a generation starts."""
+        self._peer_store = peer_store
 
     # -- asked by the saver
 
     def memory(self, generation: int, size: int) -> Arena:
-        """Slots for a generation's snapshots: in the keeper's segment if it has room, else here."""
+        """Slots for a generation's snapshots: in the peer store's segment if it has room, else here."""
         with self._lock:
             self._generation = generation
             self._used, self._open, self._first, self._said = None, set(), True, 0
             self._shared = False
-        if self._keeper is not None:
+        if self._peer_store is not None:
             size = aligned(size)
             try:
-                reserving = self._keeper.reserve.remote(self._worker, generation, size, SLOTS)
+                reserving = self._peer_store.reserve.remote(self._worker, generation, size, SLOTS)
                 path = answer(reserving, RESERVE_S)
                 self._shared = True
                 return Arena.attach(Path(path), size, slots=SLOTS)
@@ -157,7 +157,7 @@ class Keeping:
         kept = _kept(self._worker, share, first=first, steps=self._news(share.generation))
         self._cost_s = share.seconds
         try:
-            ray.get(self._keeper.seal.remote(kept))
+            ray.get(self._peer_store.seal.remote(kept))
         except RayError as error:
             self._failed(error)
             if share.storage:
@@ -170,7 +170,7 @@ class Keeping:
         if share.storage:  # which waits for no other node
             self._threads.submit(self._guarded, lambda whole: self._flush(kept, whole), share)
         try:
-            self._copied(share.step, ray.get(self._keeper.copy.remote(kept, self._keeper)))
+            self._copied(share.step, ray.get(self._peer_store.copy.remote(kept, self._peer_store)))
         except RayError as error:
             self._failed(error)
             self._complete(share, shared=False)
@@ -182,7 +182,9 @@ class Keeping:
             self._complete(share, shared=True)
 
     def _news(self, generation: int) -> tuple[StepCommitted, ...]:
-        """The steps that the keeper may not know, and the last one again, which may have metrics by now."""
+        """The steps that the peer store may not know, and the last one again, which may have metrics by
+        now.
+        """
         with self._lock:
             said = self._said if generation == self._generation else 0
         return tuple(r for r in self._steps() if r.generation == generation and r.step >= said)
@@ -194,7 +196,7 @@ class Keeping:
 
     def _flush(self, kept: Kept, share: Share) -> None:
         try:
-            ray.get(self._keeper.flush.remote(kept))
+            ray.get(self._peer_store.flush.remote(kept))
         except RayError as error:
             self._failed(error)
             self._writer.save(share)
@@ -231,9 +233,11 @@ class Keeping:
 
     def _failed(self, error: RayError) -> None:
         if isinstance(error, RayTaskError):
-            self._note(f"the keeper of this node could not take a snapshot: {error.cause}")
+            self._note(f"the peer store of this node could not take a snapshot: {error.cause}")
             return
-        self._note(f"the keeper of this node is gone ({type(error).__name__}): snapshots go to storage only")
+        self._note(
+            f"the peer store of this node is gone ({type(error).__name__}): snapshots go to storage only"
+        )
         with self._lock:
             self._shared = False
             self._lock.notify_all()

@@ -16,7 +16,7 @@ from elastic_train.checkpoint.merging import merged
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.cluster.checkpoint_io import read_in_batches
 from elastic_train.cluster.messages import Offer
-from elastic_train.cluster.stage_replays import Rerun
+from elastic_train.cluster.stage_replays import StageReplay
 from elastic_train.errors import GroupBroken, StateMismatch
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Uncovered, plan_transfer
@@ -24,9 +24,9 @@ from elastic_train.recovery.evidence import Live, Stored, Vote
 from elastic_train.train.boundary.boundary_log import FLUSH_S
 from elastic_train.train.boundary.crossing import Crossing
 from elastic_train.train.member import Member
-from elastic_train.train.rank_assignment import ReplaySeat
+from elastic_train.train.rank_assignment import ReplayAssignment
 
-Parcel = tuple[Vote | None, dict[Crossing, torch.Tensor]]
+StepLog = tuple[Vote | None, dict[Crossing, torch.Tensor]]
 """What a sender's log has of a step for one stage, and the step's outcome where it is known."""
 
 LOOK_S = 0.2
@@ -36,16 +36,16 @@ LOOK_S = 0.2
 def replay(
     member: Member,
     open_: Callable[[Stored], Checkpoint],
-    rerun: Rerun,
-    seat: ReplaySeat,
+    stage_replay: StageReplay,
+    assignment: ReplayAssignment,
     senders: Sequence[Any],
-    keepers: Sequence[Any],
+    peer_stores: Sequence[Any],
 ) -> None:
     """On the training thread. What was replayed is held afterwards, as the lost worker held it."""
-    source = rerun.replay
-    member.stand_in(seat)
+    source = stage_replay.replay
+    member.substitute(assignment)
     if source.peers:
-        _from_peers(member, Live(generation=rerun.generation, step=source.base), keepers)
+        _from_peers(member, Live(generation=stage_replay.generation, step=source.base), peer_stores)
     elif source.stored is not None:
         checkpoint = open_(source.stored)
         needs = member.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
@@ -55,20 +55,22 @@ def replay(
     else:
         member.needs()
         member.initialise()
-    member.replay(rerun.step, SentByOthers(rerun, seat, senders, member.check))
+    member.replay(stage_replay.step, SentByOthers(stage_replay, assignment, senders, member.check))
 
 
-def complete(member: Member, rerun: Rerun, number: int, helpers: Sequence[Any]) -> None:
+def complete(member: Member, stage_replay: StageReplay, number: int, helpers: Sequence[Any]) -> None:
     """Take what a lost rank had sent and helpers have logged: then its log is whole again."""
-    (rank,) = rerun.ranks(number)
-    lost = rerun.stand_in.lost
+    (rank,) = stage_replay.ranks(number)
+    lost = stage_replay.substitute.lost
     own = frozenset(lost.shares[lost.mesh.dp_index(rank)])
-    stage, _ = rerun.replay.log.stages
-    (log,) = (log for log, of in member.held.kept_logs(rerun.generation) if of == stage)
-    for step in range(rerun.replay.base + 1, rerun.step + 1):
+    stage, _ = stage_replay.replay.log.stages
+    (log,) = (log for log, of in member.held.kept_logs(stage_replay.generation) if of == stage)
+    for step in range(stage_replay.replay.base + 1, stage_replay.step + 1):
         for target in {stage - 1, stage + 1} & set(range(lost.mesh.pp)):
             had = log.crossings(stage, target, step)
-            asked = [helper.sent.remote(rerun.generation, (target, target + 1), step) for helper in helpers]
+            asked = [
+                helper.sent.remote(stage_replay.generation, (target, target + 1), step) for helper in helpers
+            ]
             for ref in asked:
                 _, sent = _waited(ref, step, member.check)
                 for crossing, tensor in sent.items():
@@ -77,9 +79,9 @@ def complete(member: Member, rerun: Rerun, number: int, helpers: Sequence[Any]) 
         log.flush(FLUSH_S)  # what waits to be copied has its bounds
 
 
-def parcel(
+def step_log(
     member: Member, generation: int, stages: tuple[int, int], step: int, share: Collection[int] | None
-) -> Parcel:
+) -> StepLog:
     """What a member kept for others' stages in a step, and the step's outcome where it knows it.
 
     With a `share` of these micro-batches alone, and of ties.
@@ -102,11 +104,15 @@ class SentByOthers:
     """The survivors' logs as a replay reads them. `check` raises where the group was broken."""
 
     def __init__(
-        self, rerun: Rerun, seat: ReplaySeat, senders: Sequence[Any], check: Callable[[], None]
+        self,
+        stage_replay: StageReplay,
+        assignment: ReplayAssignment,
+        senders: Sequence[Any],
+        check: Callable[[], None],
     ) -> None:
-        self._rerun, self._senders, self._check = rerun, senders, check
-        plan = seat.stand_in.plan
-        share = plan.shares[plan.mesh.dp_index(seat.rank)]
+        self._stage_replay, self._senders, self._check = stage_replay, senders, check
+        plan = assignment.substitute.plan
+        share = plan.shares[plan.mesh.dp_index(assignment.rank)]
         self._share = frozenset(share) | {0}  # the first one is what a rank without any fills up with
         self._asked: dict[int, list[Any]] = {}
         self._step = 0
@@ -132,23 +138,23 @@ class SentByOthers:
             return
         self._ask(step)
         self._ask(step + 1)
-        parcels: list[Parcel] = [self._wait(ref) for ref in self._asked.pop(step)]
-        last = self._rerun.vote if step == self._rerun.step else None
-        self._vote = next((vote for vote, _ in parcels if vote is not None), last)
-        self._sent = {crossing: tensor for _, sent in parcels for crossing, tensor in sent.items()}
+        step_logs: list[StepLog] = [self._wait(ref) for ref in self._asked.pop(step)]
+        last = self._stage_replay.vote if step == self._stage_replay.step else None
+        self._vote = next((vote for vote, _ in step_logs if vote is not None), last)
+        self._sent = {crossing: tensor for _, sent in step_logs for crossing, tensor in sent.items()}
         self._step = step
 
     def _ask(self, step: int) -> None:
-        rerun = self._rerun
-        if step <= rerun.step and step not in self._asked:
-            wanted = rerun.generation, rerun.replay.log.stages, step, self._share
+        stage_replay = self._stage_replay
+        if step <= stage_replay.step and step not in self._asked:
+            wanted = stage_replay.generation, stage_replay.replay.log.stages, step, self._share
             self._asked[step] = [sender.sent.remote(*wanted) for sender in self._senders]
 
-    def _wait(self, ref: Any) -> Parcel:
-        return _waited(ref, self._rerun.step, self._check)
+    def _wait(self, ref: Any) -> StepLog:
+        return _waited(ref, self._stage_replay.step, self._check)
 
 
-def _waited(ref: Any, step: int, check: Callable[[], None]) -> Parcel:
+def _waited(ref: Any, step: int, check: Callable[[], None]) -> StepLog:
     while not ray.wait([ref], timeout=LOOK_S)[0]:
         check()
     try:
@@ -159,16 +165,16 @@ def _waited(ref: Any, step: int, check: Callable[[], None]) -> Parcel:
         raise
 
 
-def _from_peers(member: Member, base: Live, keepers: Sequence[Any]) -> None:
-    offers: list[Offer] = ray.get([keeper.offer.remote(base) for keeper in keepers])
+def _from_peers(member: Member, base: Live, peer_stores: Sequence[Any]) -> None:
+    offers: list[Offer] = ray.get([peer_store.offer.remote(base) for peer_store in peer_stores])
     haves = [offer.holds for offer in offers]
     needs = member.needs(Fragments.concat(haves))
-    nodes = [str(number) for number in range(len(keepers))]
+    nodes = [str(number) for number in range(len(peer_stores))]
     moves = plan_transfer([needs], haves, need_nodes=["0"], have_nodes=nodes, same={})
     if isinstance(moves, Uncovered):
         raise StateMismatch(step=base.step, detail=f"peer memory does not hold {moves}")
-    for number, keeper in enumerate(keepers):
+    for number, peer_store in enumerate(peer_stores):
         boxes = moves.boxes(moves.holder == number)
         if len(boxes):
-            member.fill(boxes, ray.get(keeper.read.remote(base.generation, base.step, boxes)))
+            member.fill(boxes, ray.get(peer_store.read.remote(base.generation, base.step, boxes)))
     member.load(merged([offer.document for offer in offers]))

@@ -21,19 +21,19 @@ from ray import cloudpickle
 
 from elastic_train.cluster.checkpoint_io import PartWriter, read_in_batches
 from elastic_train.cluster.error_causes import loading
-from elastic_train.cluster.faults.fault_injector import Saboteur
-from elastic_train.cluster.messages import Filled, Offer, Ready, Standing
+from elastic_train.cluster.faults.fault_injector import FaultInjector
+from elastic_train.cluster.messages import Filled, Heartbeat, Offer, Ready
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
-from elastic_train.cluster.stage_replays import Rerun
+from elastic_train.cluster.stage_replays import StageReplay
 from elastic_train.cluster.worker.compute_time import Stopwatch
 from elastic_train.cluster.worker.fill_shards import fill_from, reads
-from elastic_train.cluster.worker.peer_tier import Keeping
-from elastic_train.cluster.worker.replay_stage import Parcel, complete, parcel, replay
+from elastic_train.cluster.worker.peer_tier import PeerTier
+from elastic_train.cluster.worker.replay_stage import StepLog, complete, replay, step_log
 from elastic_train.cluster.worker.restore_shards import restore
 from elastic_train.cluster.worker.spot_notices import heed
 from elastic_train.cluster.worker.thread_stacks import stack_of
 from elastic_train.cluster.worker.training_thread import TrainingThread
-from elastic_train.cluster.worker.worker_reporter import Voice
+from elastic_train.cluster.worker.worker_reporter import WorkerReporter
 from elastic_train.config import RunSpec
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.faults import FaultSchedule
@@ -43,7 +43,7 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
 from elastic_train.train.collectives.interruptible_group import waited
 from elastic_train.train.member import Member
-from elastic_train.train.rank_assignment import ReplaySeat, Seat
+from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
 from elastic_train.train.snapshot.saver import Described, Lazy
 
 log = logging.getLogger(__name__)
@@ -71,27 +71,27 @@ class Worker:
         self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
         self._stopwatch = Stopwatch(waited)
-        self._voice = Voice(worker=name, node=node, stopwatch=self._stopwatch)
+        self._reporter = WorkerReporter(worker=name, node=node, stopwatch=self._stopwatch)
         self._training = TrainingThread()
         self._outbox = Outbox(
             lambda words, beat: controller.deliver.remote(name, words, beat),
-            self._voice.standing,
+            self._reporter.heartbeat,
             heartbeat_s=spec.timing.heartbeat_s,
             grace_s=spec.timing.lease_s * ORPHAN_LEASES,
             expired=self._exit,
         )
-        self._voice.post = self._outbox.post
+        self._reporter.post = self._outbox.post
         self._member: Member | None = None
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
-        self._keeping = Keeping(
+        self._peer_tier = PeerTier(
             name,
             self._writer,
             every=spec.checkpoints.peers or "auto",
             note=log.warning,
-            steps=self._voice.repeat,
+            steps=self._reporter.repeat,
         )
         if faults is not None:
-            self._stopwatch.then = Saboteur(
+            self._stopwatch.then = FaultInjector(
                 faults[0],
                 store=self._writer.store,
                 node=node,
@@ -116,8 +116,8 @@ class Worker:
         """Returns when the worker is told to stop, fails when its process dies: the controller waits."""
         self._over.wait()
 
-    def ping(self) -> Standing:
-        return self._voice.standing()
+    def ping(self) -> Heartbeat:
+        return self._reporter.heartbeat()
 
     def stack(self) -> str:
         """Where the training thread is, for a person; it may hang in there."""
@@ -142,26 +142,33 @@ class Worker:
 
         return self._on_training(origin.generation, settle)
 
-    def replay(self, rerun: Rerun, seat: ReplaySeat, senders: Sequence[Any], keepers: Sequence[Any]) -> None:
+    def replay(
+        self,
+        stage_replay: StageReplay,
+        assignment: ReplayAssignment,
+        senders: Sequence[Any],
+        peer_stores: Sequence[Any],
+    ) -> None:
         """Bring a lost stage back with others, and hold this rank's part beside what is held already."""
-        self._generation = rerun.during
+        self._generation = stage_replay.during
         self._on_training(
-            rerun.during, lambda: replay(self._owner, self._writer.open, rerun, seat, senders, keepers)
+            stage_replay.during,
+            lambda: replay(self._owner, self._writer.open, stage_replay, assignment, senders, peer_stores),
         )
 
-    def complete(self, rerun: Rerun, number: int, helpers: Sequence[Any]) -> None:
+    def complete(self, stage_replay: StageReplay, number: int, helpers: Sequence[Any]) -> None:
         """Take what those that helped in a replay had logged of this rank's share."""
-        self._on_training(rerun.during, lambda: complete(self._owner, rerun, number, helpers))
+        self._on_training(stage_replay.during, lambda: complete(self._owner, stage_replay, number, helpers))
 
-    def join(self, seat: Seat, states: Fragments | None) -> Fragments:
+    def join(self, assignment: RankAssignment, states: Fragments | None) -> Fragments:
         """Take a seat: rendezvous, mesh, model with empty shards. Returns what it then needs."""
-        self._generation = seat.generation
+        self._generation = assignment.generation
 
         def take() -> Fragments:
-            self._owner.join(seat)
+            self._owner.join(assignment)
             return self._owner.needs(states)
 
-        return self._on_training(seat.generation, take)
+        return self._on_training(assignment.generation, take)
 
     def gather(
         self,
@@ -208,9 +215,9 @@ class Worker:
 
         return self._timed(generation, fill)
 
-    def go(self, generation: int, keeper: Any = None) -> None:
-        """Train, with this node's keeper. Returns at once; how it ends is posted."""
-        self._keeping.meet(keeper)
+    def go(self, generation: int, peer_store: Any = None) -> None:
+        """Train, with this node's peer store. Returns at once; how it ends is posted."""
+        self._peer_tier.meet(peer_store)
         self._training.submit(lambda: self._run(generation))
 
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
@@ -222,9 +229,9 @@ class Worker:
 
     def sent(
         self, generation: int, stages: tuple[int, int], step: int, share: Collection[int] | None = None
-    ) -> Parcel:
+    ) -> StepLog:
         """What was kept in a step of what this worker sent to a range of stages, for their replay."""
-        return parcel(self._owner, generation, stages, step, share)
+        return step_log(self._owner, generation, stages, step, share)
 
     # -- steering a running group
 
@@ -242,39 +249,39 @@ class Worker:
 
     def repeat(self) -> tuple[StepCommitted, ...]:
         """The last steps, for a controller that may have died before they were durable."""
-        return self._voice.repeat()
+        return self._reporter.repeat()
 
     def abort(self, generation: int) -> None:
-        """Break the generation's collectives; the last word follows from the training thread."""
+        """Break the generation's collectives; the final report follows from the training thread."""
         if self._member is not None:
             self._member.abort(generation)
-        self._training.submit(lambda: self._voice.last_word(generation, again=True))
+        self._training.submit(lambda: self._reporter.final_report(generation, again=True))
 
     # -- on the training thread
 
     def _start(self, job: bytes, device: str) -> None:
         with loading(self._name, self._node):
-            self._member = self._voice.member = Member(
+            self._member = self._reporter.member = Member(
                 cloudpickle.loads(job),  # pyright: ignore[reportPrivateImportUsage]
                 self._spec,
                 device=device,
-                on_step=self._voice.step,
+                on_step=self._reporter.step,
                 saving=self._saver,
                 faults=self._stopwatch,
             )
 
     def _saver(self, described: Described) -> Lazy:
-        keeping = self._keeping
+        peer_tier = self._peer_tier
         return Lazy(
             described,
-            keeping.deliver,
-            memory=keeping.memory,
+            peer_tier.deliver,
+            memory=peer_tier.memory,
             note=log.warning,
             every_step=self._spec.checkpoints.peers is not None,
-            crowded=keeping.crowded,
-            awaited=keeping.awaited,
-            taking=keeping.taking,
-            dropped=keeping.dropped,
+            crowded=peer_tier.crowded,
+            awaited=peer_tier.awaited,
+            taking=peer_tier.taking,
+            dropped=peer_tier.dropped,
         )
 
     @property
@@ -288,24 +295,24 @@ class Worker:
         return Filled(digest=self._owner.digest(), step=document["step"], notes=tuple(notes))
 
     def _run(self, generation: int) -> None:
-        if generation != self._generation or self._voice.settled(generation) or generation == self._gone:
+        if generation != self._generation or self._reporter.settled(generation) or generation == self._gone:
             return
         self._gone = generation
         try:
             self._owner.go()
             end = self._owner.run()
         except (GroupIsBroken, UserCodeError) as error:
-            self._voice.broke(generation, error)
+            self._reporter.broke(generation, error)
         except Exception as error:  # noqa: BLE001 - an engine fault: said, never swallowed
-            self._voice.broke(generation, error)
+            self._reporter.broke(generation, error)
         else:
             if end.kind == "paused":
-                self._voice.last_word(generation)
+                self._reporter.final_report(generation)
             else:
                 self._finished = generation
 
     def _save_again(self, generation: int) -> None:
-        if generation == self._generation and not self._voice.settled(generation):
+        if generation == self._generation and not self._reporter.settled(generation):
             self._owner.save()
 
     def _timed(self, generation: int, fill: Callable[[], Filled]) -> Filled:
@@ -319,7 +326,7 @@ class Worker:
         try:
             return future.result()
         except Exception as error:
-            self._voice.failed(generation, error)
+            self._reporter.failed(generation, error)
             raise
 
     def _exit(self, why: str) -> None:

@@ -10,31 +10,31 @@ from collections.abc import Callable
 
 from elastic_train.checkpoint.engine.machine_memory import memory_now
 from elastic_train.cluster.error_causes import cause_of
-from elastic_train.cluster.messages import Standing
+from elastic_train.cluster.messages import Heartbeat
 from elastic_train.cluster.reported_events import committed
 from elastic_train.cluster.worker.compute_time import Stopwatch
-from elastic_train.control.events import Cause, GroupBroken, Settled, StepCommitted
+from elastic_train.control.events import Cause, FinalReport, GroupBroken, StepCommitted
 from elastic_train.train.member import Member
 from elastic_train.train.step.training_loop import StepReport
 
 REPORTS, UNSAID = 1024, 64  # steps that a controller may lose with its process, and those in its words
 
 
-class Voice:
+class WorkerReporter:
     """`post` takes its events. What belongs to the training thread comes last."""
 
     def __init__(self, *, worker: str, node: str, stopwatch: Stopwatch) -> None:
         self._worker, self._node, self._stopwatch = worker, node, stopwatch
-        self._settled: set[int] = set()  # generations whose last word was given
+        self._settled: set[int] = set()  # generations whose final report was given
         self._errors: dict[int, Cause] = {}
         self._reports: deque[StepCommitted] = deque(maxlen=REPORTS)
         self._lock = threading.Lock()
         self.member: Member | None = None  # there once it was built
         self.post: Callable[..., None] = lambda *_: None
 
-    def standing(self) -> Standing:
+    def heartbeat(self) -> Heartbeat:
         progress = self.member.progress() if self.member is not None else None
-        return Standing(
+        return Heartbeat(
             worker=self._worker,
             node=self._node,
             pid=os.getpid(),
@@ -76,7 +76,7 @@ class Voice:
         broken = GroupBroken(at=0.0, generation=generation, worker=self._worker, cause=cause)
         self._say(generation, broken)
 
-    def last_word(self, generation: int, *, again: bool = False) -> None:
+    def final_report(self, generation: int, *, again: bool = False) -> None:
         """What is held, and the error that was met. `again`: whoever asks may not have heard it."""
         if again or generation not in self._settled:
             self._say(generation)
@@ -89,11 +89,11 @@ class Voice:
         self.post(
             *first,
             *unsaid,
-            Settled(
+            FinalReport(
                 at=0.0,
                 generation=generation,
                 worker=self._worker,
-                holdings=self.member.holdings(),
+                local_states=self.member.local_states(),
                 error=self._errors.get(generation),
                 logs=self.member.held.logs(),
             ),

@@ -17,7 +17,7 @@ import torch
 from elastic_train.recovery.evidence import Vote
 from elastic_train.recovery.logs import Span
 from elastic_train.train.boundary.crossing import Crossing
-from elastic_train.train.boundary.log_buffers import Entry, Shelf, copied
+from elastic_train.train.boundary.log_buffers import KeptTensor, LogBuffers, copied
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Room:
 
 
 FLUSH_S = 2.0
-"""How long a last word waits for copies; steps that aren't copied by then count as not kept."""
+"""How long a final report waits for copies; steps that aren't copied by then count as not kept."""
 
 Chosen = Callable[[int], bool]
 """Whether a step is meant."""
@@ -50,8 +50,8 @@ class BoundaryLog:
 
     def __init__(self, room: Room) -> None:
         self._room = room
-        self._shelf = Shelf(memory=room.memory, disk=room.disk, directory=room.directory)
-        self._entries: dict[int, dict[Crossing, Entry]] = {}  # by step
+        self._buffers = LogBuffers(memory=room.memory, disk=room.disk, directory=room.directory)
+        self._entries: dict[int, dict[Crossing, KeptTensor]] = {}  # by step
         self._votes: dict[int, Vote] = {}
         self._whole = 0  # the newest step of which everything was given to `keep`
         self._gaps: set[int] = set()
@@ -134,7 +134,7 @@ class BoundaryLog:
 
     def read(self, crossing: Crossing) -> torch.Tensor:
         with self._shelved:
-            return self._shelf.read(self._entries[crossing.step][crossing])
+            return self._buffers.read(self._entries[crossing.step][crossing])
 
     def vote(self, step: int) -> Vote:
         with self._changed:
@@ -156,14 +156,14 @@ class BoundaryLog:
     def nbytes(self) -> int:
         """Bytes held, in memory and on disk."""
         with self._shelved:
-            return self._shelf.memory_used + self._shelf.disk_used
+            return self._buffers.memory_used + self._buffers.disk_used
 
     def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._thread.join()
-        self._shelf.close()
+        self._buffers.close()
 
     # -- the copying thread
 
@@ -185,7 +185,7 @@ class BoundaryLog:
     def _kept(self, job: _Waiting) -> bool:
         """Copy; whether there is room and nobody changed the tensor meanwhile."""
         with self._shelved:
-            data = self._shelf.buffer(job.nbytes)
+            data = self._buffers.buffer(job.nbytes)
         if data is None:
             return False
         entry = copied(job.tensor, data)
@@ -203,21 +203,21 @@ class BoundaryLog:
 
     # -- with `_shelved` held
 
-    def _admitted(self, entry: Entry) -> bool:
+    def _admitted(self, entry: KeptTensor) -> bool:
         """Make room: the oldest entries go to disk, and where that is full the oldest step goes."""
-        while not self._shelf.fits(entry):
+        while not self._buffers.fits(entry):
             oldest = self._oldest_inside()
             if oldest is None:
                 return False
-            if not self._shelf.spill(oldest):
+            if not self._buffers.spill(oldest):
                 step = min(self._entries)
                 with self._changed:
                     self._gaps.add(step)
                 self._give_back(step)
-        self._shelf.take(entry)
+        self._buffers.take(entry)
         return True
 
-    def _oldest_inside(self) -> Entry | None:
+    def _oldest_inside(self) -> KeptTensor | None:
         """The oldest entry that is in memory. The ones that went out did so in order."""
         for step in sorted(self._entries):
             entries = self._entries[step]
@@ -228,7 +228,7 @@ class BoundaryLog:
 
     def _give_back(self, step: int) -> None:
         for entry in self._entries.pop(step).values():
-            self._shelf.give_back(entry)
+            self._buffers.give_back(entry)
 
     # -- with `_changed` held
 

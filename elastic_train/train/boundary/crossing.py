@@ -30,7 +30,7 @@ class Crossing:
     part: int = 0
 
 
-class Kept(Protocol):
+class KeptCrossings(Protocol):
     """Where a replay reads what the lost stage received."""
 
     def read(self, crossing: Crossing) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Entry:
+class KeptTensor:
     """A kept tensor: its memory, or its place in the file."""
 
     dtype: torch.dtype
@@ -21,14 +21,14 @@ class Entry:
     offset: int = 0
 
 
-def copied(tensor: torch.Tensor, data: torch.Tensor) -> Entry:
+def copied(tensor: torch.Tensor, data: torch.Tensor) -> KeptTensor:
     """The tensor's values in a buffer of its size."""
     if data.numel():
         data.view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    return Entry(dtype=tensor.dtype, shape=tensor.shape, nbytes=data.numel(), data=data)
+    return KeptTensor(dtype=tensor.dtype, shape=tensor.shape, nbytes=data.numel(), data=data)
 
 
-class Shelf:
+class LogBuffers:
     """Not safe for several threads."""
 
     def __init__(self, *, memory: int, disk: int, directory: Path | None) -> None:
@@ -52,13 +52,13 @@ class Shelf:
         self._spare_bytes -= size
         return spare.pop()
 
-    def fits(self, entry: Entry) -> bool:
+    def fits(self, entry: KeptTensor) -> bool:
         return self.memory_used + entry.nbytes <= self._memory
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: KeptTensor) -> None:
         self.memory_used += entry.nbytes
 
-    def spill(self, entry: Entry) -> bool:
+    def spill(self, entry: KeptTensor) -> bool:
         """Move an entry to the file; False where that is full or cannot be written."""
         assert entry.data is not None
         if self.disk_used + entry.nbytes > self._disk:
@@ -78,7 +78,7 @@ class Shelf:
         self.disk_used += entry.nbytes
         return True
 
-    def read(self, entry: Entry) -> torch.Tensor:
+    def read(self, entry: KeptTensor) -> torch.Tensor:
         """A tensor of its own."""
         data = entry.data
         if data is None:
@@ -89,7 +89,7 @@ class Shelf:
             return torch.empty(entry.shape, dtype=entry.dtype)
         return data.clone().view(entry.dtype).view(entry.shape)
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: KeptTensor) -> None:
         if entry.data is None:
             self.disk_used -= entry.nbytes
             self._holes.setdefault(entry.nbytes, []).append(entry.offset)
@@ -101,7 +101,7 @@ class Shelf:
         if self._file is not None:
             self._file.close()
 
-    def _keep_spare(self, entry: Entry) -> None:
+    def _keep_spare(self, entry: KeptTensor) -> None:
         """Warm memory for the next tensor of the size: the first touch is what costs."""
         assert entry.data is not None
         if self._spare_bytes + entry.nbytes <= self._memory:

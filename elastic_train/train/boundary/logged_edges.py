@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.substitute import StandIn
+from elastic_train.recovery.substitute import Substitute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Instead:
+class SubstitutedRanks:
     """What shards stand in for: `ranks` of the lost plan, whose tensors but the `hidden` ones they give."""
 
-    stand_in: StandIn
+    substitute: Substitute
     ranks: tuple[int, ...]
     hidden: frozenset[str] = frozenset()
 
@@ -31,13 +31,13 @@ class Edges:
     speaks: bool
 
     @classmethod
-    def of(cls, plan: Plan, rank: int, instead: Instead | None = None) -> Edges:
+    def of(cls, plan: Plan, rank: int, substituted: SubstitutedRanks | None = None) -> Edges:
         at = plan.mesh.coordinate(rank)
         inner = plan.mesh.dp_shard * plan.mesh.cp * plan.mesh.tp
         first = last = at["pp"]
-        if instead is not None:
-            first, stop = instead.stand_in.stages
-            last, plan = stop - 1, instead.stand_in.lost
+        if substituted is not None:
+            first, stop = substituted.substitute.stages
+            last, plan = stop - 1, substituted.substitute.lost
         return cls(
             plan=plan, first=first, last=last, part=rank % inner, speaks=at["tp"] == 0 and at["cp"] == 0
         )

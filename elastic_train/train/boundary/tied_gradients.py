@@ -6,13 +6,15 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from elastic_train.train.boundary.crossing import Crossing, Kept
+from elastic_train.train.boundary.crossing import Crossing, KeptCrossings
 from elastic_train.train.boundary.sender import Sender
 from elastic_train.train.collectives.gradient_reduction import local_gradient, summed
-from elastic_train.train.collectives.mesh_position import Place
+from elastic_train.train.collectives.mesh_position import MeshPosition
 
 
-def add_kept_ties(parameters: Mapping[str, nn.Parameter], place: Place, kept: Kept, sender: Sender) -> None:
+def add_kept_ties(
+    parameters: Mapping[str, nn.Parameter], place: MeshPosition, kept: KeptCrossings, sender: Sender
+) -> None:
     """The sum over stages as it was made in the step. Raises KeyError where the log lacks a part."""
     for fqn, parameter in parameters.items():
         stages = place.stages_of(fqn)

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from elastic_train.train.collectives.mesh_position import Place
+from elastic_train.train.collectives.mesh_position import MeshPosition
 
 SHARDS = frozenset({"dp_shard", "expert_shard"})
 """Axes along which FSDP2 cuts tensors."""
@@ -46,7 +46,9 @@ def aligned(parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
 
 
 def sum_over_stages(
-    parameters: Mapping[str, nn.Parameter], place: Place, sent: Callable[[str, int, torch.Tensor], None]
+    parameters: Mapping[str, nn.Parameter],
+    place: MeshPosition,
+    sent: Callable[[str, int, torch.Tensor], None],
 ) -> None:
     """Sum the gradients of tensors that are on several stages, in the order of the stages.
 

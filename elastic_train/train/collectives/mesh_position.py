@@ -16,7 +16,7 @@ Stages = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Place:
+class MeshPosition:
     """One rank of a mesh. `data` are the ranks that run other micro-batches through the same shards, `pipe`
     those of the same micro-batches' other stages, `tensor` those that cut tensors with this one; None where
     there are no others."""
@@ -57,7 +57,7 @@ class Place:
         return self.stages.get(fqn, tuple(range(self.mesh.pp)))
 
 
-def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages) -> Place:
+def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages) -> MeshPosition:
     """A rank's place. All ranks of the mesh must call it together: it may form a group."""
     data = pipe = tensor = None
     if mesh is not None and plan_mesh.dp > 1:
@@ -73,4 +73,4 @@ def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages
         pipe = mesh["pp"].get_group()
     if mesh is not None and plan_mesh.tp > 1:
         tensor = mesh["tp"].get_group()
-    return Place(mesh=plan_mesh, rank=rank, data=data, pipe=pipe, tensor=tensor, stages=stages)
+    return MeshPosition(mesh=plan_mesh, rank=rank, data=data, pipe=pipe, tensor=tensor, stages=stages)

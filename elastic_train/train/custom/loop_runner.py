@@ -17,7 +17,7 @@ from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.training_loop import Loop, RunEnd, StepReport
-from elastic_train.train.step.vote import Ballot
+from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.task import Evaluation
 
 
@@ -39,7 +39,7 @@ class UsersLoop(Loop):
         task, shards = self._task, self._shards
         assert isinstance(task, LoopTask)
         assert shards.registered is not None
-        self._outcome: Ballot | None = None  # of a step whose boundary was not passed
+        self._outcome: StepStatistics | None = None  # of a step whose boundary was not passed
         self._last = self._known(shards.applied)
         self._metrics: dict[str, float] = {}
         context = Running(
@@ -60,7 +60,7 @@ class UsersLoop(Loop):
         except Broken as broken:
             raise broken.error from broken
         except Exception as error:
-            meant = self._border.translated(error, "the loop", (shards.step or 0) + 1, True)
+            meant = self._guard.translated(error, "the loop", (shards.step or 0) + 1, True)
             if meant is error:
                 raise
             raise meant from error
@@ -84,7 +84,7 @@ class UsersLoop(Loop):
     def _known(self, vote: Vote | None) -> StepReport | None:
         if vote is None:
             return None
-        outcome = Ballot.unpacked(vote.values)
+        outcome = StepStatistics.unpacked(vote.values)
         report = self._report(vote, outcome)
         if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
             self._on_step(report)
@@ -114,7 +114,7 @@ class UsersLoop(Loop):
 
     def end_early(self) -> None:
         if self._last is not None:
-            self._on_step(replace(self._last, metrics=self._told(), last=True))
+            self._on_step(replace(self._last, metrics=self._reported(), last=True))
         if self._saver is not None:
             self._mark("save", self._at(), -1)
             self._saver.take(self._shards, storage=True, wait=True)
@@ -129,7 +129,7 @@ class UsersLoop(Loop):
     def report(self, metrics: Mapping[str, float]) -> None:
         if self._last is not None:
             self._metrics.update(metrics)
-            self._on_step(replace(self._last, metrics=self._told()))
+            self._on_step(replace(self._last, metrics=self._reported()))
 
     def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:
         step, shards = self._at(), self._shards
@@ -142,7 +142,7 @@ class UsersLoop(Loop):
             rank=shards.rank,
             device=shards.device,
             group=self._group,
-            border=self._border,
+            guard=self._guard,
             place=shards.place,
         )
         self._mark("evaluation", step, -1)
@@ -151,5 +151,5 @@ class UsersLoop(Loop):
         finally:
             evaluator.close()
 
-    def _told(self) -> tuple[tuple[str, float], ...]:
+    def _reported(self) -> tuple[tuple[str, float], ...]:
         return tuple(sorted(self._metrics.items()))

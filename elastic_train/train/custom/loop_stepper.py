@@ -28,7 +28,7 @@ from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
 from elastic_train.train.step.stepper import Stepper, Tally, Work
 from elastic_train.train.step.update import gradient_factor, gradient_norm
-from elastic_train.train.step.vote import Ballot
+from elastic_train.train.step.vote import StepStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class LoopStepper(Stepper):
         self._shards.drop_gradients()
         self._presence.reset()
         self._tally, self._counted_ids, self._with_counts = Tally(), set[int](), None
-        self._spoken: Ballot | None = None  # of the last update inside the step
+        self._spoken: StepStatistics | None = None  # of the last update inside the step
         self.number, self._passes, self._within = step, 0, False
         self._jobs = self.work(step)
         self._job, self._images = None, {}
@@ -141,11 +141,11 @@ class LoopStepper(Stepper):
         step, spec, whole = self.number, self._spec, self._optimizers
         own = self._summed({name})
         packed = own.packed(self._shards.device)
-        with self._border.collective("an update", step):
+        with self._guard.collective("an update", step):
             self._group.check()
             if self._shards.plan.world_size > 1:
                 dist.all_reduce(packed)
-        agreed = Ballot.unpacked(tuple(packed.tolist()))
+        agreed = StepStatistics.unpacked(tuple(packed.tolist()))
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         fence()
         self._images[name] = Image(whole, parameters)
@@ -168,7 +168,7 @@ class LoopStepper(Stepper):
             skipped=agreed.skipped,
         )
 
-    def _gradients(self, step: int) -> Ballot:
+    def _gradients(self, step: int) -> StepStatistics:
         """What the optimizers that were not updated inside the step have to apply."""
         if not self._passes:
             raise ConfigError(
@@ -176,20 +176,20 @@ class LoopStepper(Stepper):
             )
         due = set(self._optimizers.parts) - self._images.keys()
         backward = self._with_counts is not None
-        ballot = self._summed(due)
+        statistics = self._summed(due)
         if self._images and not backward and self._spoken is not None:
-            ballot = replace(self._spoken, squares=ballot.squares)
+            statistics = replace(self._spoken, squares=statistics.squares)
         self._forget()
         total = len(self._micro_batches) * self._passes
         self._shards.pending_buffers = self._buffers.fold(total)
-        return ballot
+        return statistics
 
     def means(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
         """Of the user's metrics over the global batch."""
         if not sums:
             return {}
         table = torch.tensor(list(sums.values()), dtype=torch.float64, device=self._shards.device)
-        with self._border.collective("summing metrics", self.number):
+        with self._guard.collective("summing metrics", self.number):
             self._group.check()
             if self._shards.plan.world_size > 1:
                 dist.all_reduce(table)
@@ -213,12 +213,12 @@ class LoopStepper(Stepper):
 
     def _samples(self, micro: MicroBatch, at: int) -> Any:
         upcoming = [job.micro_batch for job in self._jobs[at + 1 :]]
-        with self._border.at("the data set", self.number):
+        with self._guard.at("the data set", self.number):
             samples = self._loader.load(micro, upcoming)
             batch = collate(samples, self._shards.device, DTYPE_OF[self._spec.precision])
         return rows(batch, size=len(micro.ids), real=micro.real)
 
-    def _summed(self, names: set[str]) -> Ballot:
+    def _summed(self, names: set[str]) -> StepStatistics:
         """The gradients of some optimizers summed over the ranks, and none for the others."""
         self._complete()
         step = self.number
@@ -228,7 +228,7 @@ class LoopStepper(Stepper):
             if fqn not in own:
                 parameter.grad = None
         self._mark("reduce", step, -1)
-        with self._border.collective("the reduction", step):
+        with self._guard.collective("the reduction", step):
             present = self._presence.local(own)
             if self._shards.plan.world_size > 1:
                 agreed = agree_on_presence(present, list(own), self._shards.device)
@@ -242,8 +242,8 @@ class LoopStepper(Stepper):
             square_sum, finite = squares(own, self._counted)
         ids = [i for job in self._jobs if not job.filler for i in job.micro_batch.real_ids]
         self._tally.ids = ids
-        told = self._forwards()
-        return replace(told, squares=square_sum, nonfinite=told.nonfinite or float(not finite))
+        reported = self._forwards()
+        return replace(reported, squares=square_sum, nonfinite=reported.nonfinite or float(not finite))
 
     def _sum_of(
         self, names: frozenset[str], parameters: Mapping[str, Any], group: dist.ProcessGroup

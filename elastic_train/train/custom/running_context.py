@@ -23,7 +23,7 @@ from elastic_train.train.step.training_loop import StepReport
 T = TypeVar("T")
 
 
-class Engine(Protocol):
+class LoopEngine(Protocol):
     """What a running loop needs of the one that runs it."""
 
     @property
@@ -52,7 +52,7 @@ class Running:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LoopEngine,
         declaration: Declaration,
         registered: Registered,
         *,

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from elastic_train.config import Precision
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run
-from elastic_train.train.model.skip_init import Undrawn
+from elastic_train.train.model.skip_init import SkipInit
 from elastic_train.train.model.tensor_names import Named, buffers_of, canonical, parameters_of
 from elastic_train.train.task import Task
 
@@ -43,7 +43,7 @@ class Blueprint:
 
 def draw(task: Task, precision: Precision) -> Blueprint:
     """Build the model on the meta device."""
-    with default_dtype(DTYPE_OF[precision]), torch.device("meta"), Undrawn():
+    with default_dtype(DTYPE_OF[precision]), torch.device("meta"), SkipInit():
         model = task.model()
     if not isinstance(model, nn.Module):
         raise ConfigError(field="task.model", problem=f"returned {type(model).__name__}, not an nn.Module.")

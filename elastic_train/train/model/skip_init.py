@@ -8,7 +8,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-class Undrawn(TorchFunctionMode):
+class SkipInit(TorchFunctionMode):
     """Within it, tensors on the meta device are filled neither with random values nor by `torch.nn.init`.
 
     torch computes what such a fill would do, most of the time that a model takes there: a group that forms

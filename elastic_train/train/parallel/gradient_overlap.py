@@ -18,7 +18,7 @@ BUCKET_BYTES = 32 << 20
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Bucket:
+class GradientBucket:
     """Parameters whose gradients are summed together, as parts of `flat`. The names are for errors only."""
 
     names: tuple[str, ...]
@@ -86,7 +86,7 @@ class GradientSum:
             pass
         return tuple(name for b in self._buckets[: self._done] if not b.missing for name in b.names)
 
-    def arrived(self, bucket: Bucket, at: int) -> None:
+    def arrived(self, bucket: GradientBucket, at: int) -> None:
         """The backward made a gradient."""
         if not self._armed:
             return
@@ -107,11 +107,11 @@ class GradientSum:
         work = self._buckets[self._done].work
         return work is not None and work.is_completed()
 
-    def _tell(self, bucket: Bucket) -> None:
+    def _tell(self, bucket: GradientBucket) -> None:
         if self._summed is not None and not bucket.missing:
             self._summed(bucket.names)
 
-    def _take(self) -> Bucket:
+    def _take(self) -> GradientBucket:
         """Wait for the next bucket's sum, and make it the gradients of its parameters."""
         bucket = self._buckets[self._done]
         assert bucket.work is not None
@@ -137,14 +137,14 @@ class _Hook:
     """Tells its sum that a parameter's gradient is there."""
 
     sum: GradientSum
-    bucket: Bucket
+    bucket: GradientBucket
     at: int
 
     def __call__(self, _parameter: torch.Tensor) -> None:
         self.sum.arrived(self.bucket, self.at)
 
 
-def _buckets(parameters: Mapping[str, nn.Parameter]) -> Iterator[Bucket]:
+def _buckets(parameters: Mapping[str, nn.Parameter]) -> Iterator[GradientBucket]:
     """Runs of one dtype of at most BUCKET_BYTES, or a single larger tensor; last parameters first, as their
     gradients tend to come first."""
     names: list[str] = []
@@ -160,10 +160,10 @@ def _buckets(parameters: Mapping[str, nn.Parameter]) -> Iterator[Bucket]:
         yield _bucket(names, parameters)
 
 
-def _bucket(names: list[str], parameters: Mapping[str, nn.Parameter]) -> Bucket:
+def _bucket(names: list[str], parameters: Mapping[str, nn.Parameter]) -> GradientBucket:
     members = tuple(parameters[fqn] for fqn in names)
     local = [_local(p) for p in members]
-    return Bucket(
+    return GradientBucket(
         names=tuple(names),
         parameters=members,
         flat=torch.empty(sum(t.numel() for t in local), dtype=local[0].dtype, device=local[0].device),

@@ -26,7 +26,7 @@ from torch.distributed.tensor.parallel import (
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run, fused_runs
 from elastic_train.train.collectives.gradient_reduction import local_gradient
-from elastic_train.train.collectives.mesh_position import Place
+from elastic_train.train.collectives.mesh_position import MeshPosition
 from elastic_train.train.model.build import Blueprint, put, tensors
 from elastic_train.train.model.dropout import Slice
 from elastic_train.train.model.tensor_names import canonical
@@ -178,7 +178,7 @@ def styles(model: nn.Module, rules: Rules, ranks: int) -> dict[str, Style]:
     return found
 
 
-def check_alike(parameters: Mapping[str, nn.Parameter], place: Place) -> None:
+def check_alike(parameters: Mapping[str, nn.Parameter], place: MeshPosition) -> None:
     """ConfigError where the gradient of a parameter that is not cut differs between the tp ranks.
 
     It does where the parameter is applied to a cut activation: each rank sees a part of its gradient.

@@ -13,13 +13,13 @@ from elastic_train.config import RunSpec
 from elastic_train.data.loader import Loader
 from elastic_train.data.order import SampleOrder
 from elastic_train.train.boundary.boundary_log import FLUSH_S
-from elastic_train.train.boundary.crossing import Kept
+from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.stepper import Mark, Stepper
 from elastic_train.train.step.update import apply
 from elastic_train.train.task import Task
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,10 +31,10 @@ class Replaying:
     group: Group
     order: SampleOrder
     loader: Loader
-    border: Border
+    guard: UserCodeGuard
     mark: Mark
 
-    def run(self, shards: Shards, kept: Kept, through: int) -> None:
+    def run(self, shards: Shards, kept: KeptCrossings, through: int) -> None:
         """Take filled shards up to a step. KeyError where `kept` lacks something: take the next rung."""
         stepper = Stepper(
             task=self.task,
@@ -43,7 +43,7 @@ class Replaying:
             group=self.group,
             order=self.order,
             loader=self.loader,
-            border=self.border,
+            guard=self.guard,
             mark=self.mark,
             replayed=kept,
         )

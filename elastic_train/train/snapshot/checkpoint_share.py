@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from elastic_train.checkpoint.piece import Piece
-from elastic_train.train.state.live_fragments import Part, own_share, read_box
+from elastic_train.train.state.live_fragments import TensorPart, own_share, read_box
 
 
-def share(held: Sequence[Part]) -> list[Piece]:
+def share(held: Sequence[TensorPart]) -> list[Piece]:
     """Of everything that this rank holds, what it writes so that all replicas write equally much."""
     return [
         Piece(

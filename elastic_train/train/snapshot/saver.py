@@ -17,7 +17,7 @@ from elastic_train.checkpoint.piece import Piece
 from elastic_train.train.snapshot.checkpoint_share import share
 from elastic_train.train.snapshot.device_lane import DeviceLane
 from elastic_train.train.snapshot.tensor_sources import sources
-from elastic_train.train.state.live_fragments import Part, own_share, parts
+from elastic_train.train.state.live_fragments import TensorPart, own_share, parts
 from elastic_train.train.state.shards import Shards
 
 Described = Callable[[Shards], dict[str, Any]]
@@ -89,7 +89,7 @@ class Direct:
 class _Note:
     shards: tuple[int, int]  # generation, rank
     replica: tuple[int, int]
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
     document: dict[str, Any]
     storage: bool
 
@@ -228,7 +228,7 @@ def _replica(shards: Shards) -> tuple[int, int]:
     return mesh.dp_index(shards.rank) // mesh.dp_shard, mesh.dp_replicate
 
 
-def _piece(part: Part, data: memoryview) -> Piece:
+def _piece(part: TensorPart, data: memoryview) -> Piece:
     return Piece(
         tensor=part.tensor,
         state=part.state,

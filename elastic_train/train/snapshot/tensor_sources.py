@@ -14,14 +14,14 @@ import xxhash
 from elastic_train.checkpoint.piece import span
 from elastic_train.geometry.digest import of_boxes
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.train.state.live_fragments import Part
+from elastic_train.train.state.live_fragments import TensorPart
 from elastic_train.train.state.tensor_digest import tensor_digest
 
 
 class TensorSource:
     """A part of a rank's shards. Buffers are not settled: a forward may write to them."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: TensorPart) -> None:
         self.part = part
         self.key = f"{part.tensor}:{part.state}{span(part.box)}"
         self.nbytes = part.view.numel() * part.view.element_size()
@@ -67,6 +67,6 @@ class TensorSource:
         return flat[start - first * row : stop - first * row]
 
 
-def sources(held: Iterable[Part]) -> list[TensorSource]:
+def sources(held: Iterable[TensorPart]) -> list[TensorSource]:
     """One source a part."""
     return [TensorSource(part) for part in held]

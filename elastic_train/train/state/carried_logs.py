@@ -40,11 +40,11 @@ def carried(shards: Shards, held: Iterable[Shards], continued: int | None) -> Bo
     """
     wanted = _sends_as(shards.plan, shards.rank)
     for before in held:
-        if before.instead is None:
+        if before.substituted is None:
             same = _sends_as(before.plan, before.rank) == wanted
         else:
-            lost = before.instead.stand_in.lost
-            same = any(_sends_as(lost, rank) == wanted for rank in before.instead.ranks)
+            lost = before.substituted.substitute.lost
+            same = any(_sends_as(lost, rank) == wanted for rank in before.substituted.ranks)
         if before.log is not None and same and (before.generation, before.step) == (continued, shards.step):
             assert shards.step is not None
             before.log.drop(shards.step + 1)
@@ -83,10 +83,10 @@ def rolled(shards: Shards) -> Iterator[None]:
         shards.log.seal(shards.applied)
 
 
-def told(shards: Shards) -> Sent | None:
+def reported(shards: Shards) -> Sent | None:
     """What the log of a stage can give to the replay of others."""
     log, place, edges = shards.log, shards.place, shards.edges
-    if log is None or (shards.instead is not None and not shards.instead.ranks):
+    if log is None or (shards.substituted is not None and not shards.substituted.ranks):
         return None
     log.flush(FLUSH_S)
     reach = log.reach()
@@ -94,7 +94,7 @@ def told(shards: Shards) -> Sent | None:
         return None
     first, last, ahead = reach
     shared = {tuple(map(edges.stage_of, place.stages_of(fqn))) for fqn in shards.trainable}
-    rank = shards.rank if shards.instead is None else shards.instead.ranks[0]
+    rank = shards.rank if shards.substituted is None else shards.substituted.ranks[0]
     index = rank % (edges.plan.mesh.size // edges.plan.mesh.pp)
     ties = {(a, b) for stages in shared for a in stages for b in stages if a < b}
     return Sent(

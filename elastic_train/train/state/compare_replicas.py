@@ -23,9 +23,9 @@ def compare_replicas(shards: Shards, agreed: int) -> None:
     step, world = shards.step, shards.plan.world_size
     if world < 2:
         return
-    told: list[tuple[int, dict[str, int]]] = [(0, {})] * world
-    dist.all_gather_object(told, (shards.rank, _own(shards)))
-    verdict = judge(dict(told))
+    reported: list[tuple[int, dict[str, int]]] = [(0, {})] * world
+    dist.all_gather_object(reported, (shards.rank, _own(shards)))
+    verdict = judge(dict(reported))
     suspects = (*verdict.wrong, *verdict.doubtful)
     if not suspects:
         return

@@ -10,16 +10,16 @@ from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.digest import MASK
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.train.state.live_fragments import Part, read_box, table, write_box
+from elastic_train.train.state.live_fragments import TensorPart, read_box, table, write_box
 from elastic_train.train.state.tensor_digest import tensor_digest
 
 
-class Index:
+class FragmentIndex:
     """The parts of a rank's shards by name. Reading is safe from several threads."""
 
-    def __init__(self, held: Iterable[Part]) -> None:
+    def __init__(self, held: Iterable[TensorPart]) -> None:
         self.parts = tuple(held)
-        self._by_name: dict[tuple[str, str], list[Part]] = {}
+        self._by_name: dict[tuple[str, str], list[TensorPart]] = {}
         for part in self.parts:
             self._by_name.setdefault((part.tensor, part.state), []).append(part)
 
@@ -45,7 +45,7 @@ class Index:
         rows = range(len(boxes))
         return sum(_digest(self._holder(boxes, row), boxes.box(row)) for row in rows) & MASK
 
-    def _holder(self, boxes: Fragments, row: int) -> Part:
+    def _holder(self, boxes: Fragments, row: int) -> TensorPart:
         key, box = int(boxes.key[row]), boxes.box(row)
         name = boxes.names[key]
         candidates = self._by_name.get(name, [])
@@ -63,7 +63,7 @@ class Index:
         raise TensorMismatch(url=f"{name[0]} {name[1]}", problem=f"this rank does not hold {box}.")
 
 
-def _digest(part: Part, box: Box) -> int:
+def _digest(part: TensorPart, box: Box) -> int:
     view = part.view[box.within(part.box).slices]
     return tensor_digest(view, tensor=part.tensor, state=part.state, box=box, shape=part.shape)
 

@@ -21,7 +21,7 @@ from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import ITEM_BYTES, Fragments
 from elastic_train.geometry.fused import Run, logical_boxes
 from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, boxes
-from elastic_train.train.collectives.mesh_position import Place
+from elastic_train.train.collectives.mesh_position import MeshPosition
 from elastic_train.train.state.shards import Shards
 
 DTYPE_NAMES = {getattr(torch, name): name for name in ITEM_BYTES}
@@ -39,7 +39,7 @@ class Replica:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class TensorPart:
     """One box of a logical tensor and the memory that holds it: `view` has the sizes of `box`."""
 
     tensor: str
@@ -53,7 +53,7 @@ class Part:
 
 def parts(
     shards: Shards, extra: Mapping[tuple[str, str], torch.Tensor] = MappingProxyType({})
-) -> Iterator[Part]:
+) -> Iterator[TensorPart]:
     """Everything a rank holds of its step: parameters, buffers, and every tensor of the optimizer's state.
 
     `extra` are state tensors by (fqn, state) that the optimizer does not have yet; they replace its own.
@@ -72,7 +72,7 @@ def parts(
         yield from _parts(fqn, state, value, shards)
 
 
-def table(held: Iterable[Part]) -> Fragments:
+def table(held: Iterable[TensorPart]) -> Fragments:
     return Fragments.of((p.tensor, p.state, p.dtype, p.shape, p.box) for p in held)
 
 
@@ -101,7 +101,7 @@ def shard_like(
     )
 
 
-def replica_of(fqn: str, value: torch.Tensor, place: Place) -> Replica:
+def replica_of(fqn: str, value: torch.Tensor, place: MeshPosition) -> Replica:
     """Which of the ranks that hold the same boxes of a tensor this one is."""
     cut: set[str] = set()
     if isinstance(value, DTensor):
@@ -139,13 +139,13 @@ def numpy_bits(view: torch.Tensor) -> np.ndarray:
     return view.detach().view(_BITS[view.element_size()]).numpy()
 
 
-def read_box(part: Part, box: Box) -> np.ndarray:
+def read_box(part: TensorPart, box: Box) -> np.ndarray:
     """The bytes of a box inside a part, uint8, row-major; a view of live memory where that is contiguous."""
     inner = part.view[box.within(part.box).slices].detach().cpu().contiguous()
     return numpy_bits(inner).reshape(-1).view(np.uint8)
 
 
-def write_box(part: Part, box: Box, data: np.ndarray) -> None:
+def write_box(part: TensorPart, box: Box, data: np.ndarray) -> None:
     """Copy row-major bytes into a box inside a part."""
     target = part.view[box.within(part.box).slices]
     raw = np.ascontiguousarray(data).reshape(-1).view(np.uint8)
@@ -159,12 +159,12 @@ def write_box(part: Part, box: Box, data: np.ndarray) -> None:
         target.copy_(host)
 
 
-def own_share(held: Sequence[Part]) -> Iterator[Part]:
+def own_share(held: Sequence[TensorPart]) -> Iterator[TensorPart]:
     """What this rank writes of a checkpoint: of all that its replicas hold too, an equal part of the bytes.
 
     Boxes that the same ranks hold are laid end to end and cut into as many ranges, at rows.
     """
-    by_replica: dict[Replica, list[Part]] = {}
+    by_replica: dict[Replica, list[TensorPart]] = {}
     for part in held:
         by_replica.setdefault(part.replica, []).append(part)
     for replica, group in by_replica.items():
@@ -177,7 +177,7 @@ def own_share(held: Sequence[Part]) -> Iterator[Part]:
             start += size
 
 
-def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
+def _rows(part: TensorPart, low: int, high: int, size: int) -> Iterator[TensorPart]:
     """The rows of a part whose first byte is in low .. high - 1."""
     count = part.box.sizes[0] if part.box.sizes else 1
     row = size // count
@@ -188,7 +188,7 @@ def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
         yield part
         return
     box = Box((part.box.offsets[0] + first, *part.box.offsets[1:]), (stop - first, *part.box.sizes[1:]))
-    yield Part(
+    yield TensorPart(
         tensor=part.tensor,
         state=part.state,
         dtype=part.dtype,
@@ -199,11 +199,11 @@ def _rows(part: Part, low: int, high: int, size: int) -> Iterator[Part]:
     )
 
 
-def _parts(fqn: str, state: str, value: torch.Tensor, shards: Shards) -> Iterator[Part]:
+def _parts(fqn: str, state: str, value: torch.Tensor, shards: Shards) -> Iterator[TensorPart]:
     replica = replica_of(fqn, value, shards.place)
     runs = shards.fused.get(fqn) if tuple(value.shape) == tuple(shards.shapes[fqn]) else None
     for box, view in cut_of(value, runs):
-        yield Part(
+        yield TensorPart(
             tensor=fqn,
             state=state,
             dtype=DTYPE_NAMES[value.dtype],

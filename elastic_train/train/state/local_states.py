@@ -6,11 +6,11 @@ import threading
 from dataclasses import dataclass
 
 from elastic_train.errors import GroupBroken
-from elastic_train.recovery.evidence import Holding
+from elastic_train.recovery.evidence import LocalState
 from elastic_train.recovery.logs import Sent
 from elastic_train.train.boundary.boundary_log import BoundaryLog
-from elastic_train.train.state.carried_logs import told
-from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.carried_logs import reported
+from elastic_train.train.state.fragment_index import FragmentIndex
 from elastic_train.train.state.live_fragments import parts
 from elastic_train.train.state.shards import Shards
 
@@ -24,7 +24,7 @@ class _Helped:
     log: BoundaryLog
 
 
-class Held:
+class LocalStates:
     """Safe from any thread; the training thread alone changes it.
 
     Of one generation it may hold several ranks' shards: its own, and those that it replayed.
@@ -34,7 +34,9 @@ class Held:
         self._shards: tuple[Shards, ...] = ()
         self._helped: tuple[_Helped, ...] = ()
         self._lock = threading.Lock()
-        self._index: tuple[int, int, Index] | None = None  # of (generation, step), made when first read from
+        self._index: tuple[int, int, FragmentIndex] | None = (
+            None  # of (generation, step), made when first read from
+        )
 
     @property
     def current(self) -> Shards:
@@ -54,7 +56,7 @@ class Held:
     def add(self, shards: Shards) -> None:
         """Hold these too; where they only helped in a replay, for their log alone."""
         with self._lock:
-            if shards.instead is None or shards.instead.ranks:
+            if shards.substituted is None or shards.substituted.ranks:
                 self._shards += (shards,)
             elif shards.log is not None:
                 self._helped += (
@@ -67,9 +69,9 @@ class Held:
         with self._lock:
             self._index = None
 
-    def holdings(self) -> tuple[Holding, ...]:
+    def local_states(self) -> tuple[LocalState, ...]:
         """Everything complete that could be given."""
-        return tuple(holding for shards in self.every() for holding in shards.holdings())
+        return tuple(local_state for shards in self.every() for local_state in shards.local_states())
 
     def every(self) -> tuple[Shards, ...]:
         """Whole or torn."""
@@ -94,7 +96,7 @@ class Held:
 
     def logs(self) -> tuple[Sent, ...]:
         """What is kept for the replay of other stages. Waits a moment for what is being copied."""
-        return tuple(sent for shards in self.every() if (sent := told(shards)) is not None)
+        return tuple(sent for shards in self.every() if (sent := reported(shards)) is not None)
 
     def forget(self, generation: int, step: int) -> None:
         """A checkpoint of a generation's step is durable: nothing up to it is replayed any more."""
@@ -108,7 +110,7 @@ class Held:
         assert step is not None
         return step
 
-    def serving(self, generation: int, step: int) -> Index:
+    def serving(self, generation: int, step: int) -> FragmentIndex:
         """The parts of a holding at a step; GroupBroken if it is not held at that step any more."""
         held = self.of(generation)
         with self._lock:
@@ -119,5 +121,9 @@ class Held:
                             generation=generation, reason=f"this worker holds step {shards.step}, not {step}"
                         )
             if self._index is None or self._index[:2] != (generation, step):
-                self._index = (generation, step, Index(part for shards in held for part in parts(shards)))
+                self._index = (
+                    generation,
+                    step,
+                    FragmentIndex(part for shards in held for part in parts(shards)),
+                )
             return self._index[2]

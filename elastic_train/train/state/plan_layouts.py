@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from elastic_train.checkpoint.read_plan import Held
+from elastic_train.checkpoint.read_plan import ReadShare
 from elastic_train.config import RunSpec
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.train.collectives.mesh_cache import forget_meshes
@@ -44,12 +44,12 @@ def plan_on(task: Task, spec: RunSpec, mesh: Mesh) -> Plan:
     return plan
 
 
-def held(task: Task, spec: RunSpec, plan: Plan) -> tuple[tuple[Held, ...], ...]:
+def held(task: Task, spec: RunSpec, plan: Plan) -> tuple[tuple[ReadShare, ...], ...]:
     """By rank, what it holds of each parameter; the first of several that hold the same reads it."""
     return tuple(tuple(_of_rank(task, spec, plan, rank)) for rank in range(plan.world_size))
 
 
-def _of_rank(task: Task, spec: RunSpec, plan: Plan, rank: int) -> Iterator[Held]:
+def _of_rank(task: Task, spec: RunSpec, plan: Plan, rank: int) -> Iterator[ReadShare]:
     with _alone(plan, rank) as mesh:
         blueprint, rules = draw(task, spec.precision), task.parallelize()
         divided = divide(blueprint, rules, plan, rank, mesh, torch.device("meta"))
@@ -57,7 +57,7 @@ def _of_rank(task: Task, spec: RunSpec, plan: Plan, rank: int) -> Iterator[Held]
         for fqn, value in tensors(divided.blueprint.parameters).items():
             boxes = tuple(box for box, _ in cut_of(value, divided.blueprint.fused.get(fqn)))
             reads = replica_of(fqn, value, place).index == 0
-            yield Held(tensor=fqn, shape=tuple(value.shape), boxes=boxes, reads=reads)
+            yield ReadShare(tensor=fqn, shape=tuple(value.shape), boxes=boxes, reads=reads)
 
 
 @contextmanager

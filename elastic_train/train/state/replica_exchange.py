@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.fragment_index import FragmentIndex
 
 ReadBoxes = Callable[[Fragments], Sequence[np.ndarray]]
 """The bytes of boxes, from wherever they are kept."""
@@ -21,7 +21,7 @@ TOGETHER_BYTES = 64 * 2**20
 """Bytes that are on their way at a time: they are in memory once more while they travel."""
 
 
-def fill_together(index: Index, boxes: Fragments, read: ReadBoxes, mesh: DeviceMesh | None) -> None:
+def fill_together(index: FragmentIndex, boxes: Fragments, read: ReadBoxes, mesh: DeviceMesh | None) -> None:
     """Fill boxes that every rank of `dp_replicate` needs; all of them call it with the same boxes."""
     copies = 1 if mesh is None else mesh["dp_replicate"].size()
     own = 0 if mesh is None else mesh["dp_replicate"].get_local_rank()
@@ -40,7 +40,7 @@ def fill_together(index: Index, boxes: Fragments, read: ReadBoxes, mesh: DeviceM
 
 
 def _pass_on(
-    index: Index,
+    index: FragmentIndex,
     boxes: Fragments,
     given: Sequence[np.ndarray] | None,
     mesh: DeviceMesh,

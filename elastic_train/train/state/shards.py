@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.geometry.fused import Run
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.evidence import Holding, Vote
+from elastic_train.recovery.evidence import LocalState, Vote
 from elastic_train.train.boundary.boundary_log import BoundaryLog
-from elastic_train.train.boundary.logged_edges import Edges, Instead
-from elastic_train.train.collectives.mesh_position import Place
+from elastic_train.train.boundary.logged_edges import Edges, SubstitutedRanks
+from elastic_train.train.collectives.mesh_position import MeshPosition
 from elastic_train.train.model.build import Blueprint
 from elastic_train.train.model.lr_schedule import Schedule
 from elastic_train.train.model.optimizer import Groups
@@ -43,7 +43,7 @@ class Shards:
     blueprint: Blueprint | None  # None once it ran: modules may hold gathered tensors
     aliases: Mapping[str, str]
     mesh: DeviceMesh | None
-    place: Place
+    place: MeshPosition
     regions: Regions | None
     groups: Groups
     trainable: tuple[str, ...]
@@ -60,7 +60,7 @@ class Shards:
     evaluated: int = 0  # the last step after which an evaluation was completed
     registered: Registered | None = None  # of a user's loop: its tensors are among the buffers
     log: BoundaryLog | None = None  # of what this rank sends to other stages
-    instead: Instead | None = None  # of lost ranks, whose steps these shards run again
+    substituted: SubstitutedRanks | None = None  # of lost ranks, whose steps these shards run again
     progressive: Progressive | None = None
     absent: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
@@ -79,25 +79,25 @@ class Shards:
 
     @property
     def edges(self) -> Edges:
-        return Edges.of(self.plan, self.rank, self.instead)
+        return Edges.of(self.plan, self.rank, self.substituted)
 
     @property
     def hidden(self) -> frozenset[str]:
         """Tensors that others hold, and hold to the bit."""
-        return self.instead.hidden if self.instead is not None else frozenset()
+        return self.substituted.hidden if self.substituted is not None else frozenset()
 
-    def holdings(self) -> tuple[Holding, ...]:
+    def local_states(self) -> tuple[LocalState, ...]:
         """What could be given to others, one for each rank whose part it is; none where it is torn."""
-        own = self.holding()
-        if own is None or self.instead is None:
+        own = self.local_state()
+        if own is None or self.substituted is None:
             return () if own is None else (own,)
-        return tuple(replace(own, rank=rank) for rank in self.instead.ranks)
+        return tuple(replace(own, rank=rank) for rank in self.substituted.ranks)
 
-    def holding(self) -> Holding | None:
+    def local_state(self) -> LocalState | None:
         """The part of this rank under the plan that cut it; None where it is torn."""
         if self.step is None:
             return None
-        whole = Holding(
+        whole = LocalState(
             generation=self.generation,
             rank=self.rank,
             step=self.step,
@@ -109,7 +109,7 @@ class Shards:
             return whole
         if made.finished and not made.behind:
             return replace(whole, undoable=made.undoable)
-        return Holding(
+        return LocalState(
             generation=self.generation,
             rank=self.rank,
             step=made.step - 1,

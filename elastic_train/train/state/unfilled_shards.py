@@ -15,20 +15,20 @@ from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.build import initialise
 from elastic_train.train.state import compatibility
 from elastic_train.train.state import scalar_state as documents
-from elastic_train.train.state.fragment_index import Index
+from elastic_train.train.state.fragment_index import FragmentIndex
 from elastic_train.train.state.live_fragments import cut_into, own_share, parts
 from elastic_train.train.state.replica_exchange import ReadBoxes, fill_together
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.state.tensor_digest import reduced_digest
 from elastic_train.train.task import Task
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 
 class Incoming:
     """The shards of a generation until they are the state, and what was given memory for their optimizer."""
 
-    def __init__(self, task: Task, spec: RunSpec, shards: Shards, border: Border) -> None:
-        self._task, self._spec, self._border = task, spec, border
+    def __init__(self, task: Task, spec: RunSpec, shards: Shards, guard: UserCodeGuard) -> None:
+        self._task, self._spec, self._guard = task, spec, guard
         self._filled: dict[tuple[str, str], torch.Tensor] = {}
         self.shards = shards
 
@@ -62,7 +62,7 @@ class Incoming:
         """Every tensor gets its initial value under the run's seed."""
         shards = self.shards
         assert shards.blueprint is not None
-        with self._border.at("initialising", 0):
+        with self._guard.at("initialising", 0):
             initialise(
                 shards.blueprint,
                 self._task,
@@ -83,9 +83,9 @@ class Incoming:
 
     def digest(self) -> int:
         """Digest of the whole state, the same on every rank. All ranks call it, replicas share the work."""
-        own = Index(own_share(tuple(parts(self.shards)))).digest()
-        with self._border.collective("comparing digests", self.shards.step or 0):
+        own = FragmentIndex(own_share(tuple(parts(self.shards)))).digest()
+        with self._guard.collective("comparing digests", self.shards.step or 0):
             return reduced_digest(own, device=self.shards.device.type)
 
-    def _index(self) -> Index:
-        return Index(parts(self.shards, extra=self._filled))
+    def _index(self) -> FragmentIndex:
+        return FragmentIndex(parts(self.shards, extra=self._filled))

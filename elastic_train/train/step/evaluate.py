@@ -24,7 +24,7 @@ from elastic_train.data.numbered import numbered
 from elastic_train.data.order import MicroBatch, SampleOrder
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
-from elastic_train.train.collectives.mesh_position import Place
+from elastic_train.train.collectives.mesh_position import MeshPosition
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.build import DTYPE_OF
@@ -35,7 +35,7 @@ from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
 from elastic_train.train.step.stage_transfer import Boundary
 from elastic_train.train.task import Evaluation, Task
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 Sums = dict[str, tuple[float, float]]
 """Name of a metric -> its sum and what it is a sum over."""
@@ -55,21 +55,21 @@ class Evaluator:
         rank: int,
         device: torch.device,
         group: Group | None,
-        border: Border,
-        place: Place | None = None,
+        guard: UserCodeGuard,
+        place: MeshPosition | None = None,
         regions: Regions | None = None,
     ) -> None:
         """`place` is needed under tensor or pipeline parallelism, where several ranks run a micro-batch, and
         `regions` where tensor parallelism cuts what the loss is computed from."""
         self._task, self._evaluation, self._spec = task, evaluation, spec
         self._model, self._plan, self._rank, self._device = model, plan, rank, device
-        self._group, self._border = group, border
-        self._place, self._regions = place or Place(mesh=plan.mesh, rank=rank), regions
+        self._group, self._guard = group, guard
+        self._place, self._regions = place or MeshPosition(mesh=plan.mesh, rank=rank), regions
         self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
         rules = task.parallelize()
         self._call = caller(model, rules.beside, "" if self._place.last else rules.hands_on)
         self._seed = derive(spec.batch.seed, "evaluation")
-        with border.at("building the evaluation", 0):
+        with guard.at("building the evaluation", 0):
             dataset = numbered(evaluation.dataset)
             length = len(dataset)
             if length == 0:
@@ -98,7 +98,7 @@ class Evaluator:
                 if sums is not None and (counted or not found):
                     found[micro.index if counted else -1] = sums
         if self._boundary is not None:
-            with self._border.collective("evaluation", step):
+            with self._guard.collective("evaluation", step):
                 self._boundary.flush()
         return self._total(step, found)
 
@@ -118,9 +118,9 @@ class Evaluator:
         """The sums of a micro-batch; None on a stage where the model's output does not come out."""
         boundary, received = self._boundary, None
         if boundary is not None and not self._place.first:
-            with self._border.collective("evaluation", step):
+            with self._guard.collective("evaluation", step):
                 received = boundary.receive()
-        with self._border.at("evaluation", step):
+        with self._guard.at("evaluation", step):
             samples = self._loader.load(micro, upcoming)
             batch = collate(samples, self._device, DTYPE_OF[self._spec.precision])
             seed_all(derive(self._seed, "micro-batch", step, micro.index), self._device)
@@ -139,7 +139,7 @@ class Evaluator:
         own = sorted(next(iter(found.values()))) if found else []
         odd = next((sums for sums in found.values() if sorted(sums) != own), None)
         # Ranks must agree before tables of different widths meet: gloo ends the process then.
-        with self._border.collective("gathering the evaluation", step):
+        with self._guard.collective("gathering the evaluation", step):
             names = self._agreed("\0".join(own) if odd is None else f"rank {self._rank}")
         if odd is not None or names is None:
             raise ConfigError(
@@ -152,7 +152,7 @@ class Evaluator:
             if index >= 0 and self._place.speaks:
                 table[index] = torch.tensor([sums[name] for name in names], dtype=torch.float64)
         table = table.to(self._device)
-        with self._border.collective("gathering the evaluation", step):
+        with self._guard.collective("gathering the evaluation", step):
             if self._plan.world_size > 1:
                 dist.all_reduce(table)
         totals = table.sum(0).tolist()

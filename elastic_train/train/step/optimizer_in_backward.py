@@ -22,7 +22,7 @@ from elastic_train.train.collectives.gradient_reduction import aligned, local_gr
 from elastic_train.train.parallel.gradient_presence import Presence
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.update import gradient_factor, is_finite, update
-from elastic_train.train.step.vote import Ballot
+from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.undo.partial_update import Progressive
 from elastic_train.train.undo.run import WHOLE, refusal, settings_of
 
@@ -120,7 +120,7 @@ class InBackward:
         made = self._shards.progressive
         if made is None:
             return squares
-        return squares / gradient_factor(Ballot.unpacked(made.opening.values), self._spec) ** 2
+        return squares / gradient_factor(StepStatistics.unpacked(made.opening.values), self._spec) ** 2
 
     def completed(self, fqn: str) -> None:
         """The backward has a parameter's whole gradient, if this rank had a part in it."""
@@ -161,7 +161,7 @@ def _why_not(name: str, fqn: str, parameter: nn.Parameter) -> str | None:
     return None
 
 
-def opening(step: int, summed: Ballot) -> Vote | None:
+def opening(step: int, summed: StepStatistics) -> Vote | None:
     """The outcome of an opening, as a roll forward takes it; None where the step will be skipped."""
     if summed.skipped:
         return None

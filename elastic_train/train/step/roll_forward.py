@@ -10,7 +10,7 @@ from elastic_train.errors import GroupBroken, UndoRefused
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.update import apply, finish, reopen, take_back, update
-from elastic_train.train.step.vote import Ballot
+from elastic_train.train.step.vote import StepStatistics
 
 
 def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: bool = False) -> None:
@@ -56,7 +56,7 @@ def _complete(shards: Shards, vote: Vote, spec: RunSpec) -> None:
     """The rest of an interrupted step."""
     made = shards.progressive
     assert made is not None
-    if not Ballot.unpacked(vote.values).skipped:
+    if not StepStatistics.unpacked(vote.values).skipped:
         update(shards, sorted(name for name in made.kept if name in shards.parameters), spec)
     try:
         finish(shards, vote)

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.boundary.crossing import Crossing, Kept, Kind
+from elastic_train.train.boundary.crossing import Crossing, KeptCrossings, Kind
 from elastic_train.train.boundary.sender import Sender
-from elastic_train.train.collectives.mesh_position import Place
+from elastic_train.train.collectives.mesh_position import MeshPosition
 
 FORWARD, BACKWARD, HEADER = 1, 2, 3
 """Tags of what is sent; messages of one tag between two stages keep their order."""
@@ -34,7 +34,7 @@ def gradient_of(received: torch.Tensor) -> torch.Tensor:
 class Boundary:
     """The two ends of a stage. Nothing is sent or received where the model begins and ends."""
 
-    def __init__(self, place: Place, device: torch.device, sender: Sender | None = None) -> None:
+    def __init__(self, place: MeshPosition, device: torch.device, sender: Sender | None = None) -> None:
         self._place, self._device, self._sender = place, device, sender
         self._sent: deque[tuple[Any, torch.Tensor]] = deque()
 
@@ -98,7 +98,9 @@ class Boundary:
 class ReplayedBoundary(Boundary):
     """The ends of a stage that runs alone: it receives what the log kept, what it sends is only logged."""
 
-    def __init__(self, place: Place, device: torch.device, kept: Kept, sender: Sender) -> None:
+    def __init__(
+        self, place: MeshPosition, device: torch.device, kept: KeptCrossings, sender: Sender
+    ) -> None:
         super().__init__(place, device)
         self._kept, self._replayed, self._edges = kept, sender, sender.edges
         self._forwards, self._backwards = iter(sender.work), iter(sender.work)

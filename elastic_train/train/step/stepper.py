@@ -16,7 +16,7 @@ from elastic_train.data.loader import Loader
 from elastic_train.data.order import MicroBatch, SampleOrder, ids_digest
 from elastic_train.errors import ConfigError
 from elastic_train.recovery.evidence import Vote
-from elastic_train.train.boundary.crossing import Kept
+from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.boundary.sender import Sender
 from elastic_train.train.boundary.tied_gradients import add_kept_ties
 from elastic_train.train.collectives.gradient_reduction import (
@@ -45,9 +45,9 @@ from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
 from elastic_train.train.step.split_backward import Postponed, backward_to_input
 from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
-from elastic_train.train.step.vote import Ballot
+from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.task import Task
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 Mark = Callable[[str, int, int], None]
 """Told (phase, step, micro-batch) where a step enters a phase."""
@@ -98,16 +98,16 @@ class Stepper:
         group: Group,
         order: SampleOrder,
         loader: Loader,
-        border: Border,
+        guard: UserCodeGuard,
         mark: Mark,
-        replayed: Kept | None = None,
+        replayed: KeptCrossings | None = None,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
         """`replayed` is a log that stands for the other stages: nothing is sent then. `fence` is waited for
         before a backward that updates parameters."""
         self._replayed = replayed
         self._task, self._spec, self._shards, self._group = task, spec, shards, group
-        self._order, self._loader, self._border, self._mark = order, loader, border, mark
+        self._order, self._loader, self._guard, self._mark = order, loader, guard, mark
         rules, place = task.parallelize(), shards.place
         self._beside = rules.beside
         self._call = caller(shards.model, rules.beside, "" if place.last else rules.hands_on)
@@ -144,7 +144,7 @@ class Stepper:
             part=shards.regions.part if shards.regions else None,
         )
 
-    def gradients(self, step: int) -> Ballot:
+    def gradients(self, step: int) -> StepStatistics:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
 
         Loss and gradient are sums over the global batch, the gradient divided by the nominal count.
@@ -156,7 +156,7 @@ class Stepper:
                 self._updates.broken(self._sum.came() if self._sum is not None else ())
             raise
 
-    def _gradients(self, step: int) -> Ballot:
+    def _gradients(self, step: int) -> StepStatistics:
         self._shards.drop_gradients()
         self._presence.reset()
         self._tally = Tally()
@@ -166,26 +166,26 @@ class Stepper:
         if self._updates is not None and not work:
             self._open(step)
         self._mark("reduce", step, -1)
-        with self._border.collective("the reduction", step):
+        with self._guard.collective("the reduction", step):
             self.reduce(step)
             if self._updates is not None:
                 self._updates.rest()
             square_sum, finite = squares(self._trainable, self._counted)
         if self._updates is not None:
             square_sum = self._updates.unscaled(square_sum)
-        ballot = self._forwards()
-        return replace(ballot, squares=square_sum, nonfinite=ballot.nonfinite or float(not finite))
+        statistics = self._forwards()
+        return replace(statistics, squares=square_sum, nonfinite=statistics.nonfinite or float(not finite))
 
-    def _forwards(self) -> Ballot:
+    def _forwards(self) -> StepStatistics:
         """What this rank's forwards say to the vote."""
-        told, speaks = self._tally, self._place.speaks
-        loss = float(told.loss)
+        reported, speaks = self._tally, self._place.speaks
+        loss = float(reported.loss)
         finite = math.isfinite(loss)
-        return Ballot(
+        return StepStatistics(
             loss=loss if finite and speaks else 0.0,
-            count=told.count if speaks else 0.0,
+            count=reported.count if speaks else 0.0,
             nonfinite=0.0 if finite else 1.0,
-            ids=float(ids_digest(told.ids)) if speaks else 0.0,
+            ids=float(ids_digest(reported.ids)) if speaks else 0.0,
         )
 
     def _open(self, step: int) -> None:
@@ -193,11 +193,11 @@ class Stepper:
         assert self._updates is not None
         self._fence()
         packed = self._forwards().packed(self._shards.device)
-        with self._border.collective("the opening", step):
+        with self._guard.collective("the opening", step):
             self._group.check()
             if self._shards.plan.world_size > 1:
                 dist.all_reduce(packed)
-        agreed = opening(step, Ballot.unpacked(tuple(packed.tolist())))
+        agreed = opening(step, StepStatistics.unpacked(tuple(packed.tolist())))
         if agreed is not None:
             self._updates.begin(step, agreed)
 
@@ -220,16 +220,16 @@ class Stepper:
             return ReplayedBoundary(self._place, self._shards.device, self._replayed, sender)
         return Boundary(self._place, self._shards.device, sender)
 
-    def vote(self, step: int, ballot: Ballot) -> Vote:
+    def vote(self, step: int, statistics: StepStatistics) -> Vote:
         """Sum the ranks' numbers. From here on this rank keeps the step's whole gradient."""
         shards = self._shards
-        packed = ballot.packed(shards.device)
+        packed = statistics.packed(shards.device)
         with shards.lock:
             shards.reached = step
         if shards.log is not None:
             shards.log.close_step(step)
         self._mark("vote", step, -1)
-        with self._border.collective("the vote", step):
+        with self._guard.collective("the vote", step):
             self._group.check()
             if shards.plan.world_size > 1:
                 dist.all_reduce(packed)
@@ -276,7 +276,7 @@ class Stepper:
             if kind == "weights" or schedule != "ZeroBubble":
                 yield self._completed(step, behind.popleft())
         if boundary is not None:
-            with self._border.collective("the pipeline", step):
+            with self._guard.collective("the pipeline", step):
                 boundary.flush()
 
     def _completing(self, step: int, *, last: bool) -> None:
@@ -291,7 +291,7 @@ class Stepper:
         """With the gradients that its backward left to do."""
         if flight.postponed is not None:
             self._mark("backward", step, flight.job.micro_batch.index)
-            with self._border.at("backward", step):
+            with self._guard.at("backward", step):
                 flight.postponed.run()
         return flight
 
@@ -302,16 +302,16 @@ class Stepper:
         self._mark("forward", step, micro.index)
         batch = received = None
         if place.first or place.last or self._beside:
-            with self._border.at("the data set", step):
+            with self._guard.at("the data set", step):
                 samples = self._loader.load(micro, upcoming)
                 batch = collate(samples, shards.device, DTYPE_OF[self._spec.precision])
         if boundary is not None and not place.first:
-            with self._border.collective("the pipeline", step):
+            with self._guard.collective("the pipeline", step):
                 received = boundary.receive()
         with (
             self._randomness.micro_batch(step, micro.index) as draws,
             self._buffers.watch(micro.index, job.filler),
-            self._border.at("forward", step),
+            self._guard.at("forward", step),
             compute_in(shards.device, self._spec.precision == "bf16"),
         ):
             output = self._call(None if batch is None else self._task.inputs(batch), received)
@@ -327,7 +327,7 @@ class Stepper:
                 if not job.filler:
                     self._tally.add(output, count, micro)
         if boundary is not None and not place.last:
-            with self._border.collective("the pipeline", step):
+            with self._guard.collective("the pipeline", step):
                 boundary.send(output)
         return Flight(job=job, draws=draws, received=received, output=output)
 
@@ -340,14 +340,14 @@ class Stepper:
             start = 0.0 if flight.job.filler else 1.0 / self._spec.batch.global_size
             gradient = torch.full_like(output, start)
         elif output.requires_grad:
-            with self._border.collective("the pipeline", step):
+            with self._guard.collective("the pipeline", step):
                 gradient = boundary.receive_gradient(output)
         else:
             return
         with (
             self._randomness.backward(flight.draws),
             self._buffers.watch(micro.index, filler=True),
-            self._border.at("backward", step),
+            self._guard.at("backward", step),
             of_parts(self._shards.regions),
         ):
             if splits and received is not None and received.requires_grad:
@@ -355,7 +355,7 @@ class Stepper:
             else:
                 output.backward(gradient)
         if boundary is not None and received is not None and received.requires_grad:
-            with self._border.collective("the pipeline", step):
+            with self._guard.collective("the pipeline", step):
                 boundary.send_gradient(received)
 
     def _sum_over_data(self) -> None:

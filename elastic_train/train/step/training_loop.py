@@ -18,9 +18,9 @@ from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.stepper import Mark, Stepper
 from elastic_train.train.step.update import commit, gradient_norm
-from elastic_train.train.step.vote import Ballot
+from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.task import Task
-from elastic_train.train.user_code_guard import Border
+from elastic_train.train.user_code_guard import UserCodeGuard
 
 SNAPSHOT_S, POLL_S = 10.0, 0.05
 """How long a step waits for the snapshot before, and how often it looks whether its group was broken."""
@@ -76,19 +76,19 @@ class Loop:
         group: Group,
         order: SampleOrder,
         loader: Loader,
-        border: Border,
+        guard: UserCodeGuard,
         mark: Mark,
         requests: Requests,
         on_step: Callable[[StepReport], None],
         saver: Saver | None,
     ) -> None:
-        self._task, self._spec, self._shards, self._border, self._mark = task, spec, shards, border, mark
+        self._task, self._spec, self._shards, self._guard, self._mark = task, spec, shards, guard, mark
         self._group, self._order = group, order
         self._requests, self._on_step, self._saver = requests, on_step, saver
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._agreed = shards.step or 0  # the last step at which replicas held the same
         self._voted_at = time.monotonic()
-        with border.collective("preparing", shards.step or 0):
+        with guard.collective("preparing", shards.step or 0):
             self._stepper = self.STEPPER(
                 task=task,
                 spec=spec,
@@ -96,11 +96,11 @@ class Loop:
                 group=group,
                 order=order,
                 loader=loader,
-                border=border,
+                guard=guard,
                 mark=mark,
                 fence=saver.fence if saver is not None else lambda: None,
             )
-        with border.at("building the evaluation", shards.step or 0):
+        with guard.at("building the evaluation", shards.step or 0):
             evaluation = task.evaluation()
         self._evaluator = evaluation and Evaluator(
             task,
@@ -111,7 +111,7 @@ class Loop:
             rank=shards.rank,
             device=shards.device,
             group=group,
-            border=border,
+            guard=guard,
             place=shards.place,
             regions=shards.regions,
         )
@@ -127,7 +127,7 @@ class Loop:
     def _run(self) -> RunEnd:
         vote = self._shards.applied
         if vote is not None:
-            outcome = Ballot.unpacked(vote.values)
+            outcome = StepStatistics.unpacked(vote.values)
             report = self._report(vote, outcome)
             if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
                 self._on_step(report)
@@ -141,25 +141,25 @@ class Loop:
                 return RunEnd(kind="paused", step=step + 1)
         return RunEnd(kind="finished", step=step)
 
-    def _committed(self, step: int) -> tuple[Ballot, StepReport]:
-        ballot = self._stepper.gradients(step)
+    def _committed(self, step: int) -> tuple[StepStatistics, StepReport]:
+        statistics = self._stepper.gradients(step)
         pause, save = self._requests.pause, self._requests.save
-        ballot = replace(ballot, pause=float(pause), save=float(save))
+        statistics = replace(statistics, pause=float(pause), save=float(save))
         if self._saver is not None:
             self._wait_for(self._saver)
             busy, behind = self._saver.busy(storage=False), self._saver.busy(storage=True)
-            ballot = replace(ballot, busy=float(busy), behind=float(behind))
-        vote = self._stepper.vote(step, ballot)
+            statistics = replace(statistics, busy=float(busy), behind=float(behind))
+        vote = self._stepper.vote(step, statistics)
         # Only what entered this vote is done; a request that came during it waits for the next.
         self._requests.pause ^= pause
         self._requests.save ^= save
-        outcome = Ballot.unpacked(vote.values)
+        outcome = StepStatistics.unpacked(vote.values)
         report = self._report(vote, outcome)
         self._on_step(report)
         if self._saver is not None:
             self._saver.fence()
         self._mark("optimizer", step, -1)
-        with self._border.at("the optimizer", step):
+        with self._guard.at("the optimizer", step):
             commit(self._shards, vote, self._spec)
         self._evaluate(report)
         return outcome, report
@@ -185,11 +185,11 @@ class Loop:
         if every is None or step % every:
             return
         self._mark("compare", step, -1)
-        with self._border.collective("comparing replicas", step):
+        with self._guard.collective("comparing replicas", step):
             compare_replicas(self._shards, self._agreed)
         self._agreed = step
 
-    def _report(self, vote: Vote, outcome: Ballot) -> StepReport:
+    def _report(self, vote: Vote, outcome: StepStatistics) -> StepReport:
         now = time.monotonic()
         seconds, self._voted_at = now - self._voted_at, now
         return StepReport(
@@ -206,7 +206,7 @@ class Loop:
             vote=vote,
         )
 
-    def _save(self, saver: Saver, step: int, outcome: Ballot) -> None:
+    def _save(self, saver: Saver, step: int, outcome: StepStatistics) -> None:
         """Take the snapshots that are due and have room on every rank: all ranks decide the same.
 
         The last step's and a pause's checkpoints wait for room; for another one the policy says what happens.
@@ -220,7 +220,7 @@ class Loop:
             self._mark("save", step, -1)
             saver.take(self._shards, storage=storage, wait=must)
 
-    def _save_due(self, step: int, outcome: Ballot) -> bool:
+    def _save_due(self, step: int, outcome: StepStatistics) -> bool:
         every = self._spec.checkpoints.every
         return outcome.save > 0 or step == self._spec.max_steps or (every != "auto" and step % every == 0)
 

@@ -18,7 +18,7 @@ from elastic_train.errors import UndoRefused
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.collectives.gradient_reduction import local_gradient
 from elastic_train.train.state.shards import Shards
-from elastic_train.train.step.vote import Ballot
+from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.undo.partial_update import only
 from elastic_train.train.undo.run import undo
 
@@ -40,14 +40,14 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
     A skipped step changes only the count. The shards are torn from the first change to the last.
     """
     assert shards.step == vote.step - 1 == (shards.reached or 0) - 1
-    ballot = Ballot.unpacked(vote.values)
+    statistics = StepStatistics.unpacked(vote.values)
     with shards.lock:
         shards.step = None
-    if not ballot.skipped:
-        _scale(shards.parameters.values(), gradient_factor(ballot, spec))
+    if not statistics.skipped:
+        _scale(shards.parameters.values(), gradient_factor(statistics, spec))
         shards.optimizer.step()
         if shards.schedule is not None:
-            shards.schedule.step(ballot.loss / ballot.count)
+            shards.schedule.step(statistics.loss / statistics.count)
         for fqn, value in shards.pending_buffers.items():
             shards.buffers[fqn].copy_(value)
     with shards.lock:
@@ -93,14 +93,14 @@ def finish(shards: Shards, vote: Vote) -> None:
     made = shards.progressive
     assert made is not None
     assert not made.finished
-    ballot = Ballot.unpacked(vote.values)
+    statistics = StepStatistics.unpacked(vote.values)
     with shards.lock:
         shards.step = None
-    if ballot.skipped:
+    if statistics.skipped:
         take_back(shards)
     else:
         if shards.schedule is not None:
-            shards.schedule.step(ballot.loss / ballot.count)
+            shards.schedule.step(statistics.loss / statistics.count)
         for fqn, value in shards.pending_buffers.items():
             made.buffers[fqn] = shards.buffers[fqn].clone()
             shards.buffers[fqn].copy_(value)
@@ -145,24 +145,24 @@ def take_back(shards: Shards) -> None:
     shards.drop_gradients()
 
 
-def gradient_norm(ballot: Ballot, spec: RunSpec) -> float:
+def gradient_norm(statistics: StepStatistics, spec: RunSpec) -> float:
     """Norm of the gradient of the mean loss over the global batch; NaN where it is not known."""
-    if ballot.count <= 0 or ballot.nonfinite > 0 or ballot.squares < 0:
+    if statistics.count <= 0 or statistics.nonfinite > 0 or statistics.squares < 0:
         return math.nan
-    return math.sqrt(ballot.squares) * spec.batch.global_size / ballot.count
+    return math.sqrt(statistics.squares) * spec.batch.global_size / statistics.count
 
 
-def gradient_factor(ballot: Ballot, spec: RunSpec) -> float:
+def gradient_factor(statistics: StepStatistics, spec: RunSpec) -> float:
     """What turns the summed gradient, divided by the nominal count, into the clipped mean."""
-    mean = spec.batch.global_size / ballot.count
+    mean = spec.batch.global_size / statistics.count
     if spec.clip_norm is None:
         return mean
-    return mean * min(1.0, spec.clip_norm / (gradient_norm(ballot, spec) + CLIP_EPSILON))
+    return mean * min(1.0, spec.clip_norm / (gradient_norm(statistics, spec) + CLIP_EPSILON))
 
 
-def _opening(shards: Shards) -> Ballot:
+def _opening(shards: Shards) -> StepStatistics:
     assert shards.progressive is not None
-    return Ballot.unpacked(shards.progressive.opening.values)
+    return StepStatistics.unpacked(shards.progressive.opening.values)
 
 
 def is_finite(gradient: torch.Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ballot:
+class StepStatistics:
     """One rank's numbers before the vote, their sums over all ranks after it; all of them float64.
 
     `squares` is of the summed gradient before any scaling, each element counted once; negative in a step that
@@ -35,7 +35,7 @@ class Ballot:
         return tuple(getattr(self, f.name) for f in fields(self))
 
     @classmethod
-    def unpacked(cls, values: tuple[float, ...]) -> Ballot:
+    def unpacked(cls, values: tuple[float, ...]) -> StepStatistics:
         return cls(**dict(zip((f.name for f in fields(cls)), values, strict=True)))
 
     @property

@@ -104,24 +104,24 @@ def as_bytes(sources: list[Memory]) -> dict[str, bytes]:
 
 
 def test_each_snapshot_is_the_state_right_after_its_step() -> None:
-    sources, shelf = three(), Shelf()
+    sources, snapshot_store = three(), Shelf()
     expected: dict[int, dict[str, bytes]] = {}
-    with engine_of(sources, shelf, slots=3, pressure="wait") as engine:
+    with engine_of(sources, snapshot_store, slots=3, pressure="wait") as engine:
         for step in range(1, 6):
             engine.fence()
             for source in sources:
                 source.add(step)
             expected[step] = as_bytes(sources)
             assert engine.begin(step, sources, None)
-    assert shelf.bytes == expected
+    assert snapshot_store.bytes == expected
     assert engine.counts.delivered == 5
     assert engine.counts.torn == 0
 
 
 def test_the_update_waits_for_what_is_being_copied_and_copies_the_rest_itself() -> None:
-    sources, shelf = three(), Shelf()
+    sources, snapshot_store = three(), Shelf()
     sources[0].gate.clear()
-    with engine_of(sources, shelf) as engine:
+    with engine_of(sources, snapshot_store) as engine:
         assert engine.begin(1, sources, None)
         expected = as_bytes(sources)
         assert sources[0].reached.wait(WAIT_S)
@@ -134,37 +134,37 @@ def test_the_update_waits_for_what_is_being_copied_and_copies_the_rest_itself() 
         assert passed.is_set()
         for source in sources:
             source.add(1)
-        assert shelf.wait_for(1) == expected
+        assert snapshot_store.wait_for(1) == expected
 
 
 def test_the_update_of_the_first_fragment_does_not_wait_for_the_last() -> None:
-    sources, shelf = three(), Shelf()
-    with engine_of(sources, shelf) as engine:
+    sources, snapshot_store = three(), Shelf()
+    with engine_of(sources, snapshot_store) as engine:
         sources[2].gate.clear()
         assert engine.begin(1, sources, None)
         expected = as_bytes(sources)
         engine.fence("a")
         sources[0].add(1)
         sources[2].gate.set()
-        assert shelf.wait_for(1) == expected
+        assert snapshot_store.wait_for(1) == expected
 
 
 def test_a_write_that_did_not_wait_is_never_handed_on() -> None:
-    sources, shelf, notes = three(), Shelf(), list[str]()
-    with engine_of(sources, shelf, note=notes.append) as engine:
+    sources, snapshot_store, notes = three(), Shelf(), list[str]()
+    with engine_of(sources, snapshot_store, note=notes.append) as engine:
         sources[0].gate.clear()
         assert engine.begin(1, sources, None)
         sources[2].add(1)
         sources[0].gate.set()
         engine.fence()
-    assert not shelf.bytes
+    assert not snapshot_store.bytes
     assert engine.counts.torn == 1
     assert "c changed outside the update" in notes[0]
 
 
 def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first() -> None:
-    sources, shelf, notes = three(), Shelf(), list[str]()
-    with engine_of(sources, shelf, note=notes.append) as engine:
+    sources, snapshot_store, notes = three(), Shelf(), list[str]()
+    with engine_of(sources, snapshot_store, note=notes.append) as engine:
         sources[0].gate.clear()
         assert engine.begin(1, sources, None)
         assert sources[0].reached.wait(WAIT_S)
@@ -176,15 +176,15 @@ def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first
         assert engine.begin(2, sources, None)
         expected = as_bytes(sources)
         sources[2].add(1, seen=False)
-        assert shelf.wait_for(2) == expected
+        assert snapshot_store.wait_for(2) == expected
     assert engine.counts.torn == 1
 
 
 def test_a_habit_of_writing_behind_the_version_is_learnt_even_if_the_copy_was_in_time() -> None:
-    sources, shelf, notes = three(), Shelf(), list[str]()
-    with engine_of(sources, shelf, note=notes.append) as engine:
+    sources, snapshot_store, notes = three(), Shelf(), list[str]()
+    with engine_of(sources, snapshot_store, note=notes.append) as engine:
         assert engine.begin(1, sources, None)
-        shelf.wait_for(1)
+        snapshot_store.wait_for(1)
         sources[2].add(1, seen=False)
         engine.fence()
         assert "c changed outside the update" in notes[0]
@@ -208,49 +208,49 @@ def test_every_fragment_is_audited_in_its_turn() -> None:
 
 
 def test_what_changes_between_updates_is_copied_before_training_goes_on() -> None:
-    statistics, shelf = Memory("running_mean", 128, settled=False), Shelf()
+    statistics, snapshot_store = Memory("running_mean", 128, settled=False), Shelf()
     sources = [Memory("a", 2 * BLOCK), statistics]
-    with engine_of(sources, shelf) as engine:
+    with engine_of(sources, snapshot_store) as engine:
         assert engine.begin(1, sources, None)
         expected = as_bytes([statistics])["running_mean"]
         statistics.add(7)
-        assert shelf.wait_for(1)["running_mean"] == expected
+        assert snapshot_store.wait_for(1)["running_mean"] == expected
     assert engine.counts.torn == 0
 
 
 @pytest.mark.parametrize("pressure", ["skip", "coalesce"])
 def test_without_a_free_slot_training_goes_on_and_what_was_left_out_is_counted(pressure: Pressure) -> None:
-    sources, shelf = [Memory("a", 100)], Shelf(keep=True)
-    with engine_of(sources, shelf, slots=1, pressure=pressure) as engine:
+    sources, snapshot_store = [Memory("a", 100)], Shelf(keep=True)
+    with engine_of(sources, snapshot_store, slots=1, pressure=pressure) as engine:
         assert engine.begin(1, sources, None)
-        shelf.wait_for(1)
+        snapshot_store.wait_for(1)
         assert not engine.begin(2, sources, None)
         assert engine.owed == (pressure == "coalesce")
-        shelf.taken[0].release()
+        snapshot_store.taken[0].release()
         assert engine.begin(3, sources, None)
         assert not engine.owed
-        shelf.wait_for(3)
-        shelf.taken[1].release()
+        snapshot_store.wait_for(3)
+        snapshot_store.taken[1].release()
     counted = (engine.counts.skipped, engine.counts.coalesced)
     assert counted == ((1, 0) if pressure == "skip" else (0, 1))
 
 
 def test_waiting_for_a_slot_ends_when_one_is_given_back() -> None:
-    sources, shelf = [Memory("a", 100)], Shelf(keep=True)
-    with engine_of(sources, shelf, slots=1, pressure="wait") as engine:
+    sources, snapshot_store = [Memory("a", 100)], Shelf(keep=True)
+    with engine_of(sources, snapshot_store, slots=1, pressure="wait") as engine:
         assert engine.begin(1, sources, None)
-        shelf.wait_for(1)
+        snapshot_store.wait_for(1)
 
         def release() -> None:
             while not engine.counts.waited:
                 threading.Event().wait(0.001)
-            shelf.taken[0].release()
+            snapshot_store.taken[0].release()
 
         threading.Thread(target=release, daemon=True).start()
         assert engine.begin(2, sources, None)
-        shelf.wait_for(2)
-        shelf.taken[1].release()
-        shelf.taken[0].release()  # given up twice: the slot of the second snapshot is not touched
+        snapshot_store.wait_for(2)
+        snapshot_store.taken[1].release()
+        snapshot_store.taken[0].release()  # given up twice: the slot of the second snapshot is not touched
     assert engine.counts.waited == 1
 
 
@@ -308,13 +308,13 @@ def test_a_copy_that_fails_fails_the_snapshot_and_not_the_training_thread() -> N
         def copy(self, start: int, stop: int, target: memoryview) -> None:
             raise RuntimeError("the device is gone")
 
-    shelf, notes = Shelf(), list[str]()
-    engine: Engine[Any] = Engine(Arena.private(4096, slots=1), shelf, note=notes.append)
+    snapshot_store, notes = Shelf(), list[str]()
+    engine: Engine[Any] = Engine(Arena.private(4096, slots=1), snapshot_store, note=notes.append)
     assert engine.begin(1, [Broken("a", 100)], None)
     engine.fence()
     with pytest.raises(SnapshotFailed, match="the device is gone"):
         engine.close()
-    assert not shelf.bytes
+    assert not snapshot_store.bytes
     assert engine.free == 1
 
 
@@ -338,11 +338,11 @@ def test_two_mappings_of_a_segment_see_the_same_snapshot(tmp_path: Path) -> None
     sources = [Memory("a", 5000)]
     here = Arena.create(tmp_path / "segment", slot_bytes([5000]), slots=2)
     there = Arena.attach(tmp_path / "segment", here.size, slots=2)
-    shelf = Shelf(keep=True)
-    engine: Engine[Any] = Engine(here, shelf)
+    snapshot_store = Shelf(keep=True)
+    engine: Engine[Any] = Engine(here, snapshot_store)
     assert engine.begin(1, sources, None)
-    shelf.wait_for(1)
-    taken = shelf.taken[0]
+    snapshot_store.wait_for(1)
+    taken = snapshot_store.taken[0]
     place = taken.places[0]
     seen = there.slot(taken.slot)[place.offset : place.offset + place.nbytes]
     assert bytes(seen) == sources[0].data.tobytes()

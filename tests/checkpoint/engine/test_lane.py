@@ -96,9 +96,9 @@ class Device:
 
 
 @contextmanager
-def engine_on(device: Device, sources: list[Memory], shelf: Shelf) -> Iterator[Engine[Any]]:
+def engine_on(device: Device, sources: list[Memory], snapshot_store: Shelf) -> Iterator[Engine[Any]]:
     arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=2)
-    engine: Engine[Any] = Engine(arena, shelf, pressure="wait", lane=device)
+    engine: Engine[Any] = Engine(arena, snapshot_store, pressure="wait", lane=device)
     yield engine
     engine.close()
     device.main.close()
@@ -110,8 +110,8 @@ def three() -> list[Memory]:
 
 
 def test_the_host_passes_the_fence_at_once_and_the_device_keeps_update_and_copy_apart() -> None:
-    device, sources, shelf, held = Device(), three(), Shelf(), threading.Event()
-    with engine_on(device, sources, shelf) as engine:
+    device, sources, snapshot_store, held = Device(), three(), Shelf(), threading.Event()
+    with engine_on(device, sources, snapshot_store) as engine:
         for number in (1, 2, 3):  # beyond those whose contents are compared on the way
             expected = as_bytes(sources)
             if number == 3:
@@ -120,18 +120,18 @@ def test_the_host_passes_the_fence_at_once_and_the_device_keeps_update_and_copy_
             engine.fence()
             for source in sources:
                 device.update(source, number)
-            assert number != 3 or number not in shelf.bytes, "the copy has not even begun"
+            assert number != 3 or number not in snapshot_store.bytes, "the copy has not even begun"
             if number == 3:
                 held.set()
-            assert shelf.wait_for(number) == expected
+            assert snapshot_store.wait_for(number) == expected
             assert device.main.mark().wait(WAIT_S)
     assert engine.counts.torn == 0
     assert device.closed == 1
 
 
 def test_a_copy_waits_on_the_device_for_the_update_that_made_the_state() -> None:
-    device, sources, shelf = Device(), three(), Shelf()
-    with engine_on(device, sources, shelf) as engine:
+    device, sources, snapshot_store = Device(), three(), Shelf()
+    with engine_on(device, sources, snapshot_store) as engine:
         slow = threading.Event()
         device.main.enqueue(lambda: slow.wait(WAIT_S))
         before = as_bytes(sources)
@@ -140,15 +140,15 @@ def test_a_copy_waits_on_the_device_for_the_update_that_made_the_state() -> None
         assert engine.begin(1, sources, None)
         assert as_bytes(sources) == before, "the update has not run"
         slow.set()
-        found = shelf.wait_for(1)
+        found = snapshot_store.wait_for(1)
         engine.fence()
         assert found == as_bytes(sources)
         assert found != before
 
 
 def test_a_write_between_commit_and_fence_is_found_by_its_version_though_nothing_was_copied_yet() -> None:
-    device, sources, shelf = Device(), three(), Shelf()
-    with engine_on(device, sources, shelf) as engine:
+    device, sources, snapshot_store = Device(), three(), Shelf()
+    with engine_on(device, sources, snapshot_store) as engine:
         held = threading.Event()
         device.side.enqueue(lambda: held.wait(WAIT_S))
         dropped = threading.Thread(target=held.set)
@@ -158,14 +158,14 @@ def test_a_write_between_commit_and_fence_is_found_by_its_version_though_nothing
         assert device.main.mark().wait(WAIT_S)
         dropped.start()
         engine.fence()
-    assert not shelf.bytes
+    assert not snapshot_store.bytes
     assert engine.counts.torn == 1
 
 
 def test_what_the_forward_writes_is_ordered_behind_its_copy_without_a_wait() -> None:
-    device, shelf = Device(), Shelf()
+    device, snapshot_store = Device(), Shelf()
     sources = [Memory("a", 2 * BLOCK), Memory("running_mean", 128, settled=False)]
-    with engine_on(device, sources, shelf) as engine:
+    with engine_on(device, sources, snapshot_store) as engine:
         held = threading.Event()
         device.side.enqueue(lambda: held.wait(WAIT_S))
         expected = as_bytes(sources)
@@ -175,7 +175,7 @@ def test_what_the_forward_writes_is_ordered_behind_its_copy_without_a_wait() -> 
         assert not beginning.is_alive(), "the host does not wait for the copy"
         device.update(sources[1], 7)
         held.set()
-        assert shelf.wait_for(1) == expected
+        assert snapshot_store.wait_for(1) == expected
     assert engine.counts.torn == 0
 
 
@@ -184,10 +184,10 @@ def test_a_failed_device_fails_the_snapshot_and_not_the_training_thread() -> Non
         def copy(self, spans: Sequence[Span], memory: memoryview) -> None:
             raise RuntimeError("the device is gone")
 
-    device, shelf, notes = Gone(), Shelf(), list[str]()
+    device, snapshot_store, notes = Gone(), Shelf(), list[str]()
     sources = three()
     arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=1)
-    engine: Engine[Any] = Engine(arena, shelf, lane=device, note=notes.append)
+    engine: Engine[Any] = Engine(arena, snapshot_store, lane=device, note=notes.append)
     assert engine.begin(1, sources, None)
     engine.fence()
     with pytest.raises(SnapshotFailed, match="the device is gone"):

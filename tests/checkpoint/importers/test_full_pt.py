@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 from elastic_train.checkpoint import ranges
-from elastic_train.checkpoint.ranges import Index
+from elastic_train.checkpoint.ranges import RangeIndex
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint, open_foreign
 from elastic_train.errors import FormatUnsupported, TensorMismatch
 from elastic_train.geometry.box import Box
@@ -134,7 +134,7 @@ def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     checkpoint = open_foreign(str(tmp_path / "x.pt"))
     for name, value in values.items():
         whole = Box.whole(tuple(value.shape))
-        reads = Index(checkpoint.manifest, url="x").reads([(name, "param", whole)])
+        reads = RangeIndex(checkpoint.manifest, url="x").reads([(name, "param", whole)])
         assert len(reads) > 3
         assert all(read.length <= 1000 for read in reads)
         assert np.array_equal(checkpoint.read(name, "param"), value.numpy())

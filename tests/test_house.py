@@ -46,7 +46,11 @@ def test_the_command_line_answers_without_ray_or_torch(verb: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("process", "unneeded"),
-    [("controller", {"torch", "pandas"}), ("peer_store", {"torch", "pandas"}), ("worker", {"pandas"})],
+    [
+        ("controller.controller", {"torch", "pandas"}),
+        ("peer_store.peer_store", {"torch", "pandas"}),
+        ("worker.worker", {"pandas"}),
+    ],
 )
 def test_a_process_of_a_run_loads_only_what_it_needs(process: str, unneeded: set[str]) -> None:
     code = (

@@ -146,7 +146,7 @@ def break_group(
     return Outcome(
         state=replace(state, phase=settling),
         commands=(Abort(generation=facts.generation, workers=pending),) if pending else (),
-        reason=f"generation {facts.generation} is over: {len(pending)} workers are asked for their final report",
+        reason=f"generation {facts.generation} is over: {len(pending)} workers are asked for final reports",
     )
 
 

@@ -41,8 +41,13 @@ class TorchFile:
         if not all(ref.shape):
             return 0
         item = element(ref.dtype, url=self.url).bytes
+        size = self.sizes.get(ref.storage.key)
+        kind = ELEMENTS.get(ref.storage.dtype) if ref.storage.dtype else None
+        if size is not None and kind is not None and ref.storage.numel * kind.bytes != size:
+            said = f"{ref.storage.numel} elements of {ref.storage.dtype}"
+            raise damaged(self.url, f"the storage {ref.storage.key} should have {said} and has {size} bytes")
         last = ref.offset + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
-        if ref.storage.key not in self.starts or (last + 1) * item > self.sizes[ref.storage.key]:
+        if size is None or (last + 1) * item > size:
             raise damaged(self.url, f"a tensor of shape {ref.shape} reaches over the end of its storage")
         return self.starts[ref.storage.key] + ref.offset * item
 

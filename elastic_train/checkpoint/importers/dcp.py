@@ -19,7 +19,7 @@ from elastic_train.checkpoint.importers.dcp_names import Names, document_of, nam
 from elastic_train.checkpoint.importers.foreign_document import plain
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.torch_file import byte_strides, open_file
+from elastic_train.checkpoint.importers.torch_file import byte_strides, check_readable, open_file
 from elastic_train.checkpoint.importers.windows import Window, windows
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
@@ -116,6 +116,7 @@ def _parse(window: Window, key: str, grid: Grid, block: Block) -> BlockPlace:
     file = open_file(window.as_store(), window.item.file)
     ref = file.tree
     url = f"{window.url}/{window.item.file}"
+    check_readable(ref, key, url=url)
     if not isinstance(ref, TensorRef):
         raise FormatUnsupported(
             url=url, problem=f"{key} is stored as a {type(ref).__name__}, not as a tensor."
@@ -126,7 +127,6 @@ def _parse(window: Window, key: str, grid: Grid, block: Block) -> BlockPlace:
             problem=f"{key} {span(block.box)} is {ref.dtype} {ref.shape} there, and {grid.dtype} in the "
             "metadata. The files are of two checkpoints: copy it again.",
         )
-    element(ref.dtype, url=url)
     return BlockPlace(start=file.place(ref), strides=byte_strides(ref))
 
 

@@ -12,6 +12,7 @@ from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, FragmentMissing, StorageNotFound
 from elastic_train.storage.store import Store
 
+MOST, DIMS = 2**63, 64
 LIMIT = 100_000_000
 """Bytes of the longest header that the format allows."""
 CODES = {element.code: name for name, element in ELEMENTS.items()}
@@ -59,7 +60,7 @@ def _stored(name: str, entry: Any, base: int, size: int, url: str) -> StoredTens
     try:
         code, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = [*shape, first, last]
-        if not all(isinstance(n, int) and n >= 0 for n in numbers):
+        if not all(type(n) is int and 0 <= n < MOST for n in numbers) or len(shape) > DIMS:
             raise ValueError(numbers)
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(url, f"its header describes {name} by {entry!r}") from error

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from elastic_train.checkpoint.dtypes import ELEMENTS, element
-from elastic_train.checkpoint.importers.pickle_free import TensorRef, unpickle
+from elastic_train.checkpoint.importers.pickle_free import OddTensor, TensorRef, unpickle
 from elastic_train.checkpoint.importers.zip_index import damaged, read_index
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 from elastic_train.storage.store import Store
@@ -95,6 +95,20 @@ def open_files(store: Store, paths: Iterable[str]) -> dict[str, TorchFile]:
         return {path: open_file(store, path) for path in paths}
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(paths, pool.map(lambda path: open_file(store, path), paths), strict=True))
+
+
+def check_readable(value: Any, what: str, *, url: str) -> None:
+    """FormatUnsupported where a value is a tensor that can't be read from where it lies; `what` names it."""
+    if isinstance(value, OddTensor):
+        raise FormatUnsupported(
+            url=url, problem=f"{what} is {value.what}, which can't be read in place. {value.remedy}"
+        )
+    if isinstance(value, TensorRef) and value.dtype not in ELEMENTS:
+        raise FormatUnsupported(
+            url=url,
+            problem=f"{what} is of dtype {value.dtype}, which can't be stored. Cast it to one of "
+            f"{', '.join(ELEMENTS)}.",
+        )
 
 
 def is_contiguous(ref: TensorRef) -> bool:

@@ -91,7 +91,11 @@ def _numbers(
 ) -> tuple[dict[Any, str], tuple[str, ...]]:
     """The names behind numbers, and what of that isn't proved."""
     numbered = [list(group["params"]) for group in groups]
-    shapes = {n: shape_of(state.get(n, {})) for group in numbered for n in group}
+    shapes = {
+        n: shape_of({k: v.shape for k, v in state.get(n, {}).items() if isinstance(v, TensorRef)})
+        for group in numbered
+        for n in group
+    }
     given, why = known.names, known.why
     if given is not None:
         if strange := [name for name in given if name not in known.shapes]:
@@ -105,9 +109,9 @@ def _numbers(
         raise FormatUnsupported(
             url=url,
             problem=f"its optimizer state is by number, which doesn't say whose it is ({found}). Give the "
-            "names of the optimizer's parameters, in their order, with `ckpt import --names FILE`, or save it with "
-            "torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, build the optimizer from "
-            "named_parameters(), or save the model alone.",
+            "names of the optimizer's parameters, in their order, with `ckpt import --names FILE`, or save "
+            "it with torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, build the optimizer "
+            "from named_parameters(), or save the model alone.",
         )
     if not known.in_order:
         return dict(found), ()

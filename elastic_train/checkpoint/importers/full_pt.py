@@ -26,7 +26,7 @@ from elastic_train.checkpoint.importers.full_optimizer import (
     optimizer_in,
 )
 from elastic_train.checkpoint.importers.imported import Imported, imported
-from elastic_train.checkpoint.importers.pickle_free import Opaque, TensorRef
+from elastic_train.checkpoint.importers.pickle_free import OddTensor, Opaque, TensorRef
 from elastic_train.checkpoint.importers.torch_file import TorchFile, check_readable, open_file
 from elastic_train.checkpoint.importers.wrappers import Wrappers
 from elastic_train.errors import FormatUnsupported, TensorMismatch
@@ -136,7 +136,7 @@ def is_state_dict(value: Any) -> bool:
     return (
         isinstance(value, Mapping)
         and all(isinstance(k, str) for k in value)
-        and any(isinstance(v, TensorRef) for v in value.values())
+        and any(isinstance(v, TensorRef | OddTensor) for v in value.values())
     )
 
 

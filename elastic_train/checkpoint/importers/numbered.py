@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from elastic_train.checkpoint.importers.pickle_free import TensorRef
 
 Shape = tuple[int, ...]
 WAYS = 200_000
@@ -24,13 +21,12 @@ RUNNING = ("running_mean", "running_var", "num_batches_tracked")
 """Buffers of torch's own norms, which no optimizer steps."""
 
 
-def shape_of(states: Mapping[str, Any]) -> Shape | None:
-    """The shape of the parameter that has these states, if they tell it."""
-    refs = {name: ref.shape for name, ref in states.items() if isinstance(ref, TensorRef)}
+def shape_of(states: Mapping[str, Shape]) -> Shape | None:
+    """The shape of the parameter whose states have these shapes, if they tell it."""
     for name in ELEMENTWISE:
-        if name in refs:
-            return refs[name]
-    rows, columns = refs.get("exp_avg_sq_row"), refs.get("exp_avg_sq_col")
+        if name in states:
+            return states[name]
+    rows, columns = states.get("exp_avg_sq_row"), states.get("exp_avg_sq_col")
     return (*rows, columns[-1]) if rows and columns else None
 
 

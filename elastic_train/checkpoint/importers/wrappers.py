@@ -1,8 +1,7 @@
 """Names without what wrappers added: torch.compile, DDP, FSDP1 and activation checkpointing.
 
 Their private words mean nothing else and go wherever they are. `module` is a word that anybody may use: it
-goes before a private word, and at the front where every name begins with it, as DistributedDataParallel has
-it.
+goes before a private word, and at the front where every name begins with it, as under DDP.
 """
 
 from __future__ import annotations

@@ -54,7 +54,8 @@ WORDS_OF_PYTHON = frozenset(
 """Modules and names of Python's library that appear in settings, where they are words like any other."""
 
 WORDS_OF_TORCH = (
-    "torch.Tensor", "torch.device", "torch.dtype", "torch.per_", "torch.contiguous_format", "torch.Generator", "torch._C.Generator",
+    "torch.Tensor", "torch.device", "torch.dtype", "torch.per_", "torch.contiguous_format", "torch.Generator",
+    "torch._C.Generator",
     "torch.nn.parameter.Parameter", "torch.nn.parameter.Buffer", "torch.nn.modules.", "torch.nn.functional.",
     "torch._C._nn.", "torch.ao.", "torch.optim.", "torch.amp.", "torch.cuda.amp.", "torch.distributed.",
     "torch.utils.data.",

@@ -20,11 +20,11 @@ from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.specification import IDENTITY, Spec
 from elastic_train.checkpoint.language.translated_view import as_ours, as_theirs
 from elastic_train.checkpoint.read_plan import read_plan, sharded
-from elastic_train.checkpoint.reader import open_checkpoint
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.exits import FINISHED, USER_ERROR
-from elastic_train.errors import ConfigError
+from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import AXES, bytes_text
 from elastic_train.storage.fsspec_store import open_store
@@ -71,8 +71,10 @@ def export_checkpoint(
     _report(done, out)
 
 
-def import_checkpoint(source: str, run: str, *, spec: str | None, copy: bool, show: bool) -> None:
-    mapped = as_ours(open_checkpoint(source), _spec(spec))
+def import_checkpoint(
+    source: str, run: str, *, spec: str | None, copy: bool, show: bool, names: str | None = None
+) -> None:
+    mapped = as_ours(_with_names(source, names), _spec(spec))
     if show:
         print(describe(mapped.resolved))
         return
@@ -82,6 +84,47 @@ def import_checkpoint(source: str, run: str, *, spec: str | None, copy: bool, sh
     print(f"{count} tensors of {source} {how} {run}: step {stored.step}")
     for lost in (mapped.document.get("foreign") or {}).get("not_restored", ()):
         print(f"not restored: {lost}")
+    for taken in (mapped.document.get("foreign") or {}).get("assumed", ()):
+        print(f"assumed: {taken}")
+
+
+def _with_names(source: str, file: str | None) -> Checkpoint:
+    """The checkpoint, with names for an optimizer that only numbers its parameters: those of a file, or those
+    of the model that a Hugging Face configuration describes.
+    """
+    if file is not None:
+        return open_checkpoint(source, names=_names(file))
+    found = open_checkpoint(source)
+    foreign = found.document.get("foreign") or {}
+    config = foreign.get("config")
+    if not isinstance(config, dict) or not any("--names" in lost for lost in foreign.get("not_restored", ())):
+        return found
+    from elastic_train.models.parameter_names import parameter_names
+
+    names = parameter_names(config)
+    if names is None:
+        return found
+    try:
+        return open_checkpoint(source, names=names)
+    except TensorMismatch:  # the weights are another model's than the configuration's
+        return found
+
+
+def _names(path: str) -> list[str]:
+    """One name a line, or a JSON list."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(field="--names", problem=f"there is no file {path}.")
+    text = file.read_text()
+    if not text.lstrip().startswith("["):
+        return text.split()
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(field="--names", problem=f"{path} is no JSON list ({error}).") from error
+    if not all(isinstance(name, str) for name in found):
+        raise ConfigError(field="--names", problem=f"{path} has an entry that is no name.")
+    return found
 
 
 def diff_checkpoints(a: str, b: str, *, spec: str | None) -> int:

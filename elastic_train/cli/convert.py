@@ -99,9 +99,11 @@ def _with_names(source: str, file: str | None) -> Checkpoint:
     config = foreign.get("config")
     if not isinstance(config, dict) or not any("--names" in lost for lost in foreign.get("not_restored", ())):
         return found
-    from elastic_train.models.parameter_names import parameter_names
-
-    names = parameter_names(config)
+    try:
+        from elastic_train.models.parameter_names import parameter_names
+    except ImportError:  # transformers isn't here to ask
+        return found
+    names = parameter_names(config, most=len(found))
     if names is None:
         return found
     try:

@@ -71,7 +71,8 @@ def beside_weights(
     for word, kinds in (("lr_scheduler", _SCHEDULES), ("scaler", _SCALERS), ("settings", _SETTINGS)):
         for name in (n for n in kinds if n in there):
             facts[word] = _facts(store, prefix + name, name, lost)
-            lost.append(f"{name}: what of it is numbers and text is in foreign.{word}; the code's own counts")
+            if facts[word] is not None:
+                lost.append(f"{name}: what of it is numbers and text is in foreign.{word}; the code's counts")
     trainer = _trainer(store, prefix + _TRAINER) if _TRAINER in there else None
     if trainer is not None:
         facts["trainer_state"] = {k: v for k, v in trainer.items() if k != "log_history"}

@@ -155,6 +155,13 @@ class PosixStore:
 
         self.retry.run(work, what="delete", path=str(target))
 
+    def discard(self, names: Iterable[str]) -> None:
+        for name in names:
+            directory, _, last = name.rpartition("/")
+            if last.startswith(UNPUBLISHED):
+                target = self._under(directory) / last
+                self.retry.run(lambda t=target: t.unlink(missing_ok=True), what="delete", path=str(target))
+
     def _at(self, path: str) -> Path:
         return self.root / check_path(path)
 

@@ -136,16 +136,13 @@ def collect_garbage(run: str, *, dry_run: bool) -> None:
     directory = RunDirectory(open_store(run))
     keep = [c.slot for c in directory.commits()]
     _, sizes = directory.unneeded(keep)
-    if not dry_run and (sizes or directory.leftovers()):
+    if not dry_run and sizes:
         lease = Lease(directory.store, holder=_holder(), lease_s=LEASE_S)
         lease.acquire()
         term = directory.begin_term(_holder())
         lease.renew(term)
-        try:
-            gone = directory.prune(keep, term=term).directories
-        finally:
-            lease.release()
-        sizes = {path: sizes.get(path, 0) for path in gone}
+        directory.prune(keep, term=term)
+        lease.release()
     for path, size in sizes.items():
         print(f"{'would remove' if dry_run else 'removed'} {path}: {bytes_text(size)}")
     print(f"{len(sizes)} directories, {bytes_text(sum(sizes.values()))}")

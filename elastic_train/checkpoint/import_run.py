@@ -84,7 +84,8 @@ def _pointing(source: Mapped, store: Store, directory: str, document: Mapping[st
     table = index(source.resolved, parts, url=url)
     views = as_json(views_of(source.resolved))
     said = StateFile(document=document, aliases=source.aliases, views=views)
-    return describe(store, directory, [table], said)
+    roots = sorted({root for part in parts for root in (part.files.url, *part.files.places.roots)})
+    return describe(store, directory, [table], said, roots=roots)
 
 
 def _parts(source: Mapped, store: Store, directory: str) -> Iterator[WrittenPart]:

@@ -22,8 +22,17 @@ from elastic_train.checkpoint.checksums import LARGEST
 from elastic_train.checkpoint.document import VERSION, check_version
 from elastic_train.checkpoint.dtypes import element
 from elastic_train.checkpoint.manifest_pages import ROWS, Ints, Pages, encode_index
-from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
+from elastic_train.checkpoint.validate.parquet import decoded, open_parquet
+from elastic_train.checkpoint.validate.rows import (
+    FROM_WHOM,
+    check_columns,
+    check_rows,
+    malformed,
+    two_voices,
+)
+from elastic_train.errors import ChecksumMismatch, FormatUnsupported, FragmentMissing
 from elastic_train.geometry.box import Box
+from elastic_train.geometry.coverage import untiled
 from elastic_train.geometry.fragments import Fragments
 
 SCHEMA = pa.schema(
@@ -79,22 +88,31 @@ class Manifest:
         pages: Pages | None = None,
         url: str = "",
     ) -> None:
-        self.extra, self._table, self._fragments = extra, table, fragments
+        self.extra = dict(extra)
+        self._table, self._fragments = table, fragments
         self._pages, self._url = pages, url
+        self._sound: dict[int, Fragments] = {}  # tensors of the pages that were checked, by key
         self._order: tuple[Ints, Ints] | None = None  # rows by key, and where those of each key begin
 
     @property
     def table(self) -> pa.Table:
         if self._table is None:
             assert self._pages is not None
-            self._table = self._pages.whole().combine_chunks()
+            table = self._pages.whole().combine_chunks()
+            found = _fragments(table, self._url)
+            said = zip(*self.kinds, strict=True)
+            if sorted(said) != sorted(zip(found.names, found.dtypes, found.shapes, strict=True)):
+                raise malformed(self._url, "its manifest's index is not of its rows")
+            self._table, self._fragments = table, found
         return self._table
 
     @property
     def fragments(self) -> Fragments:
         """The boxes of all rows, as columns."""
         if self._fragments is None:
-            self._fragments = _fragments(self.table, self._url)
+            table = self.table  # of pages, it brings its fragments along
+            if self._fragments is None:
+                self._fragments = _fragments(table, self._url)
         return self._fragments
 
     @property
@@ -104,18 +122,27 @@ class Manifest:
             return self._pages.names, self._pages.dtypes, self._pages.shapes
         return self.fragments.names, self.fragments.dtypes, self.fragments.shapes
 
+    def check_tiling(self, *, url: str) -> None:
+        """FragmentMissing unless the rows tile their tensors; of a large manifest in a file, each tensor is
+        checked when its rows are asked for.
+        """
+        if self._pages is None and (problem := untiled(self.fragments)) is not None:
+            raise FragmentMissing(url=url, problem=f"{problem}. {FROM_WHOM}")
+
     def boxes(self, key: int) -> tuple[Ints, Ints, Ints]:
         """The rows of the tensor with this key of `kinds`: places, offsets and sizes, each [n, ndim]."""
         dims = len(self.kinds[2][key])
         if self._pages is not None:
             rows, table = self._pages.tensor(key)
-            offsets, ndim = _padded(table.column("offsets"), 0)
-            sizes, ndim_of_sizes = _padded(table.column("sizes"), 1)
-            shape, ndim_of_shape = _padded(table.column("shape"), 0)
-            same = (ndim == dims) & (ndim_of_sizes == dims) & (ndim_of_shape == dims)
-            if not same.all() or (shape != np.array(self.kinds[2][key])).any():
-                raise _two_voices(self._url, self.kinds[0][key])
-            return rows, offsets, sizes
+            found = self._sound.get(key)
+            if found is None:
+                found = _fragments(table, self._url)
+                if (found.names, found.shapes) != ((self.kinds[0][key],), (self.kinds[2][key],)):
+                    raise two_voices(self._url, self.kinds[0][key])
+                if (problem := untiled(found)) is not None:
+                    raise FragmentMissing(url=self._url, problem=f"{problem}. {FROM_WHOM}")
+                self._sound[key] = found
+            return rows, found.offsets[:, :dims], found.sizes[:, :dims]
         fragments = self.fragments
         if self._order is None:
             rows = np.argsort(fragments.key, kind="stable")
@@ -161,7 +188,7 @@ class Manifest:
     @classmethod
     def decode(cls, data: bytes, *, url: str) -> Manifest:
         try:
-            file = pq.ParquetFile(pa.BufferReader(data))
+            file = open_parquet(data, SCHEMA, url=url)
             found = {k.decode(): v.decode() for k, v in (file.metadata.metadata or {}).items()}
             words = {k.removeprefix(_KEY): v for k, v in found.items() if k.startswith(_KEY)}
             version = words.pop("version", "")
@@ -171,11 +198,8 @@ class Manifest:
                 raise FormatUnsupported(url=url, problem=f"its largest pages aren't of {LARGEST} bytes.")
             index = words.pop("index", None)
             if index is not None:
-                pages = Pages(file, SCHEMA, index, url=url)
-                for name in set(pages.dtypes):
-                    element(name, url=url)
-                return cls(extra=words, pages=pages, url=url)
-            table = file.read(columns=SCHEMA.names).cast(SCHEMA)
+                return cls(extra=words, pages=Pages(file, SCHEMA, index, url=url), url=url)
+            table = decoded(file, None, SCHEMA, url=url)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise ChecksumMismatch(url=url, problem=f"its manifest can't be read ({error}).") from error
         return cls.from_table(table, url=url, extra=words)
@@ -186,6 +210,8 @@ class Manifest:
     def rows(self, indices: Sequence[int]) -> list[Row]:
         """The rows at these places, as values: for the few that are about to be read."""
         if self._pages is not None and self._table is None:
+            for key in self._pages.keys(indices):
+                self.boxes(key)
             table = self._pages.take(indices)
         else:
             table = self.table.take(pa.array(indices, pa.int64()))
@@ -213,6 +239,7 @@ def _row(value: dict[str, Any]) -> Row:
 
 def _fragments(table: pa.Table, url: str) -> Fragments:
     """The boxes as columns, without an object per row."""
+    check_columns(table, url=url)
     words = [table.column("tensor"), table.column("state"), pa.scalar("\0")]
     joined = pc.call_function("binary_join_element_wise", words)
     coded = pa.concat_arrays([pa.array([], pa.string()), *joined.chunks]).dictionary_encode()
@@ -231,11 +258,11 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
     )
     same &= (offsets_ndim == ndim) & (sizes_ndim == ndim)
     if not same.all():
-        raise _two_voices(url, names[int(key[int(np.argmin(same))])])
+        raise two_voices(url, names[int(key[int(np.argmin(same))])])
     dtypes = tuple(dtype.dictionary[kinds[i]].as_py() for i in first.tolist())
     for name in set(dtypes):
         element(name, url=url)
-    return Fragments(
+    found = Fragments(
         names=names,
         dtypes=dtypes,
         shapes=tuple(tuple(shape[i, : ndim[i]].tolist()) for i in first.tolist()),
@@ -243,12 +270,8 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
         offsets=offsets,
         sizes=sizes,
     )
-
-
-def _two_voices(url: str, name: tuple[str, str]) -> TensorMismatch:
-    return TensorMismatch(
-        url=url, problem=f"{name[0]} ({name[1]}) has two dtypes or shapes in one checkpoint; save it again."
-    )
+    check_rows(table, found, url=url)
+    return found
 
 
 def _padded(column: pa.ChunkedArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

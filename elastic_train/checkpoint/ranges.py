@@ -7,7 +7,7 @@ used is verified; one without is read by exact byte span.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ MOST = 8 << 20
 memory again. Touching new memory costs more than reading into it.
 """
 
+LARGE = 64 << 20
 FEW = 32
 """Rows of a tensor up to which Python is faster than numpy."""
 Ints = npt.NDArray[np.int64]
@@ -67,13 +68,19 @@ class RangeIndex:
         self._key = {name: i for i, name in enumerate(manifest.kinds[0])}
         self._few: dict[int, list[tuple[int, Box]]] = {}  # the rows of keys that have few
 
-    def reads(self, requests: Sequence[Request]) -> list[Read]:
-        """The reads that together bring every element of every request, by file and place."""
+    def reads(
+        self, requests: Sequence[Request], *, large: Callable[[Sequence[Row]], None] = lambda rows: None
+    ) -> list[Read]:
+        """The reads that together bring every element of every request, by file and place.
+
+        `large` is shown the rows of more than LARGE bytes before they are cut into reads.
+        """
         wanted: dict[int, list[tuple[int, Box]]] = {}
         for index, (tensor, state, box) in enumerate(requests):
             for row, part in self.parts(tensor, state, box):
                 wanted.setdefault(row, []).append((index, part))
         rows = self.manifest.rows(list(wanted))
+        large([row for row in rows if row.box.numel * ELEMENTS[row.dtype].bytes > LARGE])
         segments = [
             s for row, parts in zip(rows, wanted.values(), strict=True) for s in _segments(row, parts)
         ]
@@ -151,6 +158,14 @@ def strides_of(row: Row, item: int) -> tuple[int, ...]:
     if row.byte_strides is not None:
         return row.byte_strides
     return tuple(math.prod(row.box.sizes[d + 1 :]) * item for d in range(len(row.box.sizes)))
+
+
+def extent(row: Row) -> int:
+    """Bytes from the first of a row to behind its last."""
+    item = ELEMENTS[row.dtype].bytes
+    if not row.box.numel:
+        return 0
+    return item + sum((n - 1) * s for n, s in zip(row.box.sizes, strides_of(row, item), strict=True))
 
 
 def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[FragmentRange]:

@@ -28,6 +28,20 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailAt:
+    """The `call`-th call of all (from 1) raises a StorageError, whatever it is."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blind:
+    """The `call`-th listing (from 1) finds nothing, as one whose errors are swallowed."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delay:
     """Every call of an operation takes this much longer."""
 
@@ -74,7 +88,7 @@ class Hold:
     go: threading.Event
 
 
-Fault = Fail | Delay | Slow | Full | KillAtByte | KillAtWrite | Hold
+Fault = Fail | FailAt | Blind | Delay | Slow | Full | KillAtByte | KillAtWrite | Hold
 
 
 class FaultyStore:
@@ -83,6 +97,7 @@ class FaultyStore:
     def __init__(self, inner: Store, faults: Sequence[Fault]) -> None:
         self._inner, self._faults = inner, tuple(faults)
         self.calls: dict[str, int] = {}
+        self.total = 0
         self.written = 0
         self.changes = 0  # operations that changed the store
 
@@ -121,10 +136,13 @@ class FaultyStore:
 
     def list(self, prefix: str = "") -> Names:
         with self._operation("list", prefix):
-            return self._inner.list(prefix)
+            found = self._inner.list(prefix)
+        blind = any(isinstance(f, Blind) and f.call == self.calls["list"] for f in self._faults)
+        return [] if blind else found
 
     def unfinished(self, prefix: str = "") -> Names:
-        return self._inner.unfinished(prefix)
+        with self._operation("unfinished", prefix):
+            return self._inner.unfinished(prefix)
 
     def size(self, path: str) -> int:
         with self._operation("size", path):
@@ -144,14 +162,22 @@ class FaultyStore:
         with self._operation("delete_tree", prefix):
             self._inner.delete_tree(prefix)
 
+    def discard(self, names: Iterable[str]) -> None:
+        for name in names:
+            with self._operation("discard", name):
+                self._inner.discard([name])
+
     @contextmanager
     def _operation(self, name: str, path: str) -> Iterator[None]:
         call = self.calls[name] = self.calls.get(name, 0) + 1
+        self.total += 1
         self.changes += name in WRITES
         kills = [f.after for f in self._faults if isinstance(f, KillAtWrite) and f.call == self.changes]
         for fault in self._faults:
             match fault:
                 case Fail(operation=operation, call=k) if operation == name and k in (0, call):
+                    raise StorageError(path=path, operation=name, problem="a scheduled fault.")
+                case FailAt(call=k) if k == self.total:
                     raise StorageError(path=path, operation=name, problem="a scheduled fault.")
                 case Delay(operation=operation, seconds=seconds) if operation == name:
                     time.sleep(seconds)

@@ -124,23 +124,29 @@ def test_foreign_bytes_are_read_in_place_by_their_strides(tmp_path: Path) -> Non
     store.write("c/state.json", state)
     store.write("c/manifest.parquet", Manifest.of(rows, extra={"state_hash": digest(state)}).encode())
     checkpoint = Checkpoint.open(store, "c")
+    with pytest.raises(OutsideOfCheckpoint, match=r"other system.bin.*--allow-root"):
+        checkpoint.read("q", "param")
+    checkpoint.files.places.allow([str(tmp_path)])
     assert np.array_equal(checkpoint.read("q", "param"), q)
     assert np.array_equal(checkpoint["k"]["param"][1:, 2], k[1:, 2])
 
 
 def test_a_manifest_may_refer_to_an_older_checkpoint_of_the_run(cut: Cut) -> None:
     store = MemoryStore()
-    write_part(store, "checkpoints/old", 0, [cut("w", np.arange(5))])
-    old = Manifest.decode(store.read("checkpoints/old/w00000.parquet"), url="x").row(0)
+    write_part(store, "checkpoints/step-0000000001.g1", 0, [cut("w", np.arange(5))])
+    old = Manifest.decode(store.read("checkpoints/step-0000000001.g1/w00000.parquet"), url="x").row(0)
     state = StateFile(document={}).encode()
     row = Row(
         tensor="w", state="param", dtype="int64", shape=(5,), box=Box((0,), (5,)),
-        file=f"../old/{old.file}", byte_offset=old.byte_offset, checksums=old.checksums, hash=old.hash,
+        file=f"../step-0000000001.g1/{old.file}", byte_offset=old.byte_offset, checksums=old.checksums, hash=old.hash,
     )  # fmt: skip
-    store.write("checkpoints/new/state.json", state)
+    store.write("checkpoints/step-0000000002.g1/state.json", state)
     manifest = Manifest.of([row], extra={"state_hash": digest(state)})
-    store.write("checkpoints/new/manifest.parquet", manifest.encode())
-    assert Checkpoint.open(store, "checkpoints/new").read("w", "param").tolist() == [0, 1, 2, 3, 4]
+    store.write("checkpoints/step-0000000002.g1/manifest.parquet", manifest.encode())
+    of_the_run = Checkpoint.open(store, "checkpoints/step-0000000002.g1", siblings="checkpoints")
+    assert of_the_run.read("w", "param").tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(OutsideOfCheckpoint):
+        Checkpoint.open(store, "checkpoints/step-0000000002.g1").read("w", "param")
 
 
 def test_twenty_thousand_fragments_are_planned_as_columns() -> None:

@@ -170,7 +170,7 @@ def _case(seed: int, change: Change, url: str, truth: dict[str, Any]) -> Case:
         done = _judge(found, truth, mended=change.mended)
     except ElasticTrainError as error:
         done = ("typed", f"{type(error).__name__}: {error}")
-    except (Exception, KeyboardInterrupt):  # noqa: BLE001 - whatever it is, it is a fault and is told
+    except Exception:  # noqa: BLE001 - whatever it is, it is a fault and is told
         done = ("untyped", traceback.format_exc()[-1500:])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -202,7 +202,7 @@ def _limit() -> None:
     held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + HARD, hard))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # a case that hangs ends its process
 
 
 def _peak(*, reset: bool = False) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import random
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +20,13 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 
 
-def deep(levels: int) -> Any:
-    """A list in a list in a list."""
-    value: Any = []
-    for _ in range(levels):
-        value = [value]
-    return value
+NESTED = "lists inside each other: "
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON of a value, in which texts of NESTED become so many lists inside each other."""
+    text = json.dumps(value)
+    return re.sub(f'"{NESTED}([0-9]+)"', lambda m: "[" * int(m[1]) + "]" * int(m[1]), text).encode()
 
 
 def damaged(data: bytes, chance: random.Random, others: Sequence[bytes]) -> tuple[bytes, str]:
@@ -68,7 +71,7 @@ def damaged(data: bytes, chance: random.Random, others: Sequence[bytes]) -> tupl
 
 
 def other_json(value: Any, chance: random.Random) -> tuple[Any, str]:
-    """The value with one place of it replaced, removed, or doubled."""
+    """The value with one place of it replaced, removed, or doubled; for `json_bytes`."""
     made = copy.deepcopy(value)
     places = list(_places(made, ()))
     place = chance.choice(places)
@@ -81,7 +84,7 @@ def other_json(value: Any, chance: random.Random) -> tuple[Any, str]:
             del holder[last]
             what = "removed"
         case 1:
-            holder[last] = deep(chance.choice([10, 100, 5000]))
+            holder[last] = f"{NESTED}{chance.choice([10, 100, 5000])}"
             what = "nested"
         case 2 if isinstance(holder, list):
             holder.append(copy.deepcopy(holder[last]))

@@ -21,7 +21,7 @@ from elastic_train.checkpoint.views import View
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.geometry.box import Box
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.testing.damage import INTS, TEXTS, damaged, other_file, other_json
+from elastic_train.testing.damage import INTS, TEXTS, damaged, json_bytes, other_file, other_json
 from elastic_train.testing.fuzzing import Change
 
 LAST = attempt_path(step=2, generation=1)
@@ -172,7 +172,9 @@ def _manifest(run: Path, chance: random.Random, secret: Path) -> str:
             if name.endswith("roots"):
                 index = {"run": chance.choice([str(run), "/"]), "roots": [str(secret.parent), "/", 5]}
             index, _ = other_json(index, chance)
-            words[name] = chance.choice([*TEXTS[:5], "7", "2", "-1", json.dumps(index), "[" * 100_000])
+            words[name] = chance.choice(
+                [*TEXTS[:5], "7", "2", "-1", json_bytes(index).decode(), "[" * 100_000]
+            )
             what = f"{name} is {words[name]:.60}"
     _write(path, pa.Table.from_pylist(rows, schema=schema), words)
     _commit(run)
@@ -182,7 +184,7 @@ def _manifest(run: Path, chance: random.Random, secret: Path) -> str:
 def _state(run: Path, chance: random.Random) -> str:
     path = run / LAST / STATE
     made, what = other_json(json.loads(path.read_bytes()), chance)
-    data = json.dumps(made).encode()
+    data = json_bytes(made)
     path.write_bytes(data)
     manifest = run / LAST / MANIFEST
     words = {k.decode(): v.decode() for k, v in (pq.read_metadata(manifest).metadata or {}).items()}
@@ -214,7 +216,7 @@ def _log(run: Path, chance: random.Random) -> str:
     paths = sorted((run / "commits").iterdir())
     at = chance.randrange(len(paths))
     made, what = other_json(json.loads(paths[at].read_bytes()), chance)
-    paths[at].write_bytes(json.dumps(made).encode())
+    paths[at].write_bytes(json_bytes(made))
     for before, path in zip(paths[at:], paths[at + 1 :], strict=False):
         record = json.loads(path.read_bytes())
         record["after_hash"] = digest(before.read_bytes())

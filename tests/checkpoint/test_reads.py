@@ -21,7 +21,7 @@ from elastic_train.checkpoint.manifest import SCHEMA, Manifest, Row
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.writer import write_part
-from elastic_train.errors import TensorMismatch
+from elastic_train.errors import OutsideOfCheckpoint, TensorMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore

@@ -102,6 +102,11 @@ def _short(value: object) -> str:
     return text if len(text) < 300 else f"{text[:300]}..."
 
 
+def spans(table: pa.Table, fragments: Fragments) -> Ints:
+    """Bytes from the first to behind the last of each row."""
+    return _spans(table, fragments, lambda bad, what: None)
+
+
 def _spans(table: pa.Table, fragments: Fragments, refuse: _Refuse) -> Ints:
     """Bytes from the first to behind the last of each row, strides checked."""
     nbytes = fragments.nbytes

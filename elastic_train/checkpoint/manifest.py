@@ -100,10 +100,10 @@ class Manifest:
             assert self._pages is not None
             table = self._pages.whole().combine_chunks()
             found = _fragments(table, self._url)
-            said = zip(*self.kinds, strict=True)
-            if sorted(said) != sorted(zip(found.names, found.dtypes, found.shapes, strict=True)):
+            if (found.names, found.dtypes, found.shapes) != self.kinds:
                 raise malformed(self._url, "its manifest's index is not of its rows")
             self._table, self._fragments = table, found
+            self._pages.forget()
         return self._table
 
     @property
@@ -132,7 +132,7 @@ class Manifest:
     def boxes(self, key: int) -> tuple[Ints, Ints, Ints]:
         """The rows of the tensor with this key of `kinds`: places, offsets and sizes, each [n, ndim]."""
         dims = len(self.kinds[2][key])
-        if self._pages is not None:
+        if self._pages is not None and self._table is None:
             rows, table = self._pages.tensor(key)
             found = self._sound.get(key)
             if found is None:
@@ -203,6 +203,14 @@ class Manifest:
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise ChecksumMismatch(url=url, problem=f"its manifest can't be read ({error}).") from error
         return cls.from_table(table, url=url, extra=words)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many fragments each tensor and state has."""
+        if self._pages is not None:
+            numbers = np.diff(self._pages.firsts)
+        else:
+            numbers = np.bincount(self.fragments.key, minlength=len(self.fragments.names))
+        return dict(zip(self.kinds[0], numbers.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self._pages) if self._pages is not None else self.table.num_rows

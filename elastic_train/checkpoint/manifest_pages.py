@@ -63,6 +63,11 @@ class Pages:
     def whole(self) -> pa.Table:
         return self._groups(range(len(self._starts) - 1))
 
+    def forget(self) -> None:
+        """Let go of what was decoded, once somebody keeps all of it."""
+        with self._lock:
+            self._decoded.clear()
+
     def take(self, rows: Sequence[int]) -> pa.Table:
         """These rows, in this order."""
         places = np.asarray(rows, dtype=np.int64)

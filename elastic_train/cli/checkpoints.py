@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 
 from elastic_train.checkpoint.document import encode
+from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.resharding import as_words
 from elastic_train.checkpoint.run_directory import RunDirectory
@@ -32,10 +34,7 @@ def list_checkpoints(run: str, *, as_json: bool) -> None:
 def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
     checkpoint = opened(run, step)
     kinds = checkpoint.kinds()
-    fragments = checkpoint.fragments()
-    counts: dict[tuple[str, str], int] = {}
-    for key in fragments.key.tolist():
-        counts[fragments.names[key]] = counts.get(fragments.names[key], 0) + 1
+    counts = checkpoint.manifest.counts()
     tensors = [
         {
             "tensor": tensor,
@@ -51,7 +50,7 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
         said = {"url": checkpoint.url, "document": json.loads(encode(checkpoint.document))}
         print(json.dumps({**said, "aliases": dict(checkpoint.aliases), "tensors": tensors}))
         return
-    total = int(fragments.nbytes.sum())
+    total = sum(math.prod(i.shape) * ELEMENTS[i.dtype].bytes for i in checkpoint.tensors.values())
     print(f"{checkpoint.url}: {_whose(checkpoint)}, {len(tensors)} tensors, {bytes_text(total)}")
     rows = [("tensor", "state", "dtype", "shape", "fragments", "cut")]
     rows += [

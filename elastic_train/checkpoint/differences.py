@@ -71,12 +71,10 @@ def _same(a: Readable, b: Readable) -> frozenset[Name]:
 
 
 def _cuts(checkpoint: Checkpoint) -> dict[Name, npt.NDArray[np.int64]]:
-    """Offsets, sizes and hashes of each tensor's fragments in the order of their places, if all have
-    hashes.
-    """
-    manifest = checkpoint.manifest
-    there, content = hashes(manifest.table)
-    fragments = manifest.fragments
+    """Offsets, sizes and hashes of each tensor's fragments by their places, if all have hashes."""
+    table, fragments = checkpoint.manifest.columns()
+    there, content = hashes(table)
+    del table
     rows = np.concatenate([fragments.offsets, fragments.sizes, content.view(np.int64)], axis=1)
     columns = [fragments.offsets[:, dim] for dim in reversed(range(fragments.offsets.shape[1]))]
     order = np.lexsort((*columns, fragments.key)) if len(rows) else np.zeros(0, np.int64)

@@ -97,14 +97,20 @@ class Manifest:
     @property
     def table(self) -> pa.Table:
         if self._table is None:
-            assert self._pages is not None
-            table = self._pages.whole().combine_chunks()
-            found = _fragments(table, self._url)
-            if (found.names, found.dtypes, found.shapes) != self.kinds:
-                raise malformed(self._url, "its manifest's index is not of its rows")
-            self._table, self._fragments = table, found
-            self._pages.forget()
+            self._table, self._fragments = self.columns()
         return self._table
+
+    def columns(self) -> tuple[pa.Table, Fragments]:
+        """All rows, for one look at them: those of a large manifest aren't kept."""
+        if self._table is not None:
+            return self._table, self.fragments
+        assert self._pages is not None
+        table = self._pages.whole().combine_chunks()
+        self._pages.forget()
+        found = _fragments(table, self._url)
+        if (found.names, found.dtypes, found.shapes) != self.kinds:
+            raise malformed(self._url, "its manifest's index is not of its rows")
+        return table, found
 
     @property
     def fragments(self) -> Fragments:
@@ -255,7 +261,8 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
         (t, s) for t, _, s in (n.rpartition("\0") for n in coded.dictionary.to_pylist())
     )
     key = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-    first = np.unique(key, return_index=True)[1]
+    # Names are numbered as they appear, so a row is the first of its name where the number is a new high.
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(key), prepend=-1))
     shape, ndim = _padded(table.column("shape"), 0)
     offsets, offsets_ndim = _padded(table.column("offsets"), 0)
     sizes, sizes_ndim = _padded(table.column("sizes"), 1)
@@ -287,6 +294,8 @@ def _padded(column: pa.ChunkedArray, fill: int) -> tuple[npt.NDArray[np.int64], 
     values = pa.concat_arrays([pa.array([], pa.list_(pa.int64())), *column.chunks])
     lengths = values.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
     dims = int(lengths.max()) if len(lengths) else 0
+    if len(lengths) and int(lengths.min()) == dims:
+        return values.flatten().to_numpy(zero_copy_only=False).reshape(-1, dims), lengths
     padded = np.full((len(lengths), dims), fill, dtype=np.int64)
     padded[np.arange(dims) < lengths[:, None]] = values.flatten().to_numpy(zero_copy_only=False)
     return padded, lengths

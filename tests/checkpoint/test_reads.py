@@ -226,9 +226,11 @@ def test_a_large_manifest_read_in_parts_is_the_one_that_was_written() -> None:
 
 
 def test_a_manifest_that_leads_out_of_the_run_is_refused(tmp_path: Path) -> None:
-    files = Files(open_store(str(tmp_path)), "checkpoints/step-0000000001.g1")
+    store = open_store(str(tmp_path))
+    files = Files(store, "checkpoints/step-0000000001.g1", siblings="checkpoints")
     assert (
         files.at("../step-0000000000.g1/w.safetensors")[1] == "checkpoints/step-0000000000.g1/w.safetensors"
     )
-    with pytest.raises(TensorMismatch, match="leads out of the run"):
-        files.at("../../../secret")
+    for file in ("../../../secret", "../../secret", "../secret", "..", "../step-0000000000.g1/a/b"):
+        with pytest.raises(OutsideOfCheckpoint, match="lies outside of it"):
+            files.at(file)

@@ -21,7 +21,7 @@ from elastic_train.checkpoint.manifest import SCHEMA, Manifest, Row
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.writer import write_part
-from elastic_train.errors import OutsideOfCheckpoint, TensorMismatch
+from elastic_train.errors import OutsideOfCheckpoint
 from elastic_train.geometry.box import Box
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
@@ -138,7 +138,8 @@ def test_a_manifest_may_refer_to_an_older_checkpoint_of_the_run(cut: Cut) -> Non
     state = StateFile(document={}).encode()
     row = Row(
         tensor="w", state="param", dtype="int64", shape=(5,), box=Box((0,), (5,)),
-        file=f"../step-0000000001.g1/{old.file}", byte_offset=old.byte_offset, checksums=old.checksums, hash=old.hash,
+        file=f"../step-0000000001.g1/{old.file}", byte_offset=old.byte_offset, checksums=old.checksums,
+        hash=old.hash,
     )  # fmt: skip
     store.write("checkpoints/step-0000000002.g1/state.json", state)
     manifest = Manifest.of([row], extra={"state_hash": digest(state)})

@@ -15,7 +15,7 @@ MOST = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class CommitRecord:
     """One slot of the log. `slot`, `term`, `after` and `after_hash` are filled in by the log.
 
     A commit makes the checkpoint at `path` visible. A prune says that the checkpoints of the slots in
@@ -39,7 +39,7 @@ class Record:
     removes: tuple[int, ...] = ()
 
 
-def read_record(data: bytes, *, slot: int, url: str) -> Record:
+def read_record(data: bytes, *, slot: int, url: str) -> CommitRecord:
     """The record in a slot's bytes.
 
     FormatUnsupported for a later release's, StorageError for a path that leads out of the run, ValueError,
@@ -49,7 +49,7 @@ def read_record(data: bytes, *, slot: int, url: str) -> Record:
     if value.pop("format") != FORMAT:
         problem = f"slot {slot} of the commit log has a format newer than this release. Upgrade it."
         raise FormatUnsupported(url=url, problem=problem)
-    absent = {f.name for f in fields(Record)} - value.keys()
+    absent = {f.name for f in fields(CommitRecord)} - value.keys()
     if absent:
         raise KeyError(", ".join(sorted(absent)))
     value["lineage"] = tuple((_number(g), _number(s)) for g, s in value["lineage"])
@@ -59,7 +59,7 @@ def read_record(data: bytes, *, slot: int, url: str) -> Record:
         _number(value[name])
     for name in ("after_hash", "holder", "nonce", "path", "manifest_hash"):
         _text(value[name])
-    record = Record(**value)
+    record = CommitRecord(**value)
     if record.kind not in KINDS:
         raise ValueError(f"a record of the kind {record.kind!r:.40}")
     if record.kind in ("commit", "pin"):

@@ -1,8 +1,8 @@
 """What of a run may be deleted: only what a complete look, taken twice, shows that nobody needs.
 
 Not to see something is no evidence that it isn't there. So what a kept checkpoint needs is read from its own
-manifest, by its name and against its hash in the log, never concluded from a listing. A look in which
-anything fails raises, and nothing is deleted.
+manifest, by its name and against its hash in the log, never concluded from a listing. What another run pinned
+is needed like what is kept. A look in which anything fails raises, and nothing is deleted.
 """
 
 from __future__ import annotations
@@ -78,6 +78,8 @@ def look(store: Store, log: CommitLog, wanted: Wanted) -> Look:
     kept = log.valid()
     slots = tuple(r.slot for r in kept[:-1] if r.slot not in wanted.keep)
     committed = {r.path: r for r in kept if r.slot not in slots}
+    pinned = {r.path: r for r in log.pins()}
+    committed |= {path: record for path, record in pinned.items() if path not in committed}
     stay = {*committed, *(attempt_path(step=s, generation=g) for g, s in wanted.in_flight)}
     gone = {d for d in there - stay if not (kept and _beyond(d, kept[-1], wanted.writing))}
     if not gone:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from elastic_train.checkpoint.commit import Assembled
@@ -16,7 +17,7 @@ from elastic_train.checkpoint.garbage import (
     leftovers,
     look,
 )
-from elastic_train.errors import AlreadyExists, CheckpointDeleted, ConfigError, NoCheckpoint
+from elastic_train.errors import AlreadyExists, CheckpointDeleted, ConfigError, Fenced, NoCheckpoint
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive
 from elastic_train.storage.commit_log import CommitLog, CommitRecord
@@ -188,6 +189,46 @@ class RunDirectory:
             for directory, needed in found.gone.items()
         }
         return found.slots, sizes
+
+    # -- other runs that read here --
+
+    def pin(self, commit: CommitRecord, reader: str) -> None:
+        """Keep the files of a commit, and those it refers to, for the run at the URL `reader`, until `unpin`.
+
+        Anybody may, whoever controls this run. CheckpointDeleted if a prune came first.
+        """
+        if any((p.path, p.holder) == (commit.path, reader) for p in self.log.pins()):
+            return
+        said = CommitRecord(
+            kind="pin",
+            holder=reader,
+            step=commit.step,
+            generation=commit.generation,
+            path=commit.path,
+            manifest_hash=commit.manifest_hash,
+        )
+        made = self._append(said)
+        before = [r for r in self.log.records() if r.slot < made.slot]
+        removed = {slot for r in before if r.kind == "prune" for slot in r.removes}
+        if not any(r.path == commit.path and r.slot not in removed for r in before if r.kind != "fence"):
+            self._append(CommitRecord(kind="prune", removes=(made.slot,)))
+            raise CheckpointDeleted(
+                url=f"{self.store.url}/{commit.path}",
+                problem="its run doesn't keep it (any more). Open a newer one.",
+            )
+
+    def unpin(self, reader: str) -> int:
+        """Take back what a run pinned here; how many checkpoints that was."""
+        slots = tuple(p.slot for p in self.log.pins() if p.holder == reader)
+        if slots:
+            self._append(CommitRecord(kind="prune", removes=slots))
+        return len(slots)
+
+    def _append(self, record: CommitRecord) -> CommitRecord:
+        """A record of somebody who doesn't control the run, under the term there is."""
+        while True:
+            with suppress(Fenced):  # a controller began in between
+                return self.log.append(record, self.log.newest_term())
 
     def leftovers(self) -> list[str]:
         """What killed writers left in the log's directory; `prune` sweeps it."""

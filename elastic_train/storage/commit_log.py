@@ -89,6 +89,12 @@ class CommitLog:
         removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
         return tuple(r for r in records if r.kind == "commit" and r.slot not in removed)
 
+    def pins(self) -> tuple[CommitRecord, ...]:
+        """What other runs read here: pins that count and weren't taken back."""
+        records = self.records()
+        removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
+        return tuple(r for r in records if r.kind == "pin" and r.slot not in removed)
+
     @property
     def term(self) -> int:
         """The highest term that began, as of the last reading; 0 for none."""

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -98,8 +98,13 @@ class FaultyStore:
         self._inner, self._faults = inner, tuple(faults)
         self.calls: dict[str, int] = {}
         self.total = 0
+        self._acts: dict[int, Callable[[], None]] = {}
         self.written = 0
         self.changes = 0  # operations that changed the store
+
+    def before(self, call: int, act: Callable[[], None]) -> None:
+        """Do something right before the `call`-th call of all."""
+        self._acts[call] = act
 
     @property
     def url(self) -> str:
@@ -171,6 +176,8 @@ class FaultyStore:
     def _operation(self, name: str, path: str) -> Iterator[None]:
         call = self.calls[name] = self.calls.get(name, 0) + 1
         self.total += 1
+        if (act := self._acts.pop(self.total, None)) is not None:
+            act()
         self.changes += name in WRITES
         kills = [f.after for f in self._faults if isinstance(f, KillAtWrite) and f.call == self.changes]
         for fault in self._faults:

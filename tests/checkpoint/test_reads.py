@@ -161,7 +161,7 @@ def test_twenty_thousand_fragments_are_planned_as_columns() -> None:
         for i in range(n)
     ]  # fmt: skip
     manifest = Manifest.decode(Manifest.of(rows).encode(), url="x")
-    index = ranges.Index(manifest, url="x")
+    index = ranges.RangeIndex(manifest, url="x")
     reads = index.reads([("t150", "param", Box((10, 0), (20, 64)))])
     assert [(r.start, r.length, len(r.segments)) for r in reads] == [(15_010 * 256, 20 * 256, 20)]
 
@@ -204,7 +204,7 @@ def test_a_million_fragments_are_opened_and_planned_in_a_tenth_of_a_second() -> 
     seconds = []
     for _ in range(3):
         began = time.process_time()  # of this process: others use the machine too
-        index = ranges.Index(Manifest.decode(data, url="x"), url="x")
+        index = ranges.RangeIndex(Manifest.decode(data, url="x"), url="x")
         reads = index.reads([("layers.150.weight", "param", Box((10, 0), (20, 64)))])
         seconds.append(time.process_time() - began)
         assert [(r.start, r.length, len(r.segments)) for r in reads] == [(150_010 * 256, 20 * 256, 20)]

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from elastic_train.checkpoint.validate.rows import malformed
 from elastic_train.errors import OutsideOfCheckpoint
-from elastic_train.storage.fsspec_store import is_local
 
+LOCAL = ("file://", "local://")
 _ATTEMPT = r"step-\d{10,}\.g\d+/[^/]+"
 
 
@@ -36,15 +36,20 @@ class Places:
         """Let files under these directories be read too."""
         self.roots = (*self.roots, *(_root(r) for r in roots))
 
+    def all(self) -> tuple[str, ...]:
+        """Every directory that files may lie in, as a reader elsewhere has to be allowed to read them."""
+        beside = () if self._siblings is None else (f"{self._root}/{self._siblings}",)
+        return (*(self._own() if self._local else (self.url, *beside)), *self.roots)
+
     def check(self, file: str) -> None:
         """OutsideOfCheckpoint unless a file that a manifest names lies in one of the places."""
         if file in self._checked:
             return
-        if "://" in file and not is_local(file):
+        if not _is_path(file):
             plain = not {"", ".", ".."} & set(file.partition("://")[2].split("/"))
             if not plain or not any(file.startswith(f"{root}/") for root in self.roots):
                 raise self._outside(file)
-        elif "://" in file or file.startswith("/"):
+        elif file.startswith(("/", *LOCAL)):
             self._check_local(_path(file), file, ())
         else:
             path = posixpath.normpath(posixpath.join(self._directory, file))
@@ -76,7 +81,7 @@ class Places:
     def _check_local(self, path: str, file: str, own: Sequence[str]) -> None:
         """A regular file that, with all links resolved, lies in one of the places."""
         real = os.path.realpath(path)
-        local = (*own, *(root for root in self.roots if is_local(root)))
+        local = (*own, *(root for root in self.roots if _is_path(root)))
         if not any(_under(real, os.path.realpath(place)) for place in local):
             raise self._outside(file)
         try:
@@ -117,7 +122,12 @@ def recorded_roots(text: str | None, *, run: str, url: str) -> tuple[str, ...]:
 
 
 def _root(url: str) -> str:
-    return str(Path(_path(url)).absolute()) if is_local(url) else url.rstrip("/")
+    return str(Path(_path(url)).absolute()) if _is_path(url) else url.rstrip("/")
+
+
+def _is_path(url: str) -> bool:
+    """Whether this is a path of this machine, for us: every URL of another kind is somewhere else."""
+    return "://" not in url or url.startswith(LOCAL)
 
 
 def _path(url: str) -> str:

@@ -49,6 +49,7 @@ def export_checkpoint(
     dtype: str | None,
     config: str | None,
     show: bool,
+    allow_roots: Sequence[str] = (),
 ) -> None:
     if to not in FORMS:
         raise ConfigError(field="--to", problem=f"{to!r} is none of {', '.join(FORMS)}.")
@@ -56,7 +57,7 @@ def export_checkpoint(
         raise ConfigError(field="--dtype", problem="and --config are for `--to hf`; states keep their bits.")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(field="--dtype", problem=f"{dtype!r} is none of {', '.join(DTYPES)}.")
-    source: Readable = opened(run, step)
+    source: Readable = opened(run, step, allow_roots=allow_roots)
     if spec is not None:
         mapped = as_theirs(source, _spec(spec))
         source = mapped
@@ -75,8 +76,16 @@ def export_checkpoint(
     _report(done, out)
 
 
-def import_checkpoint(source: str, run: str, *, spec: str | None, copy: bool, show: bool) -> None:
-    mapped = as_ours(open_checkpoint(source), _spec(spec))
+def import_checkpoint(
+    source: str,
+    run: str,
+    *,
+    spec: str | None,
+    copy: bool,
+    show: bool,
+    allow_roots: Sequence[str] = (),
+) -> None:
+    mapped = as_ours(open_checkpoint(source, allow_roots=allow_roots), _spec(spec))
     if show:
         print(describe(mapped.resolved))
         return
@@ -88,9 +97,10 @@ def import_checkpoint(source: str, run: str, *, spec: str | None, copy: bool, sh
         print(f"not restored: {lost}")
 
 
-def diff_checkpoints(a: str, b: str, *, spec: str | None) -> int:
+def diff_checkpoints(a: str, b: str, *, spec: str | None, allow_roots: Sequence[str] = ()) -> int:
     """Prints the differences; 0 if there are none, else 1."""
-    one, other = open_checkpoint(a), as_ours(open_checkpoint(b), _spec(spec)) if spec else open_checkpoint(b)
+    one, theirs = (open_checkpoint(url, allow_roots=allow_roots) for url in (a, b))
+    other = as_ours(theirs, _spec(spec)) if spec else theirs
     found = 0
     for difference in differences(one, other):
         print(difference)
@@ -136,12 +146,16 @@ def show_read_plan(
     print(f"read amplification {plan.amplification:.3f}")
 
 
-def collect_garbage(run: str, *, dry_run: bool, wait: bool = False) -> None:
+def collect_garbage(run: str, *, dry_run: bool, wait: bool = False, unpin: str | None = None) -> None:
     """A run that is held deletes by itself what it doesn't need, and may be writing what nobody refers to
     yet: it is left alone. With `wait` it is taken over where its holder shows no life for its lease.
     """
     directory = RunDirectory(open_store(run))
     keep = [c.slot for c in directory.commits()]
+    if unpin is not None and not dry_run and not directory.unpin(unpin):
+        raise ConfigError(field="--unpin", problem=f"{unpin} reads nothing of {run}.")
+    for pin in directory.log.pins():
+        print(f"kept for {pin.holder}: {pin.path}")
     _, sizes = directory.unneeded(keep)
     if not dry_run and (sizes or directory.leftovers()):
         lease = Lease(directory.store, holder=_holder(), lease_s=LEASE_S)

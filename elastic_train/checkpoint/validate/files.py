@@ -116,7 +116,10 @@ def recorded_roots(text: str | None, *, run: str, url: str) -> tuple[str, ...]:
         raise malformed(url, "the roots that its manifest records can't be read") from error
     match said:
         case {"run": str(at), "roots": [*roots]} if all(isinstance(r, str) and r for r in roots):
-            return tuple(roots) if at == run else ()
+            here = at == run or (
+                _is_path(at) and _is_path(run) and os.path.realpath(at) == os.path.realpath(run)
+            )
+            return tuple(roots) if here else ()
         case _:
             raise malformed(url, "the roots that its manifest records are no list of directories")
 

@@ -71,15 +71,19 @@ def open_parquet(data: bytes, schema: pa.Schema, *, url: str) -> pq.ParquetFile:
 def decoded(file: pq.ParquetFile, groups: Sequence[int] | None, schema: pa.Schema, *, url: str) -> pa.Table:
     """Groups of rows, or all of them, as columns of the schema."""
     names = schema.names
-    found = file.read(columns=names) if groups is None else file.read_row_groups(groups, columns=names)
-    named = (c for name in TEXTS for c in found.column(name).chunks if pa.types.is_dictionary(c.type))
-    text = sum(map(_text_bytes, named))
-    if text > FREE_BYTES + TEXT_OF_A_ROW * found.num_rows:
-        raise malformed(url, f"the names in {found.num_rows} rows of its manifest are {text} bytes long")
-    for field in schema:
-        if not field.nullable and found.column(field.name).null_count:
-            raise malformed(url, f"a row of its manifest has no {field.name}")
-    return found.select(names).cast(schema)
+    try:
+        found = file.read(columns=names) if groups is None else file.read_row_groups(groups, columns=names)
+        found.validate(full=True)  # text that is UTF-8, numbers of names that there are
+        named = (c for name in TEXTS for c in found.column(name).chunks if pa.types.is_dictionary(c.type))
+        text = sum(map(_text_bytes, named))
+        if text > FREE_BYTES + TEXT_OF_A_ROW * found.num_rows:
+            raise malformed(url, f"the names in {found.num_rows} rows of its manifest are {text} bytes long")
+        for field in schema:
+            if not field.nullable and found.column(field.name).null_count:
+                raise malformed(url, f"a row of its manifest has no {field.name}")
+        return found.select(names).cast(schema)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise malformed(url, f"its manifest can't be read ({error!s:.300})") from error
 
 
 def _text_bytes(column: pa.DictionaryArray) -> int:

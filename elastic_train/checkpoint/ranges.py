@@ -82,25 +82,21 @@ class RangeIndex:
         rows = self.manifest.rows(list(wanted))
         large([row for row in rows if row.box.numel * ELEMENTS[row.dtype].bytes > LARGE])
         segments = [
-            s for row, parts in zip(rows, wanted.values(), strict=True) for s in _segments(row, parts)
+            s for row, parts in zip(rows, wanted.values(), strict=True) for s in row_ranges(row, parts)
         ]
         return _joined(sorted(segments, key=lambda s: (s.row.file, s.start)))
 
     def parts(self, tensor: str, state: str, box: Box) -> list[tuple[int, Box]]:
         """The fragments that share elements with a box, and which, in the fragment's coordinates."""
-        key = self._key.get((tensor, state))
-        if key is None:
-            raise TensorMismatch(url=self._url, problem=f"it has no {tensor} ({state}).")
-        shape = self.manifest.kinds[2][key]
-        if len(box.sizes) != len(shape) or (box.numel and not _inside(box, shape)):
-            raise TensorMismatch(url=self._url, problem=f"{tensor} ({state}) of {shape} has no box {box}.")
+        key = self._checked(tensor, state, box)
         if not box.numel:
             return []
         few = self._few.get(key)
         if few is None:
             rows, low, size = self.manifest.boxes(key)
             if len(rows) > FEW:
-                return self._of_many(tensor, state, box, (rows, low, size))
+                inner = zip(*(column.tolist() for column in self.hits(tensor, state, box)), strict=True)
+                return [(row, Box(tuple(offsets), tuple(sizes))) for row, offsets, sizes in inner]
             boxes = map(Box, map(tuple, low.tolist()), map(tuple, size.tolist()))
             few = self._few[key] = list(zip(rows.tolist(), boxes, strict=True))
         shared = [(row, held, box.intersect(held)) for row, held in few]
@@ -108,19 +104,28 @@ class RangeIndex:
         self._check(tensor, state, box, sum(part.numel for _, part in found))
         return found
 
-    def _of_many(
-        self, tensor: str, state: str, box: Box, boxes: tuple[Ints, Ints, Ints]
-    ) -> list[tuple[int, Box]]:
-        rows, low, size = boxes
+    def hits(self, tensor: str, state: str, box: Box) -> tuple[Ints, Ints, Ints]:
+        """The same as columns: rows, offsets and sizes."""
+        key = self._checked(tensor, state, box)
+        rows, low, size = self.manifest.boxes(key)
+        if not box.numel:
+            return rows[:0], low[:0], size[:0]
         first = np.array(box.offsets, dtype=np.int64)
         start = np.maximum(low, first)
         stop = np.minimum(low + size, first + np.array(box.sizes, dtype=np.int64))
         hit = (stop > start).all(axis=1)
         self._check(tensor, state, box, int(np.prod(stop[hit] - start[hit], axis=1).sum()))
-        inner = zip(
-            rows[hit].tolist(), (start - low)[hit].tolist(), (stop - start)[hit].tolist(), strict=True
-        )
-        return [(row, Box(tuple(offsets), tuple(sizes))) for row, offsets, sizes in inner]
+        return rows[hit], (start - low)[hit], (stop - start)[hit]
+
+    def _checked(self, tensor: str, state: str, box: Box) -> int:
+        """The key of a tensor that has this box."""
+        key = self._key.get((tensor, state))
+        if key is None:
+            raise TensorMismatch(url=self._url, problem=f"it has no {tensor} ({state}).")
+        shape = self.manifest.kinds[2][key]
+        if len(box.sizes) != len(shape) or (box.numel and not _inside(box, shape)):
+            raise TensorMismatch(url=self._url, problem=f"{tensor} ({state}) of {shape} has no box {box}.")
+        return key
 
     def _check(self, tensor: str, state: str, box: Box, found: int) -> None:
         if found != box.numel:
@@ -168,7 +173,7 @@ def extent(row: Row) -> int:
     return item + sum((n - 1) * s for n, s in zip(row.box.sizes, strides_of(row, item), strict=True))
 
 
-def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[FragmentRange]:
+def row_ranges(row: Row, parts: list[tuple[int, Box]]) -> list[FragmentRange]:
     item = ELEMENTS[row.dtype].bytes
     if row.checksums is None:
         return [segment for index, part in parts for segment in _spans(row, index, part, item)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from elastic_train.errors import StorageError
+from elastic_train.errors import StorageError, StorageNotFound
 from elastic_train.storage.store import Blocks, Buffer, Names, Sink, Store
 
 WRITES = ("write", "create", "stream", "delete", "delete_tree")
@@ -37,6 +37,13 @@ class FailAt:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blind:
     """The `call`-th listing (from 1) finds nothing, as one whose errors are swallowed."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """The `call`-th read (from 1) finds nothing, although something is there."""
 
     call: int
 
@@ -88,7 +95,7 @@ class Hold:
     go: threading.Event
 
 
-Fault = Fail | FailAt | Blind | Delay | Slow | Full | KillAtByte | KillAtWrite | Hold
+Fault = Fail | FailAt | Blind | Absent | Delay | Slow | Full | KillAtByte | KillAtWrite | Hold
 
 
 class FaultyStore:
@@ -186,6 +193,8 @@ class FaultyStore:
                     raise StorageError(path=path, operation=name, problem="a scheduled fault.")
                 case FailAt(call=k) if k == self.total:
                     raise StorageError(path=path, operation=name, problem="a scheduled fault.")
+                case Absent(call=k) if name == "read" and k == call:
+                    raise StorageNotFound(path=path, operation=name, problem="a scheduled fault.")
                 case Delay(operation=operation, seconds=seconds) if operation == name:
                     time.sleep(seconds)
                 case Hold(operation=operation, call=k, reached=reached, go=go) if (operation, k) == (

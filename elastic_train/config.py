@@ -133,6 +133,7 @@ class ResumeFrom:
     url: str
     specification: str | Mapping[str, Any] = ""
     copy: bool = False
+    allow_roots: tuple[str, ...] = ()  # directories outside of it whose files it may name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.exits import FINISHED, USER_ERROR
-from elastic_train.errors import ConfigError, TensorMismatch
+from elastic_train.errors import ConfigError, LeaseHeld, TensorMismatch
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import AXES, bytes_text
 from elastic_train.storage.fsspec_store import open_store
@@ -32,6 +32,10 @@ from elastic_train.storage.lease import Lease
 
 FORMS = ("hf", "ucp", "dcp")
 LEASE_S = 10.0
+HELD = (
+    "It deletes by itself what it doesn't need. Stop it with `elastic-train stop`; if it is dead, `--wait` "
+    "takes the run over once its lease has passed without a sign of life."
+)
 DATA_AXES = {"dp_shard", "dp_replicate"}
 
 
@@ -45,6 +49,7 @@ def export_checkpoint(
     dtype: str | None,
     config: str | None,
     show: bool,
+    allow_roots: Sequence[str] = (),
 ) -> None:
     if to not in FORMS:
         raise ConfigError(field="--to", problem=f"{to!r} is none of {', '.join(FORMS)}.")
@@ -52,7 +57,7 @@ def export_checkpoint(
         raise ConfigError(field="--dtype", problem="and --config are for `--to hf`; states keep their bits.")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(field="--dtype", problem=f"{dtype!r} is none of {', '.join(DTYPES)}.")
-    source: Readable = opened(run, step)
+    source: Readable = opened(run, step, allow_roots=allow_roots)
     if spec is not None:
         mapped = as_theirs(source, _spec(spec))
         source = mapped
@@ -72,9 +77,16 @@ def export_checkpoint(
 
 
 def import_checkpoint(
-    source: str, run: str, *, spec: str | None, copy: bool, show: bool, names: str | None = None
+    source: str,
+    run: str,
+    *,
+    spec: str | None,
+    copy: bool,
+    show: bool,
+    allow_roots: Sequence[str] = (),
+    names: str | None = None,
 ) -> None:
-    mapped = as_ours(_with_names(source, names), _spec(spec))
+    mapped = as_ours(_with_names(source, names, allow_roots), _spec(spec))
     if show:
         print(describe(mapped.resolved))
         return
@@ -88,13 +100,13 @@ def import_checkpoint(
         print(f"assumed: {taken}")
 
 
-def _with_names(source: str, file: str | None) -> Checkpoint:
+def _with_names(source: str, file: str | None, allow_roots: Sequence[str]) -> Checkpoint:
     """The checkpoint, with names for an optimizer that only numbers its parameters: those of a file, or those
     of the model that a Hugging Face configuration describes.
     """
     if file is not None:
-        return open_checkpoint(source, names=_names(file))
-    found = open_checkpoint(source)
+        return open_checkpoint(source, names=_names(file), allow_roots=allow_roots)
+    found = open_checkpoint(source, allow_roots=allow_roots)
     foreign = found.document.get("foreign") or {}
     config = foreign.get("config")
     if not isinstance(config, dict) or not any("--names" in lost for lost in foreign.get("not_restored", ())):
@@ -107,7 +119,7 @@ def _with_names(source: str, file: str | None) -> Checkpoint:
     if names is None:
         return found
     try:
-        return open_checkpoint(source, names=names)
+        return open_checkpoint(source, names=names, allow_roots=allow_roots)
     except TensorMismatch:  # the weights are another model's than the configuration's
         return found
 
@@ -129,9 +141,10 @@ def _names(path: str) -> list[str]:
     return found
 
 
-def diff_checkpoints(a: str, b: str, *, spec: str | None) -> int:
+def diff_checkpoints(a: str, b: str, *, spec: str | None, allow_roots: Sequence[str] = ()) -> int:
     """Prints the differences; 0 if there are none, else 1."""
-    one, other = open_checkpoint(a), as_ours(open_checkpoint(b), _spec(spec)) if spec else open_checkpoint(b)
+    one, theirs = (open_checkpoint(url, allow_roots=allow_roots) for url in (a, b))
+    other = as_ours(theirs, _spec(spec)) if spec else theirs
     found = 0
     for difference in differences(one, other):
         print(difference)
@@ -177,17 +190,30 @@ def show_read_plan(
     print(f"read amplification {plan.amplification:.3f}")
 
 
-def collect_garbage(run: str, *, dry_run: bool) -> None:
+def collect_garbage(run: str, *, dry_run: bool, wait: bool = False, unpin: str | None = None) -> None:
+    """A run that is held deletes by itself what it doesn't need, and may be writing what nobody refers to
+    yet: it is left alone. With `wait` it is taken over where its holder shows no life for its lease.
+    """
     directory = RunDirectory(open_store(run))
     keep = [c.slot for c in directory.commits()]
+    if unpin is not None and not dry_run and not directory.unpin(unpin):
+        raise ConfigError(field="--unpin", problem=f"{unpin} reads nothing of {run}.")
+    for pin in directory.log.pins():
+        print(f"kept for {pin.holder}: {pin.path}")
     _, sizes = directory.unneeded(keep)
-    if not dry_run and sizes:
+    if not dry_run and (sizes or directory.leftovers()):
         lease = Lease(directory.store, holder=_holder(), lease_s=LEASE_S)
+        held = lease.look()
+        if held is not None and not held.released and not wait:
+            raise LeaseHeld(run=run, holder=held.holder, age_s=0.0, detail=HELD)
         lease.acquire()
         term = directory.begin_term(_holder())
         lease.renew(term)
-        directory.prune(keep, term=term)
-        lease.release()
+        try:
+            gone = directory.prune(keep, term=term).directories
+        finally:
+            lease.release()
+        sizes = {path: sizes.get(path, 0) for path in gone}
     for path, size in sizes.items():
         print(f"{'would remove' if dry_run else 'removed'} {path}: {bytes_text(size)}")
     print(f"{len(sizes)} directories, {bytes_text(sum(sizes.values()))}")

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import Fragments, Ints
+from elastic_train.geometry.runs import cut_in_runs
 
 Whole = npt.NDArray[np.integer[Any]]
 
@@ -71,7 +72,10 @@ def uncovered(needs: Fragments, haves: Fragments) -> Uncovered | None:
 
 def untiled(fragments: Fragments) -> Uncovered | Surplus | None:
     """Why the rows are no tiling of the tensors they name; None where each element is in exactly one row."""
-    tensors = whole(fragments)
+    open_ones = ~cut_in_runs(fragments)
+    if not open_ones.any():
+        return None
+    tensors, fragments = whole(fragments).take(open_ones), fragments.take(open_ones[fragments.key])
     rows, count = _without_empty(Fragments.concat([tensors, fragments]), len(tensors))
     cells = cut(rows.key, rows.offsets, rows.offsets + rows.sizes)
     given = cells.row >= count

@@ -10,10 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from elastic_train.checkpoint.document import decode as decode_json
-from elastic_train.checkpoint.dtypes import element
 from elastic_train.checkpoint.importers.dcp_document import document_of, tell_numbers
 from elastic_train.checkpoint.importers.dcp_metadata import Block, Grid, Metadata, decode
 from elastic_train.checkpoint.importers.dcp_names import Names, named
@@ -69,9 +66,9 @@ def open_dcp(
             continue
         where = [places.find(opened[f"{key} {n}"], key, grid, block) for n, block in enumerate(grid.blocks)]
         if setting and where:
-            values[key] = _scalar(opened[f"{key} 0"], grid.dtype, where[0].start)
+            values[key] = _scalar(opened[f"{key} 0"])
         elif not grid.shape and where and (name is None or name.optimizer):
-            scalars[key] = (grid.dtype, _scalar(opened[f"{key} 0"], grid.dtype, where[0].start))
+            scalars[key] = (grid.dtype, _scalar(opened[f"{key} 0"]))
         elif name is not None:
             rows += rows_of(key, grid, where, name.tensor, name.state, at)
     if isinstance(own, str):
@@ -164,9 +161,9 @@ def rows_of(
         )
 
 
-def _scalar(window: Window, dtype: str, start: int) -> Any:
-    kind = element(dtype, url=window.url)
-    return np.frombuffer(window.read(window.item.file, start, kind.bytes), kind.numpy)[0].item()
+def _scalar(window: Window) -> Any:
+    file = open_file(window.as_store(), window.item.file)
+    return file.scalar(file.tree)
 
 
 def _values(objects: Mapping[str, Window]) -> tuple[dict[str, Any], list[str]]:

@@ -154,6 +154,22 @@ def test_more_rows_than_bytes_are_refused_before_they_are_decoded(made: Made) ->
         read(url)
 
 
+def test_a_page_that_holds_more_than_the_footer_says_is_refused(made: Made) -> None:
+    """The footer's claims are mended to hide what the pages hold."""
+    url = made([GOOD] * 9)
+    path = Path(url) / "manifest.parquet"
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    refused = 0
+    for at in range(footer, len(data) - 8):
+        if data[at] == 18:  # 9 as the footer has it: of rows and of values
+            path.write_bytes(data[:at] + bytes([2]) + data[at + 1 :])
+            with pytest.raises(CheckpointError):
+                read(url)
+            refused += 1
+    assert refused > 5
+
+
 @pytest.mark.parametrize(
     "index",
     [

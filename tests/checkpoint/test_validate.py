@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastic_train.checkpoint.checksums import crc, digest
-from elastic_train.checkpoint.manifest import SCHEMA
+from elastic_train.checkpoint.manifest import SCHEMA, Manifest
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.errors import (
@@ -320,3 +320,7 @@ def test_a_far_slot_costs_nothing(tmp_path: Path, save: Callable[..., Stored]) -
     (tmp_path / "commits" / "99999999.json").write_bytes(b"x")
     with pytest.raises(NoCheckpoint, match=f"slot {stored.slot + 1} is missing"):
         open_checkpoint(str(tmp_path))
+
+
+def test_a_manifest_without_rows_is_one() -> None:
+    assert len(Manifest.decode(Manifest.of([]).encode(), url="x")) == 0

@@ -155,7 +155,7 @@ class Parquet:
 
 def _chunk(column: dict[int, Any]) -> Chunk:
     said = column[3]
-    begins = [said[9], *(said[n] for n in (11,) if said.get(n))]
+    begins = [at for at in (said[9], said.get(11, 0)) if at] or [0]  # without rows there is no first page
     name = b".".join(said[3]).decode()
     return Chunk(name=name, start=min(begins), end=min(begins) + said[7], values=said[5])
 

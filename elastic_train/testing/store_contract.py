@@ -6,7 +6,9 @@ import threading
 
 import pytest
 
-from elastic_train.errors import AlreadyExists, StorageError, StorageNotFound
+from elastic_train.errors import AlreadyExists, Fenced, StorageError, StorageNotFound
+from elastic_train.storage.commit_log import CommitLog
+from elastic_train.storage.journal import Journal, read_journal
 from elastic_train.storage.store import Store
 
 ODD = "ü = 1+2 #3/run 4/a b?x=[1]*%20ç/w.bin"
@@ -162,6 +164,21 @@ class StoreContract:
         store.delete_tree("delete")
         assert store.list("delete") == []
         assert store.exists("delete-not/e")
+
+    def test_a_journal_takes_nothing_of_an_ousted_term(self, store: Store) -> None:
+        log = CommitLog(store)
+        first = Journal(store, log.begin_term("first"))
+        first.begin()
+        first.append({"n": 1})
+        first.flush()
+        first.append({"n": "too late"})
+        second = Journal(store, log.begin_term("second"))
+        assert [r for part in second.begin() for r in part.records] == [{"n": 1}]
+        with pytest.raises(Fenced):
+            first.flush()
+        second.append({"n": 2})
+        second.flush()
+        assert [r for _, records in read_journal(store) for r in records] == [{"n": 1}, {"n": 2}]
 
     def test_threads_read_and_write_side_by_side(self, store: Store) -> None:
         failures: list[str] = []

@@ -20,6 +20,7 @@ from elastic_train.control.commands import Commit, Prune
 from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, SaveFailed
 from elastic_train.errors import CheckpointError, Fenced, StorageError
 from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.lease import Lease
 
@@ -45,6 +46,10 @@ class Committer:
         self._term = self._run.begin_term(self._holder)
         self._lease.renew(self._term)
         return self._term
+
+    @property
+    def log(self) -> CommitLog:
+        return self._run.log
 
     def newest(self) -> Stored | None:
         return self._run.newest()

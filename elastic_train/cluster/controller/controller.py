@@ -54,7 +54,7 @@ from elastic_train.errors import ElasticTrainError, Fenced, StorageError
 from elastic_train.observe.records import from_json, record, to_json, wall_text
 from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.question import Planner
-from elastic_train.storage.journal import Journal, read_journal
+from elastic_train.storage.journal import Journal
 from elastic_train.storage.run_requests import saves_asked, stop_asked
 
 log = logging.getLogger(__name__)
@@ -210,9 +210,9 @@ class Controller:
             aside=self._performer.aside,
         )
         self._performer.prepare_store()
-        old = [from_json(line).event for _, part in read_journal(self._committer.store) for line in part]
+        self._journal = Journal(self._committer.store, term, log=self._committer.log)
+        old = [from_json(line).event for part in self._journal.begin() for line in part.records]
         state = fold(old, self._policy)
-        self._journal = Journal(self._committer.store, term)
         if again and isinstance(state.phase, Ended):  # it died between deciding the end and telling it
             for command in resume_commands(state, self._policy):
                 self._performer.perform(command)
@@ -300,6 +300,8 @@ class Controller:
             flushing.result(timeout=FLUSH_WAIT_S)
         except Late:
             log.warning("the journal is not durable yet: storage is slow")
+        except Fenced as error:
+            self._post(FencedOff(at=0.0, by_term=error.by_term))
         except StorageError as error:
             log.warning("the journal is not durable yet: %s", error)
 

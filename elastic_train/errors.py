@@ -15,6 +15,7 @@ ElasticTrainError
 |-- MemoryTooSmall            what is to be kept in memory does not fit
 |-- SnapshotFailed            more snapshots in a row failed than the budget allows
 |-- StorageError              a storage operation failed after its retries
+|   |-- StorageUnavailable    trouble that may pass: no answer, throttling, credentials that ended
 |   |-- StorageNotFound       nothing at that path
 |   `-- AlreadyExists         a conditional create lost
 |-- LeaseHeld                 another controller owns the run
@@ -211,6 +212,13 @@ class StorageError(ElasticTrainError):
 
     def __str__(self) -> str:
         return f"cannot {self.operation} {self.path}: {self.problem}"
+
+
+@dataclass(kw_only=True, eq=False)
+class StorageUnavailable(StorageError):
+    """The storage is in trouble that may pass, and did not pass within the time of the retries. Nothing is
+    known of what lies there, and no machine is to blame.
+    """
 
 
 @dataclass(kw_only=True, eq=False)

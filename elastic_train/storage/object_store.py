@@ -7,16 +7,18 @@ system, so that form is never used: small objects go in one call, streams are co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import fsspec
-from botocore.exceptions import ClientError
 
 from elastic_train.errors import StorageNotFound
-from elastic_train.storage.retry import FAILURES, Retry, failures_named
+from elastic_train.storage.failures import statuses
+from elastic_train.storage.retry import Retry, failures_ignored, failures_named
 from elastic_train.storage.store import Blocks, Buffer, Names, Sink, check_path, check_prefix, exactly, spread
 
+PRECONDITION_FAILED = 412
+"""What a server answers to a create where something is, whatever its driver makes of it."""
 BLOCK = 16 << 20
 """Bytes of one part of a streamed upload; S3 takes at most 10,000 parts, so 160 GB in one object."""
 
@@ -79,8 +81,8 @@ class ObjectStore:
         def work() -> None:
             try:
                 self._fs.pipe_file(key, value, mode="create")
-            except OSError as error:
-                if _precondition_failed(error):
+            except Exception as error:
+                if PRECONDITION_FAILED in statuses(error):
                     raise FileExistsError(key) from error
                 raise
 
@@ -187,7 +189,7 @@ class _UploadSink:
 
     def discard(self) -> None:
         self._file.closed = True  # or the destructor would flush, and start an upload after all
-        with suppress(*FAILURES):
+        with failures_ignored():
             self._file.discard()
 
 
@@ -196,11 +198,3 @@ def _bounds(start: int, length: int | None) -> tuple[int | None, int | None]:
     if length is None:
         return (start or None), None
     return start, start + length
-
-
-def _precondition_failed(error: OSError) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, ClientError) and (
-        cause.response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
-        or cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412
-    )

@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+import aiohttp
 from botocore.exceptions import (
     BotoCoreError,
     FlexibleChecksumError,
@@ -55,7 +56,15 @@ TRANSIENT_CODES = frozenset(
 )
 EXPIRED_CODES = frozenset({errno.EKEYEXPIRED, errno.EKEYREJECTED, errno.ENOKEY})
 """Of file systems with tickets: they are renewed outside."""
-TRANSIENT_TYPES = (ConnectionError, TimeoutError, EOFError, ssl.SSLError, socket.gaierror)
+TRANSIENT_TYPES = (
+    ConnectionError,
+    TimeoutError,
+    EOFError,
+    ssl.SSLError,
+    socket.gaierror,
+    aiohttp.ClientConnectionError,
+    aiohttp.ClientPayloadError,  # its cause carries a status of aiohttp's own
+)
 CERTIFICATE = ("SSLCertVerificationError", "ClientConnectorCertificateError")
 TOLD_WRONG = (ImportError, LookupError, NotImplementedError, TypeError, ValueError)
 EXPIRED = (

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-import fsspec
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
 
 from elastic_train.errors import StorageNotFound
 from elastic_train.storage.failures import statuses
@@ -28,7 +29,7 @@ class ObjectStore:
 
     def __init__(
         self,
-        make: Callable[[], fsspec.AbstractFileSystem],
+        make: Callable[[], AbstractFileSystem],
         *,
         root: str,
         url: str,
@@ -98,7 +99,7 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> Names:
         top = self._join(check_prefix(prefix))
-        names = self._run(lambda: self._fs.find(top), "list", prefix)
+        names = self._run(lambda: _find(self._fs, top), "list", prefix)
         inside = (n.strip("/") for n in names if not n.endswith("/"))
         under = top + "/" if top else ""
         cut = len(self._root) + 1 if self._root else 0
@@ -191,6 +192,21 @@ class _UploadSink:
         self._file.closed = True  # or the destructor would flush, and start an upload after all
         with failures_ignored():
             self._file.discard()
+
+
+def _find(system: Any, top: str) -> Iterable[str]:
+    """Every file under a directory. fsspec's own walk leaves out what it can't list, and says nothing; file
+    systems that list by prefix have a `find` of their own, which fails.
+    """
+    asks = getattr(type(system), "_find", None) if system.async_impl else type(system).find
+    if asks in (AsyncFileSystem._find, AbstractFileSystem.find):
+        return system.find(top, on_error=_unless_gone)
+    return system.find(top)
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _bounds(start: int, length: int | None) -> tuple[int | None, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 
 import pytest
 
@@ -16,6 +17,10 @@ ODD = "ü = 1+2 #3/run 4/a b?x=[1]*%20ç/w.bin"
 
 class StoreContract:
     """The contract. Tests share nothing: each writes under paths of its own."""
+
+    def blind(self, store: Store, directory: str) -> AbstractContextManager[Store]:
+        """The store, or one with the same objects, that can't list a directory and is told so."""
+        pytest.skip("nothing can keep this store from listing")
 
     def test_what_is_written_is_read_and_replaced_whole(self, store: Store) -> None:
         store.write("whole/a", b"one")
@@ -135,6 +140,16 @@ class StoreContract:
         assert store.list("list/b/") == ["list/b/10", "list/b/2"]
         assert store.list("nothing") == []
         assert set(store.list()) >= {"list/a", "list-not/c"}
+
+    def test_a_directory_that_cannot_be_listed_is_an_error_and_never_empty(self, store: Store) -> None:
+        for path in ("seen/a/1", "seen/b/2"):
+            store.write(path, b"x")
+        with self.blind(store, "seen/b") as seen:
+            for prefix in ("seen", "seen/b", ""):
+                with pytest.raises(StorageError) as raised:
+                    seen.list(prefix)
+                assert not isinstance(raised.value, StorageNotFound)
+        assert store.list("seen") == ["seen/a/1", "seen/b/2"]
 
     def test_odd_paths_are_themselves(self, store: Store) -> None:
         store.create(ODD, b"odd")

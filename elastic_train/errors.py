@@ -236,8 +236,11 @@ class LeaseHeld(ElasticTrainError):
     run: str
     holder: str
     age_s: float
+    detail: str = ""  # where nobody watched whether it is renewed
 
     def __str__(self) -> str:
+        if self.detail:
+            return f"run {self.run} is held by {self.holder}. {self.detail}"
         return (
             f"run {self.run} is already active: {self.holder} renewed its lease {self.age_s:.0f} s ago. "
             "Wait for it, stop it with `elastic-train stop`, or choose another run name."

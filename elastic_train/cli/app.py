@@ -214,7 +214,10 @@ def plan_reads(
 def gc(
     run: Run,
     dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Take over a run whose controller shows no life for a lease time.")
+    ] = False,
 ) -> None:
-    """Remove what no committed checkpoint needs."""
+    """Remove what no committed checkpoint needs. A run that somebody holds is left alone."""
     with exits():
-        convert.collect_garbage(run, dry_run=dry_run)
+        convert.collect_garbage(run, dry_run=dry_run, wait=wait)

@@ -19,7 +19,7 @@ from elastic_train.storage.store import Store
 
 POLL_S = 1.0
 STALE_S = 60.0  # a journal that is silent for so long makes us look at the lease
-WATCH_S = 15.0  # in which a controller that is alive renews it
+WATCH_S = 15.0  # in which, or in the length of its lease, a controller that is alive renews it
 
 
 def show_logs(run: str, *, follow: bool) -> int:
@@ -86,8 +86,9 @@ def save_run(run: str, *, within_s: float) -> int:
 
 def alive(store: Store, watch_s: float = WATCH_S) -> bool:
     """Whether somebody renews the run's lease, by watching it: no other machine's clock is believed."""
-    lease, deadline = Lease(store, holder="", lease_s=1.0), time.monotonic() + watch_s
+    lease = Lease(store, holder="", lease_s=1.0)
     seen = lease.look()
+    deadline = time.monotonic() + max(watch_s, seen.lease_s if seen is not None else 0.0)
     while seen is not None and not seen.released and time.monotonic() < deadline:
         threading.Event().wait(POLL_S)
         if lease.look() != seen:

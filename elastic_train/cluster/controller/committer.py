@@ -58,7 +58,8 @@ class Committer:
         return self._run.before(stored)
 
     def renew(self) -> None:
-        """Raises Fenced where another controller took the run."""
+        """Raises Fenced where another controller took the run: the log says so, whatever the lease does."""
+        self._run.log.check(self._term)
         self._lease.renew(self._term)
 
     def release(self) -> None:

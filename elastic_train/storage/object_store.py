@@ -25,7 +25,9 @@ BLOCK = 16 << 20
 
 
 class ObjectStore:
-    """Objects of any fsspec file system with a conditional create (`pipe_file(mode="create")`)."""
+    """Objects of any fsspec file system with a conditional create (`pipe_file(mode="create")`). A root that
+    begins with a slash is a path from the top of its system.
+    """
 
     def __init__(
         self,
@@ -35,9 +37,10 @@ class ObjectStore:
         url: str,
         retry: Retry | None = None,
     ) -> None:
-        self._make, self._root, self._url = make, root, url
+        self._make, self._url = make, url
+        self._root, self._lead = root.strip("/"), "/" if root.startswith("/") else ""
         self.retry = retry or Retry()
-        self._fs: Any = make()
+        self._fs: Any = self.retry.run(make, what="connect to", path=url)
 
     @property
     def url(self) -> str:
@@ -99,7 +102,7 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> Names:
         top = self._join(check_prefix(prefix))
-        names = self._run(lambda: _find(self._fs, top), "list", prefix)
+        names = self._run(lambda: _find(self._fs, self._lead + top), "list", prefix)
         inside = (n.strip("/") for n in names if not n.endswith("/"))
         under = top + "/" if top else ""
         cut = len(self._root) + 1 if self._root else 0
@@ -146,7 +149,7 @@ class ObjectStore:
         return f"{self._root}/{path}".strip("/")
 
     def _key(self, path: str) -> str:
-        return self._join(check_path(path))
+        return self._lead + self._join(check_path(path))
 
     def _named(self, path: str) -> str:
         return f"{self._url}/{path}"

@@ -72,17 +72,15 @@ class Retry:
                         self.renewals += 1
                     renew()
                 done = operation()
-                self._served = True
+                self._served |= renew is not None
                 return done
             except Exception as error:
                 if not of_the_storage(error):
                     raise
                 kind = kind_of(error)
                 if kind == "missing":
-                    self._served = True
                     raise StorageNotFound(path=path, operation=what, problem="nothing is there.") from error
                 if kind == "exists":
-                    self._served = True
                     raise AlreadyExists(path=path, operation=what, problem="the name is taken.") from error
                 first_refusal = kind in ("expired", "denied") and renew is not None and not refused
                 refused = kind in ("expired", "denied")

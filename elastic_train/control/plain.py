@@ -1,7 +1,8 @@
-"""Frozen dataclasses as JSON-able values and back, exactly.
+"""Dataclasses as JSON-able values and back, exactly.
 
 Reading follows the field types of the class; unknown fields are ignored and missing ones take their defaults,
-so that a release reads what its neighbours wrote. Numbers that JSON does not have are written as strings.
+so that a release reads what its neighbours wrote. Numbers that JSON does not have are written as strings,
+dictionaries as pairs.
 Where a field may hold one of several dataclasses, the value has to be written with names.
 """
 
@@ -24,8 +25,11 @@ def plain(value: Any, *, named: bool = False) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         inner = {f.name: plain(getattr(value, f.name), named=named) for f in fields(value)}
         return {NAME: type(value).__name__, **inner} if named else inner
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [plain(entry, named=named) for entry in cast("tuple[Any, ...]", value)]
+    if isinstance(value, dict):
+        entries = cast("dict[Any, Any]", value).items()
+        return [[plain(key, named=named), plain(entry, named=named)] for key, entry in entries]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
@@ -48,6 +52,9 @@ def reader(kind: Any) -> Callable[[Any], Any]:
     if origin is tuple and inner[-1] is Ellipsis:
         each = reader(inner[0])
         return lambda value: tuple(each(entry) for entry in value)
+    if origin is dict:
+        key, entry = reader(inner[0]), reader(inner[1])
+        return lambda value: {key(k): entry(v) for k, v in value}
     if origin is tuple:
         readers = tuple(reader(entry) for entry in inner)
         return lambda value: tuple(read(entry) for read, entry in zip(readers, value, strict=True))

@@ -101,7 +101,7 @@ def _there(store: Store, after: int) -> Iterator[Part]:
             raise StorageError(
                 path=f"{store.url}/{DIRECTORY}",
                 operation="read",
-                problem=f"slot {missing} is missing, and {hot[-1]} is there. Restore it from a copy, or start "
-                "a run under another name.",
+                problem=f"slot {missing} is missing, and {hot[-1]} is there. Restore it from a copy, or "
+                "start a run under another name.",
             )
     yield from read_parts(store, hot)

@@ -23,6 +23,7 @@ from ray.exceptions import RayError
 
 from elastic_train.cluster.controller import autoscaler_demand
 from elastic_train.cluster.controller.adopt_processes import find_peer_stores, find_workers
+from elastic_train.cluster.controller.chronicle import Chronicle
 from elastic_train.cluster.controller.committer import Committer
 from elastic_train.cluster.controller.event_hooks import EventHook
 from elastic_train.cluster.controller.hang_watch import HangWatch
@@ -46,12 +47,12 @@ from elastic_train.control.events import (
     WorkerLost,
 )
 from elastic_train.control.faults import FaultSchedule
-from elastic_train.control.journal_codec import changed, fold
+from elastic_train.control.journal_codec import changed
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced, StorageError
-from elastic_train.observe.records import from_json, record, to_json, wall_text
+from elastic_train.observe.records import record, wall_text
 from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.question import Planner
 from elastic_train.storage.journal import Journal
@@ -211,8 +212,8 @@ class Controller:
         )
         self._performer.prepare_store()
         self._journal = Journal(self._committer.store, term, log=self._committer.log)
-        old = [from_json(line).event for part in self._journal.begin() for line in part.records]
-        state = fold(old, self._policy)
+        self._chronicle = Chronicle(self._committer.store, self._journal, self._policy)
+        state = self._chronicle.begin()
         if again and isinstance(state.phase, Ended):  # it died between deciding the end and telling it
             for command in resume_commands(state, self._policy):
                 self._performer.perform(command)
@@ -286,10 +287,9 @@ class Controller:
             self._plans.prepare(question)
 
     def _note(self, event: Event, outcome: Outcome) -> None:
-        assert self._journal is not None
         now = wall_text(time.time())  # noqa: TID251 - for people
         noted = self._board.put(lambda number: record(number, now, event, outcome))
-        self._journal.append(to_json(noted))
+        self._chronicle.note(noted, outcome.state)
         if self._hook is not None:
             self._hook.hear(noted)
 

@@ -7,6 +7,7 @@ import time
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
+from elastic_train.cluster.run_reading import covered
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
@@ -25,11 +26,17 @@ WATCH_S = 15.0  # in which, or in the length of its lease, a controller that is 
 def show_logs(run: str, *, follow: bool) -> int:
     """Print what happened, and with `follow` what happens until the run ends. The exit code is the run's.
 
+    Of a long run the latest part is printed; `elastic-train events` has all of it.
+
     Storage that cannot be reached for a while is no end: only a record of the run's end is one.
     """
     store = open_store(run)
     max_steps = int((RunDirectory(store).config() or {}).get("max_steps", 0))
-    progress, part, heard = RunProgress(), "", time.monotonic()
+    told, part = covered(store)
+    progress, heard = told.progress, time.monotonic()
+    if part:
+        print(f"(what happened before: elastic-train events {run})")
+        print(line(progress, max_steps), flush=True)
     while True:
         try:
             for name, lines in read_journal(store, part):

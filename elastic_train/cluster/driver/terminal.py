@@ -15,10 +15,11 @@ from elastic_train.control.events import (
     PartWritten,
     StepCommitted,
 )
-from elastic_train.observe.goodput import goodput, words
-from elastic_train.observe.history import history, table
+from elastic_train.observe.goodput import words
+from elastic_train.observe.history import table
 from elastic_train.observe.records import Record
-from elastic_train.observe.run_progress import RunProgress, advance, line
+from elastic_train.observe.run_progress import line
+from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.text_columns import columns
 from elastic_train.storage.fsspec_store import child_url
 
@@ -32,8 +33,7 @@ class Screen:
     def __init__(self, spec: RunSpec, *, quiet: bool = False) -> None:
         self._spec, self._quiet = spec, quiet
         self._live = sys.stdout.isatty()
-        self._progress = RunProgress()
-        self._records: list[Record] = []
+        self._told = RunSummary()
         self._shown = ""
         self._printed_at = 0.0
         if not quiet:
@@ -41,10 +41,9 @@ class Screen:
 
     def show(self, update: RunUpdate) -> None:
         for record in update.records:
-            self._progress = advance(self._progress, record)
-            self._records.append(record)
+            self._told.add(record)
             self._say(record)
-        text = line(self._progress, self._spec.max_steps)
+        text = line(self._told.progress, self._spec.max_steps)
         if text == self._shown or self._quiet or not update.records:
             return
         if self._live:
@@ -59,15 +58,15 @@ class Screen:
         if self._quiet:
             return
         start = "\r\x1b[K" if self._live else ""
-        self._write(f"{start}{line(self._progress, self._spec.max_steps)}\n")
-        if self._progress.groups:
-            self._write(f"{words(goodput(self._records))}\n")
-        if self._progress.restarts:
+        self._write(f"{start}{line(self._told.progress, self._spec.max_steps)}\n")
+        if self._told.progress.groups:
+            self._write(f"{words(self._told.account.told())}\n")
+        if self._told.progress.restarts:
             self._write(f"{self.summary()}\n")
 
     def summary(self) -> str:
         """Every change of the group: cause, step, workers, source, seconds, steps lost."""
-        return columns(table(history(self._records)))
+        return columns(table(self._told.changes.all))
 
     def _say(self, record: Record) -> None:
         worth = record.commands or isinstance(record.event, GroupReady | NodesChanged)

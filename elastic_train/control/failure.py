@@ -14,7 +14,7 @@ from elastic_train.control import incidents
 from elastic_train.control.commands import Abort, StopWorker
 from elastic_train.control.ending import end, end_by_user_error
 from elastic_train.control.events import Cause, FinalReport, GroupBroken, Hung
-from elastic_train.control.membership import find, keep_all_nodes, noticed, without
+from elastic_train.control.membership import find, noticed, without
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
     Facts,
@@ -187,7 +187,7 @@ def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
 
 def verdict(state: State, policy: Policy, at: float) -> Outcome:
     """Every word is in: end the run, or go on with who is left."""
-    facts, phase = keep_all_nodes(state.facts), state.phase
+    facts, phase = state.facts, state.phase
     assert isinstance(phase, Settling)
     assert not phase.pending
     cause = incidents.main_cause(phase.causes)

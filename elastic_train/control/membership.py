@@ -170,9 +170,7 @@ def _in_turns(nodes: Iterable[Node]) -> list[Node]:
 
 
 def _resting(facts: Facts, policy: Policy, at: float) -> frozenset[str]:
-    """Nodes that are not even used where there are no others: each rests once as long as for the first
-    time.
-    """
+    """Nodes that aren't used even where there are no others: each rests as long as after its first time."""
     return frozenset(
         f.node for f in facts.flaps if not f.slow and at < f.until - _rest_s(f, policy) + policy.quarantine_s
     )

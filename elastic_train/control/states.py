@@ -228,6 +228,7 @@ class Pausing:
     settled: tuple[str, ...] = ()
     heard: float = 0.0  # when the group last said something
     unsaved: float | None = None  # when its checkpoint could not be written
+    broken: bool = False  # the group is over, while its checkpoint, which is whole, is being committed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import consider, paused
 from elastic_train.control.states import Ended, Forming, Outcome, Pausing, Running, Settling, State, Waiting
-from elastic_train.control.stopping import stop, try_stop
+from elastic_train.control.stopping import begin_stop, stop, try_stop
 
 
 def transition(state: State, event: Event, policy: Policy) -> Outcome:
@@ -140,6 +140,8 @@ def _follow(state: State, policy: Policy, at: float) -> Outcome:
         case Waiting():
             return try_form(state, policy, at)
         case Running():
+            if state.facts.stopping is not None:
+                return begin_stop(state, policy, at)
             return consider(state, policy, at)
         case Pausing(purpose="stop"):
             return try_stop(state, policy)

@@ -101,12 +101,12 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     assert isinstance(phase, Waiting)
     candidates = present(facts)
     if len(candidates) + len(starting(facts)) < policy.min_workers:
-        return _too_few(state)
+        return _too_few(state, policy, at)
     if not _complete(facts, phase, candidates, policy, at):
         return Outcome(state=state)
     planned = best_plan(to_form(facts, held(facts), policy, at), policy)
     if isinstance(planned, Infeasible) and facts.evicted:
-        return _too_few(state)
+        return _too_few(state, policy, at)
     if isinstance(planned, Infeasible):
         if planned.reason == phase.problem:
             return Outcome(state=state)
@@ -131,14 +131,15 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     return _form(state, replace(planned, plan=plan), choice, at, phase.paused)
 
 
-def _too_few(state: State) -> Outcome:
+def _too_few(state: State, policy: Policy, at: float) -> Outcome:
     """Slow nodes that were left are better than none; a run that only has to stop waits for no machine."""
     facts = state.facts
     if facts.evicted:
-        return Outcome(
+        kept = Outcome(
             state=replace(state, facts=keep_all_nodes(facts)),
             reason=f"too few workers without {', '.join(facts.evicted)}, which is slow: it is kept",
         )
+        return kept.then(lambda s: try_form(s, policy, at))
     if facts.stopping is not None and not any(n.drain_by is None for n in facts.nodes):
         return end_stopped(state, f"{facts.stopping}; there are no nodes to recover step {facts.step} on")
     return Outcome(state=state)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from elastic_train.control import incidents
 from elastic_train.control.adoption import adopted, term_began
 from elastic_train.control.checkpoint_saving import (
     checkpoint_committed,
@@ -159,8 +160,9 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
     before = {node.name: node for node in state.facts.nodes}
     names = {node.name for node in event.nodes}
     notices = [n.name for n in event.nodes if n.drain_by is not None and before.get(n.name) != n]
+    state = _with_nodes(state, event)
     outcome = Outcome(
-        state=replace(state, facts=replace(state.facts, nodes=event.nodes)),
+        state=state,
         reason=f"{len(names)} nodes"
         + (f", {', '.join(notices)} leaving" if notices else "")
         + _lacking(state, event, policy),
@@ -176,6 +178,21 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
                 commands=(*outcome.commands, StopWorker(worker=worker.name, reason="its node is gone")),
             )
     return outcome.then(lambda s: staff(s, policy, event.at))
+
+
+def _with_nodes(state: State, event: NodesChanged) -> State:
+    """The state that knows of the nodes. A notice may be heard after the loss that it announced."""
+    names = {node.name for node in event.nodes}
+    leaving = frozenset(node.name for node in event.nodes if node.drain_by is not None)
+    facts = replace(
+        state.facts, nodes=event.nodes, held=tuple(held for held in state.facts.held if held.node in names)
+    )
+    if leaving:
+        facts = incidents.notice(facts, leaving)
+    phase = state.phase
+    if leaving and isinstance(phase, Settling):
+        phase = replace(phase, causes=incidents.noticed(phase.causes, leaving))
+    return replace(state, facts=facts, phase=phase)
 
 
 def _lacking(state: State, event: NodesChanged, policy: Policy) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import permutations
@@ -103,11 +104,12 @@ INCIDENTS: dict[str, tuple[int, list[Event]]] = {
 }
 
 
-def orders(events: list[Event]) -> Iterator[tuple[Event, ...]]:
-    """Every order that can be: a notice of a node's end may be heard late, but only as long as it is
-    there.
-    """
-    return permutations(events)
+def orders(events: list[Event]) -> Iterator[Sequence[Event]]:
+    """Every order of a few words, and some of more."""
+    if len(events) < 5:
+        return permutations(events)
+    draw = random.Random(0)
+    return (draw.sample(events, len(events)) for _ in range(50))
 
 
 @pytest.mark.parametrize("name", INCIDENTS)
@@ -121,7 +123,7 @@ def test_any_order_of_the_words_of_an_incident_gives_one_count(name):
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_order_and_any_repetition_of_the_words_of_an_incident_gives_one_count(data):
     expected, events = INCIDENTS[data.draw(st.sampled_from(sorted(INCIDENTS)))]
     order = data.draw(st.permutations(events + data.draw(st.lists(st.sampled_from(events), max_size=4))))
@@ -220,7 +222,7 @@ def test_a_step_that_was_committed_before_a_failure_and_is_told_after_it_is_no_p
 
 @pytest.mark.parametrize("way", ["lose", "break"])
 def test_failures_without_a_step_between_them_count_each(way):
-    play = Play(POLICY)
+    play = Play(replace(POLICY, min_workers=1))
     play.running(4, step=5)
     for count in range(1, 4):
         if way == "lose":

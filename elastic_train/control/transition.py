@@ -167,8 +167,17 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
         + (f", {', '.join(notices)} leaving" if notices else "")
         + _lacking(state, event, policy),
     )
+    missing = {worker.node for worker in state.facts.workers} - names
+    if missing.issuperset(worker.node for worker in state.facts.workers):
+        # One observer that sees nobody is likelier to be cut off than all machines at once: who is gone falls
+        # silent, too. What was announced is believed.
+        doubted = missing - {name for name, node in before.items() if node.drain_by is not None}
+        missing -= doubted
+        if doubted:
+            kept = f"nobody sees {', '.join(sorted(doubted))}: workers are kept until they fall silent"
+            outcome = replace(outcome, reason=f"{outcome.reason}; {kept}")
     for worker in state.facts.workers:
-        if worker.node not in names:
+        if worker.node in missing:
             left = before.get(worker.node)
             kind = "preemption" if left is not None and left.drain_by is not None else "death"
             cause = Cause(kind=kind, detail=f"node {worker.node} is gone")

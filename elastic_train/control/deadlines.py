@@ -146,7 +146,7 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
                 reason="the peer stores gave no answer: the run goes on without them",
             )
         case Waiting() if at - phase.since > timing.wait_for_capacity_s and not (
-            on_their_way(facts, policy) or held_up(facts, policy, at)
+            on_their_way(facts, policy) or held_up(facts, policy)
         ):
             return _no_capacity(state, phase, policy, at)
         case Forming() if at > forming_due_at(phase, policy, moved):

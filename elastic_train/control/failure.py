@@ -28,7 +28,7 @@ from elastic_train.control.states import (
     members,
 )
 from elastic_train.control.stopping import broken_while_stopping, is_being_saved
-from elastic_train.control.trouble import troubled
+from elastic_train.control.trouble import reported, spent, troubled
 from elastic_train.recovery.evidence import Mixed
 from elastic_train.recovery.lineage import alive
 
@@ -197,6 +197,9 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
     stored = next((c for c in phase.causes if c.kind == "storage"), None)
     if stored is not None:
         facts = troubled(facts, stored.detail, policy, at, blocked=True)
+        if spent(facts, policy):
+            why = f"the run cannot go on: {reported(facts, at)}"
+            return end(replace(state, facts=facts), "infrastructure", why, cause=stored)
     before, facts = facts.failures_ever, incidents.ended(facts, phase, policy)
     waiting = Waiting(since=at, prompt=True)
     if not incidents.is_charged(phase.causes):

@@ -25,7 +25,7 @@ from elastic_train.control.planner_questions import held, last_plan, to_form
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting, Worker
 from elastic_train.control.stopping import end_stopped
-from elastic_train.control.trouble import over, reported, rests, spent
+from elastic_train.control.trouble import over, rests
 from elastic_train.planner.plan import Infeasible, Plan
 from elastic_train.planner.question import Planned, Question
 from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders, votes
@@ -123,8 +123,6 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return end(state, "checkpoint", choice.reason)
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
-    if checkpoint_of(choice.origin) is not None and spent(facts, policy, at):
-        return end(state, "infrastructure", f"the run cannot go on: {reported(facts, at)}")
     if checkpoint_of(choice.origin) is not None and rests(facts, at):
         return Outcome(state=state)
     plan = keep_places(planned.plan, last_plan(facts), at_hand(facts))

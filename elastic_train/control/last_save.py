@@ -57,7 +57,7 @@ def retry(state: State, policy: Policy, at: float, moved: float) -> Outcome:
     silent = phase.final_failed is None and quiet_s > silence_s(facts, policy)
     if silent:
         facts = troubled(facts, f"nothing was heard for {quiet_s:.0f} s", policy, at, blocked=True)
-    if spent(facts, policy, at):
+    if spent(facts, policy):
         return end(
             replace(state, facts=facts),
             "infrastructure",

@@ -63,7 +63,7 @@ def save_again(state: State, policy: Policy, at: float) -> Outcome:
     assert isinstance(phase, Pausing)
     if phase.unsaved is None:
         return Outcome(state=state)
-    if spent(facts, policy, at):
+    if spent(facts, policy):
         return end_stopped(state, f"{phase.reason}; {reported(facts, at)}")
     if rests(facts, at):
         return Outcome(state=state)

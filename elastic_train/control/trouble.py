@@ -19,7 +19,8 @@ LONGEST_S = 60.0
 def troubled(facts: Facts, problem: str, policy: Policy, at: float, *, blocked: bool = False) -> Facts:
     """Storage failed once more. Words that come while nobody asks it again tell of the same time."""
     known = facts.trouble
-    if known is None or at - known.last > policy.timing.storage_trouble_s:
+    forgotten_s = policy.timing.storage_trouble_s
+    if known is None or (known.blocked is None and at - known.last > forgotten_s):
         known = Trouble(since=at, last=at, times=0, problem=problem)
     if known.times == 0 or at >= again_at(known):
         known = replace(known, times=known.times + 1, last=at, problem=problem)
@@ -43,12 +44,12 @@ def rests(facts: Facts, at: float) -> bool:
     return facts.trouble is not None and at < again_at(facts.trouble)
 
 
-def spent(facts: Facts, policy: Policy, at: float) -> bool:
-    """Whether the run was held up by storage for too long."""
+def spent(facts: Facts, policy: Policy) -> bool:
+    """Whether storage failed again after it had held up the run for as long as is borne."""
     trouble = facts.trouble
     if trouble is None or trouble.blocked is None:
         return False
-    return at - trouble.blocked > policy.timing.storage_trouble_s
+    return trouble.last - trouble.blocked > policy.timing.storage_trouble_s
 
 
 def reported(facts: Facts, at: float) -> str:

@@ -14,7 +14,7 @@ from elastic_train.control import commits, last_save
 from elastic_train.control.membership import present, starting
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Facts, Forming, Pausing, Running, Settling, State, Waiting
-from elastic_train.control.trouble import again_at, rests
+from elastic_train.control.trouble import again_at
 from elastic_train.recovery.evidence import Mixed, Origin
 
 NEVER = -math.inf
@@ -47,7 +47,7 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
         case Waiting():
             if facts.asking:
                 found.append(Wait(what="the peer stores", until=peers_due_at(facts, policy)))
-            if facts.trouble is not None and facts.trouble.blocked is not None:
+            if facts.trouble is not None and held_up(facts, policy):
                 found.append(Wait(what="storage", until=again_at(facts.trouble)))
             elif not on_their_way(facts, policy):
                 found.append(Wait(what="workers", until=phase.since + timing.wait_for_capacity_s))
@@ -104,6 +104,7 @@ def on_their_way(facts: Facts, policy: Policy) -> bool:
     return bool(coming) and len(coming) + len(present(facts)) >= policy.min_workers
 
 
-def held_up(facts: Facts, policy: Policy, at: float) -> bool:
+def held_up(facts: Facts, policy: Policy) -> bool:
     """Whether there are enough workers, and storage is what they wait for."""
-    return rests(facts, at) and len(present(facts)) >= policy.min_workers
+    blocked = facts.trouble is not None and facts.trouble.blocked is not None
+    return blocked and len(present(facts)) >= policy.min_workers

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_train.config import Checkpoints, Timing
 from elastic_train.control.commands import Form, Save
-from elastic_train.control.events import Cause, SaveFailed, SaveRequested
+from elastic_train.control.events import Cause, FinalReport, SaveFailed, SaveRequested
 from elastic_train.control.states import Ended, Forming, Running, Waiting
 from elastic_train.control.trouble import again_at
 from elastic_train.recovery.evidence import FromStorage
@@ -30,7 +30,8 @@ def refuse(play, problem: str = "SlowDown: 503 (6 tries in 3.1 s)"):
     cause = Cause(kind="storage", detail=f"StorageError: {problem}", phase="forming")
     play.broken("", "storage", cause.detail)
     for number, worker in enumerate(play.plan.workers):
-        play.settle(worker, error=replace(cause, detail=f"{cause.detail} {number}"))
+        error = replace(cause, detail=f"{cause.detail} {number}")
+        play(FinalReport, generation=play.facts.generation, worker=worker, local_states=(), error=error)
 
 
 @pytest.mark.parametrize("problem", ["SlowDown: 503", "PermissionError: ExpiredToken", "ESTALE"])

@@ -215,7 +215,7 @@ def test_the_last_step_ends_the_run_if_its_checkpoint_is_already_there(play):
 
 def test_the_last_checkpoint_is_tried_again_while_trouble_of_storage_is_borne(play):
     play.running(2, step=20)
-    for _ in range(4):
+    for _ in range(3):
         failed(play, 20)
         failed(play, 20)
         assert play.wait(4.0).commands == ()
@@ -224,8 +224,8 @@ def test_the_last_checkpoint_is_tried_again_while_trouble_of_storage_is_borne(pl
     failed(play, 20)
     play.wait(41.0)
     assert play.ordered(End)[0].outcome == "infrastructure"
-    assert "in 5 tries" in play.ordered(End)[0].detail
-    assert "storage failed for 201 s: 503 slow down" in play.ordered(End)[0].detail
+    assert "in 4 tries" in play.ordered(End)[0].detail
+    assert "storage failed for 161 s: 503 slow down" in play.ordered(End)[0].detail
 
 
 def test_a_last_checkpoint_that_nobody_speaks_of_is_asked_for_again(play):

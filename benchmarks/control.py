@@ -56,9 +56,7 @@ VOTE = 16
 
 @dataclass(slots=True)
 class Run:
-    """A run that is driven event by event. `spent` has the seconds of every decision, by what it was
-    about.
-    """
+    """A run that is driven event by event. `spent` has the seconds of every decision, by its occasion."""
 
     policy: Policy
     state: State = field(default_factory=State)

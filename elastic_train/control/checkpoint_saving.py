@@ -7,6 +7,7 @@ fails costs nothing but itself; training goes on.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 
 from elastic_train.control.commands import Command, Forget, Prune, Save
@@ -53,8 +54,10 @@ def part_written(state: State, event: PartWritten, policy: Policy) -> Outcome:
     stored = facts.stored is not None and facts.stored.step >= event.step
     if newer or stored or attempt.committing:
         return Outcome(state=state, reason=f"a part of {name} comes too late")
-    parts = (*(p for p in attempt.parts if p.rank != event.rank), event)
-    attempt = replace(attempt, parts=tuple(sorted(parts, key=lambda p: p.rank)))
+    place = bisect_left(attempt.parts, event.rank, key=lambda p: p.rank)
+    known = place < len(attempt.parts) and attempt.parts[place].rank == event.rank
+    parts = (*attempt.parts[:place], event, *attempt.parts[place + known :])
+    attempt = replace(attempt, parts=parts)
     state = heard(state, event.step, event.at, policy)
     if len(attempt.parts) < plan.world_size:
         facts = replace(facts, attempts=_with(facts, attempt))

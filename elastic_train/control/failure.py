@@ -8,13 +8,14 @@ or it goes on with whoever is left. What counts against the budget is decided in
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from elastic_train.control import incidents
 from elastic_train.control.commands import Abort, StopWorker
 from elastic_train.control.ending import end, end_by_user_error
-from elastic_train.control.events import Cause, FinalReport, GroupBroken, Hung
-from elastic_train.control.membership import find, noticed, without
+from elastic_train.control.events import Cause, CauseKind, FinalReport, GroupBroken, Hung
+from elastic_train.control.membership import find, noticed, without, without_all
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
     Facts,
@@ -34,6 +35,42 @@ from elastic_train.recovery.lineage import alive
 
 WALLS = ("engine", "memory", "hang")
 """Causes that come again where the run comes again, unlike the end of a machine."""
+
+
+def nodes_lost(state: State, kinds: Mapping[str, CauseKind], policy: Policy, at: float) -> Outcome:
+    """All workers of some nodes are lost at once: `kinds` says as what, by node."""
+    phase, causes = state.phase, dict[str, Cause]()
+    for worker in state.facts.workers:
+        if worker.node in kinds:
+            kind, detail = kinds[worker.node], f"node {worker.node} is gone"
+            causes[worker.name] = Cause(kind=kind, detail=detail, worker=worker.name, node=worker.node)
+    if not causes:
+        return Outcome(state=state)
+    facts, notes = without_all(state.facts, causes, policy, at)
+    said = [f"lost {name} ({cause.kind}: {cause.detail})" for name, cause in causes.items()]
+    lost = Outcome(
+        state=replace(state, facts=facts),
+        commands=tuple(StopWorker(worker=name, reason="its node is gone") for name in causes),
+        reason="; ".join((*said, *notes)),
+    )
+    inside = [causes[name] for name in members(phase) if name in causes]
+    if inside and not isinstance(phase, Settling):
+        lost = lost.then(lambda s: break_group(s, inside[0], policy, at))
+    return lost.then(lambda s: _all_lost(s, causes))
+
+
+def _all_lost(state: State, causes: Mapping[str, Cause]) -> Outcome:
+    """Nobody waits for the last words of those that are lost, and what ended them is a cause."""
+    facts, phase = state.facts, state.phase
+    if not isinstance(phase, Settling):
+        for cause in causes.values():
+            facts = incidents.explained(facts, cause)
+        return Outcome(state=state if facts is state.facts else replace(state, facts=facts))
+    group, known = set(phase.plan.workers).union(phase.pending), set(phase.causes)
+    new = tuple(cause for name, cause in causes.items() if name in group and cause not in known)
+    pending = tuple(name for name in phase.pending if name not in causes)
+    phase = replace(phase, pending=pending, causes=(*phase.causes, *new))
+    return Outcome(state=replace(state, phase=phase))
 
 
 def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float) -> Outcome:
@@ -272,10 +309,13 @@ def _local_state(facts: Facts, event: FinalReport) -> Facts:
     steps = [h.step for h in event.local_states if alive(facts.lineage, h.generation, h.step)]
     step = max((facts.step, *steps))
     entry, logs = (event.worker, event.local_states), (event.worker, event.logs)
-    if entry in facts.local_states and step == facts.step and (logs in facts.logs or not event.logs):
-        return facts
-    kept = tuple(h for h in facts.local_states if h[0] != event.worker)
-    reported = tuple(h for h in facts.logs if h[0] != event.worker)
+    kept, reported = facts.local_states, facts.logs
+    if (before := dict(kept).get(event.worker)) is not None:
+        if before == event.local_states and step == facts.step and (logs in reported or not event.logs):
+            return facts
+        kept = tuple(h for h in kept if h[0] != event.worker)
+    if reported:
+        reported = tuple(h for h in reported if h[0] != event.worker)
     return replace(
         facts, local_states=(*kept, entry), logs=(*reported, logs) if event.logs else reported, step=step
     )

@@ -57,9 +57,8 @@ def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
 
 def evidence(facts: Facts) -> Evidence:
     last = last_plan(facts)
-    free = {
-        slot.node for slot in worker_slots(facts, last) if last is None or slot.worker not in last.workers
-    }
+    seated = set(last.workers) if last is not None else set[str]()
+    free = {slot.node for slot in worker_slots(facts, last) if slot.worker not in seated}
     snapshots = [s for s in facts.snapshots or () if not _suspect(facts, s.generation, s.step)]
     found = Evidence(
         lineage=facts.lineage,
@@ -99,10 +98,10 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     """Form a group if it is time to."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Waiting)
-    candidates = present(facts)
-    if len(candidates) + len(starting(facts)) < policy.min_workers:
+    candidates, coming = present(facts), starting(facts)
+    if len(candidates) + len(coming) < policy.min_workers:
         return _too_few(state, policy, at)
-    if not _complete(facts, phase, candidates, policy, at):
+    if not _complete(phase, candidates, policy, at, coming=bool(coming)):
         return Outcome(state=state)
     planned = best_plan(to_form(facts, held(facts), policy, at), policy)
     if isinstance(planned, Infeasible) and facts.evicted:
@@ -202,11 +201,11 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
 
 
 def _complete(
-    facts: Facts, phase: Waiting, candidates: tuple[Worker, ...], policy: Policy, at: float
+    phase: Waiting, candidates: tuple[Worker, ...], policy: Policy, at: float, *, coming: bool
 ) -> bool:
     if len(candidates) < policy.min_workers:
         return False
-    if phase.prompt or len(candidates) >= policy.max_workers or not starting(facts):
+    if phase.prompt or len(candidates) >= policy.max_workers or not coming:
         return True
     last = max(w.since for w in candidates)
     return at - last >= policy.timing.join_window_s

@@ -7,7 +7,7 @@ many of them in a window is quarantined, each time for twice as long, and comes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from elastic_train.control.commands import StartWorker
@@ -21,17 +21,20 @@ NO_FLAP = ("preemption", "user")
 
 
 def find(facts: Facts, name: str) -> Worker | None:
-    return next((w for w in facts.workers if w.name == name), None)
+    for worker in facts.workers:
+        if worker.name == name:
+            return worker
+    return None
 
 
 def draining(facts: Facts) -> frozenset[str]:
     """Nodes that are leaving with notice, or are left because they are slow."""
-    return frozenset(node.name for node in facts.nodes if node.drain_by is not None).union(facts.evicted)
+    return noticed(facts).union(facts.evicted)
 
 
 def noticed(facts: Facts) -> frozenset[str]:
     """Nodes whose end was announced."""
-    return frozenset(node.name for node in facts.nodes if node.drain_by is not None)
+    return frozenset([node.name for node in facts.nodes if node.drain_by is not None])
 
 
 def keep_all_nodes(facts: Facts) -> Facts:
@@ -49,7 +52,7 @@ def quarantined(facts: Facts, at: float) -> frozenset[str]:
 def present(facts: Facts) -> tuple[Worker, ...]:
     """Ready workers on nodes that stay, by age."""
     leaving = draining(facts)
-    return tuple(w for w in facts.workers if w.status == "ready" and w.node not in leaving)
+    return tuple([w for w in facts.workers if w.status == "ready" and w.node not in leaving])
 
 
 def worker_slots(facts: Facts, last: Plan | None) -> tuple[WorkerSlot, ...]:
@@ -80,26 +83,42 @@ def at_hand(facts: Facts) -> frozenset[tuple[str, int]]:
 def starting(facts: Facts) -> tuple[Worker, ...]:
     """Workers on nodes that stay which are not up yet."""
     leaving = draining(facts)
-    return tuple(w for w in facts.workers if w.status == "starting" and w.node not in leaving)
+    return tuple([w for w in facts.workers if w.status == "starting" and w.node not in leaving])
 
 
 def ready(facts: Facts, name: str, at: float) -> Facts:
-    workers = tuple(replace(w, status="ready", since=at) if w.name == name else w for w in facts.workers)
-    return replace(facts, workers=workers)
+    for place, worker in enumerate(facts.workers):
+        if worker.name == name:
+            up = replace(worker, status="ready", since=at)
+            return replace(facts, workers=(*facts.workers[:place], up, *facts.workers[place + 1 :]))
+    return facts
 
 
 def without(facts: Facts, worker: Worker, cause: Cause, policy: Policy, at: float) -> tuple[Facts, str]:
     """The facts after a worker's end, and what that means for its node."""
+    facts, notes = without_all(facts, {worker.name: cause}, policy, at)
+    return facts, "; ".join(notes)
+
+
+def without_all(
+    facts: Facts, causes: Mapping[str, Cause], policy: Policy, at: float
+) -> tuple[Facts, list[str]]:
+    """The facts after the ends of some workers, and what they mean for their nodes."""
+    gone = [worker for worker in facts.workers if worker.name in causes]
     facts = replace(
         facts,
-        workers=tuple(w for w in facts.workers if w.name != worker.name),
-        local_states=tuple(h for h in facts.local_states if h[0] != worker.name),
-        logs=tuple(h for h in facts.logs if h[0] != worker.name),
-        slow=tuple(s for s in facts.slow if s[0] != worker.name),
+        workers=tuple([w for w in facts.workers if w.name not in causes]),
+        local_states=tuple([h for h in facts.local_states if h[0] not in causes]),
+        logs=tuple([h for h in facts.logs if h[0] not in causes]),
+        slow=tuple([s for s in facts.slow if s[0] not in causes]),
     )
-    if worker.proven or cause.kind in NO_FLAP or worker.node in draining(facts):
-        return facts, ""
-    return _flapped(facts, worker.node, policy, at)
+    leaving, notes = draining(facts), list[str]()
+    for worker in gone:
+        if worker.proven or causes[worker.name].kind in NO_FLAP or worker.node in leaving:
+            continue
+        facts, note = _flapped(facts, worker.node, policy, at)
+        notes += [note] if note else []
+    return facts, notes
 
 
 def straggling(state: State, event: Straggling) -> Outcome:

@@ -26,7 +26,7 @@ from elastic_train.control.deadlines import tick
 from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Adopted,
-    Cause,
+    CauseKind,
     CheckpointCommitted,
     CheckpointRejected,
     Event,
@@ -50,7 +50,7 @@ from elastic_train.control.events import (
     WorkerReady,
 )
 from elastic_train.control.evict import evict
-from elastic_train.control.failure import group_broken, hung, settled, verdict, worker_lost
+from elastic_train.control.failure import group_broken, hung, nodes_lost, settled, verdict, worker_lost
 from elastic_train.control.forming import group_ready, peers_reported, try_form
 from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
@@ -176,16 +176,11 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
         if doubted:
             kept = f"nobody sees {', '.join(sorted(doubted))}: workers are kept until they fall silent"
             outcome = replace(outcome, reason=f"{outcome.reason}; {kept}")
-    for worker in state.facts.workers:
-        if worker.node in missing:
-            left = before.get(worker.node)
-            kind = "preemption" if left is not None and left.drain_by is not None else "death"
-            cause = Cause(kind=kind, detail=f"node {worker.node} is gone")
-            outcome = outcome.then(lambda s, n=worker.name, c=cause: worker_lost(s, n, c, policy, event.at))
-            outcome = replace(
-                outcome,
-                commands=(*outcome.commands, StopWorker(worker=worker.name, reason="its node is gone")),
-            )
+    kinds: dict[str, CauseKind] = {}
+    for name in missing:
+        left = before.get(name)
+        kinds[name] = "preemption" if left is not None and left.drain_by is not None else "death"
+    outcome = outcome.then(lambda s: nodes_lost(s, kinds, policy, event.at))
     return outcome.then(lambda s: staff(s, policy, event.at))
 
 

@@ -173,6 +173,8 @@ class Timing:
     join_window_s: float = 5.0
     start_worker_s: float = 180.0
     wait_for_capacity_s: float = 600.0
+    storage_trouble_s: float = 900.0  # storage may fail a run that cannot go on, or end, without it
+    user_code_s: float = 3600.0  # the job's own code may hold up a group that forms: its data set, its model
 
     def __post_init__(self) -> None:
         for name in self.__slots__:
@@ -219,6 +221,7 @@ class RunSpec:
     standby: int = 1
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None
+    ask_autoscaler: bool = True  # for nodes that the run could use; others' requests for the cluster end then
     on_event: str | None = None  # a URL or a command that is told what happens
     compare_replicas: int | None = None  # every so many steps, so that silent corruption is found
     evict_slower_than: float | None = None  # times its peers' steps from which a node is left

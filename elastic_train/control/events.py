@@ -9,8 +9,21 @@ from elastic_train.recovery.evidence import LocalState, Snapshot, Stored
 from elastic_train.recovery.logs import Sent
 
 CauseKind = Literal[
-    "collective", "death", "silence", "hang", "user", "memory", "engine", "preemption", "corruption"
+    "collective",
+    "death",
+    "silence",
+    "hang",
+    "user",
+    "memory",
+    "engine",
+    "preemption",
+    "corruption",
+    "storage",
+    "damage",
+    "restart",
 ]
+"""Whose fault it is: `user` the job's; `storage` and `damage` (of a checkpoint) storage's; `engine` and
+`restart` (of the controller) ours; the rest the machines'. A collective is only how others' ends are felt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +61,7 @@ class TermBegan:
     """A controller took the run: the first event of each term.
 
     `stored` is the newest valid checkpoint of the commit log. `ever_stored` tells whether the log ever held
-    one.
+    one. `again`: the controller's process was restarted; else a person submitted the run.
     """
 
     at: float
@@ -56,6 +69,7 @@ class TermBegan:
     stored: Stored | None
     ever_stored: bool
     finished: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +272,14 @@ class CheckpointRejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerFailed:
+    """What this controller itself could not do, by a fault of ours: the run ends with its words."""
+
+    at: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FencedOff:
     """A newer term owns the run: this controller must end itself."""
 
@@ -310,6 +332,7 @@ Event = (
     | PeersHeld
     | CheckpointCommitted
     | CheckpointRejected
+    | ControllerFailed
     | FencedOff
     | StopRequested
     | SaveRequested

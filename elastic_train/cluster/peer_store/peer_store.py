@@ -29,6 +29,7 @@ from elastic_train.cluster.peer_store.peer_figures import PeerFigures, SnapshotS
 from elastic_train.cluster.peer_store.segments import Segment
 from elastic_train.cluster.peer_store.snapshot_store import SnapshotStore, WorkerSnapshots
 from elastic_train.cluster.ray_calls import answer
+from elastic_train.cluster.witness import Sighting, sight
 from elastic_train.config import RunSpec
 from elastic_train.errors import ElasticTrainError
 from elastic_train.geometry.fragments import Fragments
@@ -69,6 +70,11 @@ class PeerStore:
     @ray.method(concurrency_group=CONTROL)
     def ready(self) -> int:
         return os.getpid()
+
+    @ray.method(concurrency_group=CONTROL)
+    def sight(self, pid: int) -> Sighting:
+        """Whether another process of this machine lives, which says nothing itself."""
+        return sight(pid)
 
     @ray.method(concurrency_group=CONTROL)
     def pair(self, buddies: Sequence[Any]) -> None:

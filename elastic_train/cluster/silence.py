@@ -27,18 +27,21 @@ class Silence:
         peer_stores: Callable[[], Mapping[str, Any]],
     ) -> None:
         self._watch, self._effects, self._roster, self._peer_stores = watch, effects, roster, peer_stores
+        self._looking = False
 
     def check(self) -> None:
         """Once a tick: have those looked at whose silence has become long. Ends in WorkerLost, or in
         nothing.
         """
-        suspects = self._watch.suspects()
+        suspects = self._watch.suspects() if not self._looking else {}
         if not suspects:
             return
+        self._looking = True
 
         def ended(ending: Ending[frozenset[str]]) -> None:
             if not isinstance(ending, Done):
                 log.warning("nobody looked at %s: %s", ", ".join(suspects), ending)
+            self._looking = False
             self._watch.judge(suspects, ending.value if isinstance(ending, Done) else frozenset())
 
         self._effects.begin(

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import short
@@ -129,7 +129,8 @@ class WorkerWatch:
     def __init__(self, spec: RunSpec, post: Callable[[Event], None], now: Callable[[], float]) -> None:
         self._spec, self._post, self._now = spec, post, now
         self._lock = threading.Lock()
-        self._lives: dict[ray.ObjectRef, str] = {}
+        self._lives: dict[ray.ObjectRef, tuple[str, Any]] = {}  # name and handle
+        self._doubted: dict[str, Cause] = {}  # whom Ray could not reach, which may be its own way there
         self._heard: dict[str, float] = {}
         self._asked: dict[str, float] = {}  # when a silent worker was last looked at
         self._places: dict[str, tuple[str, int]] = {}  # node and process id
@@ -138,7 +139,7 @@ class WorkerWatch:
 
     def add(self, worker: str, handle: Any) -> None:
         with self._lock:
-            self._lives[handle.life.remote()] = worker
+            self._lives[handle.life.remote()] = (worker, handle)
             self._heard[worker] = self._now() + self._spec.timing.start_worker_s
 
     def met(self, ready: Ready) -> None:
@@ -176,6 +177,12 @@ class WorkerWatch:
                     heard[node] = max(heard.get(node, 0.0), self._heard[worker])
             return heard
 
+    def doubt(self, worker: str, cause: Cause) -> None:
+        """Have a worker looked at now; `cause` is that of its end if its process doesn't live."""
+        with self._lock:
+            if worker not in self._gone:
+                self._doubted[worker] = cause
+
     def forgive(self) -> None:
         """Our own clock stood still: nobody's silence counts from before."""
         with self._lock:
@@ -197,17 +204,21 @@ class WorkerWatch:
 
     def _forget(self, worker: str) -> None:
         self._gone.add(worker)
-        for known in (self._heard, self._asked, self._places, self._heartbeats):
+        for known in (self._heard, self._asked, self._doubted, self._places, self._heartbeats):
             known.pop(worker, None)
 
     def suspects(self) -> dict[str, tuple[str, int]]:
-        """Workers whose silence has become long since they were last looked at, with node and process id."""
+        """Workers whose silence has become long since they were last looked at, and those that are in doubt;
+        with node and process id.
+        """
         limit = self._spec.timing.liveness_s
         with self._lock:
             now = self._now()
-            silent = [w for w, at in self._heard.items() if now - max(at, self._asked.get(w, at)) > limit]
+            silent = {w for w, at in self._heard.items() if now - max(at, self._asked.get(w, at)) > limit}
             self._asked |= dict.fromkeys(silent, now)
-            return {worker: self._places.get(worker, ("", 0)) for worker in silent}
+            return {
+                worker: self._places.get(worker, ("", 0)) for worker in sorted(silent | set(self._doubted))
+            }
 
     def within_patience(self, suspects: Collection[str]) -> set[str]:
         """Those that were heard of so lately that this process may be cut off from all of them."""
@@ -219,6 +230,10 @@ class WorkerWatch:
         """Of those that were silent, who is not known to live is lost; nobody lives in silence for ever."""
         with self._lock:
             silence = {w: self._now() - self._heard[w] for w in suspects if w in self._heard}
+            doubted = {w: self._doubted.pop(w) for w in suspects if w in self._doubted}
+        for worker, cause in doubted.items():
+            if worker not in living:
+                self.lost(worker, cause)
         for worker, seconds in silence.items():
             if seconds <= self._spec.timing.liveness_s:  # it spoke meanwhile
                 continue
@@ -236,9 +251,17 @@ class WorkerWatch:
         ended, _ = ray.wait(refs, num_returns=1, timeout=POLL_S, fetch_local=False)
         for ref in ended:
             with self._lock:
-                worker = self._lives.pop(ref)
+                worker, handle = self._lives.pop(ref)
                 last = self._heartbeats.get(worker)
-            self.lost(worker, death_of(worker, _error_of(ref), last))
+            error = _error_of(ref)
+            cause = death_of(worker, error, last)
+            if isinstance(error, ActorUnavailableError):
+                with self._lock:
+                    if worker not in self._gone:
+                        self._lives[handle.life.remote()] = (worker, handle)
+                self.doubt(worker, cause)
+            else:
+                self.lost(worker, cause)
 
 
 def _error_of(ref: ray.ObjectRef) -> RayError | None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,8 @@ class Outbox:
     def _deliver(self, batch: list[Any]) -> bool | None:
         try:
             return ray.get(self._send(batch, self._beat()), timeout=self._answer_s)
-        except (RayError, GetTimeoutError) as problem:
+        except RayError as problem:
             log.info("controller not reached: %s", type(problem).__name__)
-            return None
+        except Exception as error:
+            log.warning("words could not be sent", exc_info=error)
+        return None

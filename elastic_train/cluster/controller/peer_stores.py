@@ -17,6 +17,7 @@ from elastic_train.cluster.actor_names import NAMESPACE, peer_store_name
 from elastic_train.cluster.controller.watch import domain_of
 from elastic_train.cluster.messages import Reported
 from elastic_train.cluster.peer_store.peer_store import CONCURRENCY, PeerStore
+from elastic_train.cluster.peer_store.segments import sweep
 from elastic_train.cluster.ray_calls import answer, remote
 from elastic_train.cluster.reported_events import each_once
 from elastic_train.cluster.roster import Roster
@@ -29,7 +30,7 @@ HUNG_S = 30.0
 """A peer store that says nothing for so long is replaced. What it holds may be the newest, so there is no
 haste.
 """
-STOP_S = 1.0
+STOP_S, SWEEP_S = 1.0, 4.0
 
 
 class PeerStores:
@@ -55,6 +56,7 @@ class PeerStores:
         self._lock = threading.Lock()
         self._pairing = threading.Lock()
         self._stopped = False
+        self._untidy: set[str] = set()  # nodes whose peer store had no time to let go of its memory
 
     def adopt(self, node: str, handle: Any) -> None:
         """Take over a peer store that an earlier incarnation of the controller started."""
@@ -83,6 +85,7 @@ class PeerStores:
             if node in self._handles or info is None or self._stopped:
                 return
             self._started[node] = time.monotonic()
+            self._untidy.discard(node)  # a new one sweeps
             self._handles[node] = (
                 remote(PeerStore, concurrency_groups=CONCURRENCY)
                 .options(
@@ -146,17 +149,31 @@ class PeerStores:
 
     def stop(self) -> None:
         """End them all, and their segments with them. One that doesn't answer in a moment is killed: it may
-        be starting still, and has nothing yet.
+        be starting still, and has nothing yet. What it left is swept by a task on its node.
         """
         with self._lock:
             self._stopped = True
-        calls = {handle.stop.remote(): handle for handle in self.handles().values()}
-        if not calls:
-            return
-        _, silent = ray.wait(list(calls), num_returns=len(calls), timeout=STOP_S)
+        handles = self.handles()
+        calls = {handle.stop.remote(): node for node, handle in handles.items()}
+        silent: list[Any] = []
+        if calls:
+            _, silent = ray.wait(list(calls), num_returns=len(calls), timeout=STOP_S)
         for call in silent:
             with suppress(RayError):
-                ray.kill(calls[call], no_restart=True)
+                ray.kill(handles[calls[call]], no_restart=True)
+        self._tidy({calls[call] for call in silent} | self._untidy)
+
+    def _tidy(self, nodes: Collection[str]) -> None:
+        reached = self._roster.reachable() if nodes else {}
+        sweeps = [
+            remote(sweep, num_cpus=0)
+            .options(scheduling_strategy=NodeAffinitySchedulingStrategy(reached[node]["NodeID"], soft=False))
+            .remote()
+            for node in nodes
+            if node in reached
+        ]
+        if sweeps:
+            ray.wait(sweeps, num_returns=len(sweeps), timeout=SWEEP_S)
 
     def _answered(self, node: str, call: Any) -> Any:
         try:
@@ -179,6 +196,7 @@ class PeerStores:
         log.warning("the peer store of %s is gone: %s", node, why)
         with self._lock:
             handle = self._handles.pop(node, None)
+            self._untidy.add(node)
         if handle is not None:
             with suppress(RayError):
                 ray.kill(handle, no_restart=True)

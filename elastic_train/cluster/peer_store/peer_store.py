@@ -85,7 +85,7 @@ class PeerStore:
 
     @ray.method(concurrency_group=CONTROL)
     def stop(self) -> None:
-        self._drop_segments(lambda _: True)
+        self._drop_all()
         threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
 
     # -- from the workers of this node
@@ -215,7 +215,14 @@ class PeerStore:
         for segment in dropped:
             segment.drop()
 
+    def _drop_all(self) -> None:
+        """This process ends: names go, those of segments that are being written from, too."""
+        with self._lock:
+            dropped, self._segments = list(self._segments.values()), {}
+        for segment in dropped:
+            segment.drop()
+
     def _exit(self, why: str) -> None:
-        self._drop_segments(lambda _: True)
+        self._drop_all()
         os.write(2, f"peer store of {self._node} ends itself: {why}\n".encode())
         os._exit(1)

@@ -62,8 +62,8 @@ def waited() -> float:
 
 
 class CollectiveFailed(RuntimeError):
-    """An operation between ranks failed below Python: how the end of another rank, or of the way to it,
-    is felt.
+    """An operation between ranks failed below Python: how the end of another rank, or of the way to it, is
+    felt.
     """
 
 

@@ -43,9 +43,7 @@ STORE_PATIENCE_S = 0.5
 """How long after a break a member may still be meeting the others before its store is given up as hung."""
 
 _MARKS = ("gloo", "nccl", "c10d", "processgroup", "process group", "closed by peer", "reset by peer")
-"""Words of torch's own errors of operations that are not ours. Those of anybody else's errors mean
-nothing.
-"""
+"""Words of torch's own errors of operations that are not ours. Those of other errors mean nothing."""
 
 _TORCH = str(Path(torch.__file__).parent)
 

@@ -100,15 +100,15 @@ OWN_THREADS = {
     "controller": {"Thread"},
     "effects": {"Thread"},
     # Processes that the controller started, each with a life of its own.
-    "hooks": {"Thread"},
+    "event_hooks": {"Thread"},
     "peer_store": {"Timer"},
-    "keeping": {"ThreadPoolExecutor", "submit"},
-    "notices": {"Thread"},
+    "peer_tier": {"ThreadPoolExecutor", "submit"},
+    "spot_notices": {"Thread"},
     "outbox": {"Thread"},
     "training_thread": {"Thread"},
     "worker": {"Timer", "submit"},
     # The driver's faults, which are given to it.
-    "chaos": {"Timer"},
+    "cluster_faults": {"Timer"},
 }
 """Who in `cluster/` starts something of its own, and how. Whatever else takes time is an effect."""
 
@@ -125,7 +125,7 @@ def calls(file: Path) -> list[tuple[str, str, ast.Call]]:
 
 
 def test_only_effects_do_something_outside_the_deciding_thread() -> None:
-    for file in sorted((ROOT / "elastic_train" / "cluster").glob("*.py")):
+    for file in sorted((ROOT / "elastic_train" / "cluster").rglob("*.py")):
         started = {name for name, _, _ in calls(file) if name in THREADS}
         allowed = OWN_THREADS.get(file.stem, set())
         assert started == allowed, f"{file.name} starts {started ^ allowed}: make it an effect"
@@ -134,7 +134,7 @@ def test_only_effects_do_something_outside_the_deciding_thread() -> None:
 def test_nobody_waits_for_an_actor_without_a_deadline() -> None:
     endless = [
         f"{file.name}:{call.lineno}"
-        for file in sorted((ROOT / "elastic_train" / "cluster").glob("*.py"))
+        for file in sorted((ROOT / "elastic_train" / "cluster").rglob("*.py"))
         for name, of, call in calls(file)
         if (name, of) in (("get", "ray"), ("wait", "ray"))
         and not any(word.arg == "timeout" for word in call.keywords)

@@ -15,7 +15,7 @@ from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.cluster.checkpoint_io import PartWriter
 from elastic_train.cluster.controller.committer import Committer, versions
-from elastic_train.cluster.effects import Effects, Lane
+from elastic_train.cluster.controller.effects import Effects, Lane
 from elastic_train.config import Batch, RunSpec, Timing
 from elastic_train.control.commands import Commit
 from elastic_train.control.events import CheckpointCommitted, Event, PartWritten, SaveFailed

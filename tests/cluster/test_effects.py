@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from elastic_train.cluster.effects import (
+from elastic_train.cluster.controller.effects import (
     WIDTH,
     Done,
     Effect,

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.peer_stores import PeerStores
-from elastic_train.cluster.reach import reachable
-from elastic_train.cluster.roster import Roster
+from elastic_train.cluster.controller.reachable import reachable
 from elastic_train.config import Batch, RunSpec
 
 pytestmark = pytest.mark.ring1

@@ -202,7 +202,7 @@ KILLED = """
 import fcntl, os, signal, sys
 from pathlib import Path
 from elastic_train.checkpoint.engine import arena
-from elastic_train.cluster import segments
+from elastic_train.cluster.peer_store import segments
 def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
 {where} = die
 segments.create("half", 1 << 20, slots=3, directory=Path(sys.argv[1]))

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from elastic_train.checkpoint.engine.machine_memory import MachineMemory
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.cluster.roster import Roster
-from elastic_train.cluster.witness import sight
+from elastic_train.cluster.process_witness import sight
 from elastic_train.config import Batch, RunSpec, Timing
 from elastic_train.control.events import Cause, Event, NodesChanged, WorkerLost
 

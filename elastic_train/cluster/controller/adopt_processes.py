@@ -57,7 +57,7 @@ def _heard(handles: dict[str, Any], performer: Performer, verdict_s: float) -> F
                 raise TimeoutError
             heartbeat, ready, said = (answer(call, verdict_s) for call in three)
         except (TimeoutError, RayTaskError):  # it is there: still loading its job, say, or with an error
-            performer.crew.meet(worker, handles[worker])
+            performer.workers.meet(worker, handles[worker])
             silent.append(worker)
         except RayError:
             continue

@@ -16,8 +16,8 @@ from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import WrittenPart
 from elastic_train.cluster.checkpoint_io import read_document
-from elastic_train.cluster.effects import Done, Effect, Effects, Ending, Failed, Lane
-from elastic_train.cluster.endings import why_not
+from elastic_train.cluster.controller.effect_endings import why_not
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Failed, Lane
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import Commit, Prune
 from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, SaveFailed

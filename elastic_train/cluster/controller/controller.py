@@ -21,19 +21,19 @@ import ray
 from elastic_train.cluster.controller.adopt_processes import find_peer_stores, find_workers
 from elastic_train.cluster.controller.autoscaler_demand import ASK_AGAIN_S, Demand
 from elastic_train.cluster.controller.committer import Committer
+from elastic_train.cluster.controller.effect_endings import awaited
+from elastic_train.cluster.controller.effects import Effects, Lane
+from elastic_train.cluster.controller.end_run import finish
 from elastic_train.cluster.controller.event_hooks import EventHook
 from elastic_train.cluster.controller.hang_watch import HangWatch
+from elastic_train.cluster.controller.journal_writer import JournalWriter
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.performer import Performer
+from elastic_train.cluster.controller.request_watch import RequestWatch
+from elastic_train.cluster.controller.silent_workers import SilentWorkers
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch, at
-from elastic_train.cluster.effects import Effects, Lane
-from elastic_train.cluster.endings import awaited
-from elastic_train.cluster.finishing import finish
-from elastic_train.cluster.journalling import Journalling
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.cluster.roster import Roster
 from elastic_train.cluster.run_updates import Board, RunUpdate
-from elastic_train.cluster.silence import Silence
-from elastic_train.cluster.wishes import WishWatch
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
 from elastic_train.control.anticipated_questions import likely
@@ -109,7 +109,7 @@ class Controller:
         self._state = State()
         self._committer: Committer | None = None  # once the run is ours
         self._performer: Performer | None = None
-        self._journal: Journalling | None = None
+        self._journal: JournalWriter | None = None
         self._found = False  # those that live on
         self._stops: dict[int, threading.Event] = {}  # requests that are not durable yet
         threading.Thread(target=self._live, name="controller", daemon=True).start()
@@ -232,7 +232,7 @@ class Controller:
         self._hangs = HangWatch(
             self._spec.timing, post=self._post, stacks=performer.stacks, effects=self._effects
         )
-        self._silence = Silence(
+        self._silence = SilentWorkers(
             self._watch, effects=self._effects, roster=self._roster, peer_stores=performer.peer_stores.handles
         )
         performer.prepare_store()
@@ -265,7 +265,7 @@ class Controller:
         self._effects.every("nodes", 0.5, nodes.poll)
         self._effects.every("deaths", 0.01, self._watch.look_for_deaths)
         self._effects.every("lease", timing.lease_s / 3, self._renew)
-        requests = WishWatch(self._committer.store, self._term, self._post)
+        requests = RequestWatch(self._committer.store, self._term, self._post)
         self._effects.every("requests", timing.lease_s / 3, requests.look)
         self._effects.every("demand", ASK_AGAIN_S, self._demand.ask)
         return True
@@ -277,7 +277,7 @@ class Controller:
         self._term = committer.take_over()
         self._committer = committer
         old = [from_json(line).event for _, part in read_journal(committer.store) for line in part]
-        self._journal = Journalling(Journal(committer.store, self._term), self._effects)
+        self._journal = JournalWriter(Journal(committer.store, self._term), self._effects)
         return old, committer.newest()
 
     def _own_name(self) -> tuple[str, str]:
@@ -320,7 +320,7 @@ class Controller:
     def _decide(self, event: Event) -> tuple[Command, ...]:
         """The event's consequences: noted, and the state that follows kept. Returns what is to be done."""
         if isinstance(event, WorkerLost):
-            self._performing.crew.lost(event.worker)
+            self._performing.workers.lost(event.worker)
         outcome = transition(self._state, event, self._policy)
         if changed(self._state, outcome):
             self._note(event, outcome)

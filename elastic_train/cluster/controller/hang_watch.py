@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 
-from elastic_train.cluster.effects import Done, Effect, Effects, Ending, Lane
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling

@@ -13,19 +13,19 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster import ray_private
-from elastic_train.cluster.aborting import abort
+from elastic_train.cluster.controller.abort_group import abort
 from elastic_train.cluster.controller.committer import Committer
+from elastic_train.cluster.controller.effect_endings import begin_aside, begin_events
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
 from elastic_train.cluster.controller.form_group import Participants, form
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.peer_stores import HUNG_S, PeerStores
 from elastic_train.cluster.controller.watch import WorkerWatch
-from elastic_train.cluster.crew import Crew
-from elastic_train.cluster.effects import Done, Effect, Effects, Ending, Lane
-from elastic_train.cluster.endings import begin_aside, begin_events
+from elastic_train.cluster.controller.worker_processes import WorkerProcesses
 from elastic_train.cluster.messages import Ready
+from elastic_train.cluster.process_witness import ANSWER_S as WITNESS_S
 from elastic_train.cluster.ray_calls import answer, remote
 from elastic_train.cluster.rendezvous_actor import Rendezvous
-from elastic_train.cluster.roster import Roster
-from elastic_train.cluster.witness import ANSWER_S as WITNESS_S
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import (
     Abort,
@@ -94,7 +94,7 @@ class Performer:
         self.peer_stores = PeerStores(
             run=run, term=term, spec=spec, controller=controller, environment=environment, roster=roster
         )
-        self.crew = Crew(
+        self.workers = WorkerProcesses(
             run=run,
             term=term,
             spec=spec,
@@ -115,9 +115,9 @@ class Performer:
         """Start the effect and return."""
         match command:
             case StartWorker():
-                self.crew.start(command)
+                self.workers.start(command)
             case StopWorker(worker=worker, reason=reason):
-                self.crew.stop(worker, reason)
+                self.workers.stop(worker, reason)
             case Abort():
                 self._abort(command)
             case Pause(generation=generation, save=save):
@@ -147,7 +147,7 @@ class Performer:
         them.
         """
         self._effects.close(Lane.STARTING, Lane.FORMING)
-        self.crew.stop_all(why)
+        self.workers.stop_all(why)
         if self._rendezvous is not None:
             with suppress(RayError):
                 ray.kill(self._rendezvous)
@@ -155,7 +155,7 @@ class Performer:
     def adopt(self, worker: str, handle: Any, ready: Ready, generation: int) -> None:
         """Take over a worker that an earlier incarnation of this controller started."""
         self._groups[generation] = (*self._groups.get(generation, ()), worker)
-        self.crew.adopt(worker, handle, ready)
+        self.workers.adopt(worker, handle, ready)
 
     def prepare_store(self) -> None:
         """Start the rendezvous store ahead of the first group, which would start one itself."""
@@ -181,7 +181,7 @@ class Performer:
 
     def stacks(self, workers: Sequence[str]) -> dict[str, str]:
         """The stack of each worker's training thread. Those that don't answer in time are left out."""
-        handles = self.crew.handles()
+        handles = self.workers.handles()
         calls = {w: handles[w].stack.remote() for w in workers if w in handles}
         ray.wait(list(calls.values()), num_returns=max(len(calls), 1), timeout=self._spec.timing.verdict_s)
         found: dict[str, str] = {}
@@ -195,15 +195,15 @@ class Performer:
     def _tell(self, generation: int, method: str, *arguments: Any, **named: Any) -> None:
         """Call a method of each member that is there, and wait for none."""
         for worker in self._groups.get(generation, ()):
-            handle = self.crew.handle(worker)
+            handle = self.workers.handle(worker)
             if handle is not None:
                 getattr(handle, method).remote(*((generation, *arguments)), **named)
 
     def _go(self, generation: int) -> None:
         self.pair()
-        ready = self.crew.ready()
+        ready = self.workers.ready()
         for worker in self._groups.get(generation, ()):
-            handle = self.crew.handle(worker)
+            handle = self.workers.handle(worker)
             if handle is not None:
                 handle.go.remote(
                     generation, self.peer_stores.of(ready[worker].node) if worker in ready else None
@@ -213,7 +213,7 @@ class Performer:
         with self._pair_lock:
             self._pairing = False
         group = self._groups.get(max(self._groups, default=0), ())
-        ready = self.crew.ready()
+        ready = self.workers.ready()
         seated = {ready[worker].node for worker in group if worker in ready}
         self.peer_stores.pair({one.node for one in ready.values()} - seated)
 
@@ -241,10 +241,10 @@ class Performer:
 
     def _formed(self, command: Form) -> Event:
         began = self._now()
-        ready, logs = self.crew.ready(), self._spec.boundary_logs
+        ready, logs = self.workers.ready(), self._spec.boundary_logs
         participants = Participants(
             peer_stores=self.peer_stores.handles(),
-            handles=self.crew.handles(),
+            handles=self.workers.handles(),
             nodes={name: one.node for name, one in ready.items()},
             addresses={name: one.address for name, one in ready.items()},
             progress_s=self._spec.timing.progress_s,
@@ -294,8 +294,8 @@ class Performer:
         """Each worker's final report follows from itself, or WorkerLost; who says nothing has a deadline for
         it.
         """
-        verdict_s, ready = self._spec.timing.verdict_s, self.crew.ready()
-        there = {w: (self.crew.handle(w), ready[w]) for w in command.workers if w in ready}
+        verdict_s, ready = self._spec.timing.verdict_s, self.workers.ready()
+        there = {w: (self.workers.handle(w), ready[w]) for w in command.workers if w in ready}
         for worker in command.workers:
             if worker not in there:
                 self._watch.lost(worker, Cause(kind="death", detail=f"{worker} is not there any more"))

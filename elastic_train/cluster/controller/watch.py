@@ -17,9 +17,9 @@ from ray.exceptions import ActorUnavailableError, RayError
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.controller.autoscaler_demand import slots_of
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.error_causes import death_of
 from elastic_train.cluster.messages import Heartbeat, Ready
-from elastic_train.cluster.roster import Roster
 from elastic_train.config import RunSpec, Timing
 from elastic_train.control.events import Cause, Event, Node, NodesChanged, WorkerLost
 

@@ -28,8 +28,8 @@ from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.peer_store.peer_figures import PeerFigures, SnapshotSizes
 from elastic_train.cluster.peer_store.segments import Segment
 from elastic_train.cluster.peer_store.snapshot_store import SnapshotStore, WorkerSnapshots
+from elastic_train.cluster.process_witness import Sighting, sight
 from elastic_train.cluster.ray_calls import answer
-from elastic_train.cluster.witness import Sighting, sight
 from elastic_train.config import RunSpec
 from elastic_train.errors import ElasticTrainError
 from elastic_train.geometry.fragments import Fragments

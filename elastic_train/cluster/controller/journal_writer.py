@@ -8,8 +8,8 @@ import logging
 import threading
 from typing import Any
 
-from elastic_train.cluster.effects import Done, Effect, Effects, Ending, Lane
-from elastic_train.cluster.endings import why_not
+from elastic_train.cluster.controller.effect_endings import why_not
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
 from elastic_train.storage.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ WAIT_S = 2.0  # how long a decision waits for its journal: recovery never waits 
 LATE_S = 60.0  # when a flush that has no answer is said to be late
 
 
-class Journalling:
+class JournalWriter:
     """Belongs to the deciding thread. One flush is under way at a time."""
 
     def __init__(self, journal: Journal, effects: Effects, *, wait_s: float = WAIT_S) -> None:

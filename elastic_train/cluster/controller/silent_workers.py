@@ -6,16 +6,16 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.watch import WorkerWatch
-from elastic_train.cluster.effects import Done, Effect, Effects, Ending, Lane
-from elastic_train.cluster.roster import Roster
-from elastic_train.cluster.witness import ANSWER_S, sightings
+from elastic_train.cluster.process_witness import ANSWER_S, sightings
 
 log = logging.getLogger(__name__)
 SLACK_S = 5.0
 
 
-class Silence:
+class SilentWorkers:
     """`peer stores` are those that may be asked, by node."""
 
     def __init__(

@@ -8,8 +8,8 @@ import logging
 import threading
 from collections.abc import Callable
 
-from elastic_train.cluster.effects import Done, Effect, Effects, Ending, Lane
-from elastic_train.cluster.endings import why_not
+from elastic_train.cluster.controller.effect_endings import why_not
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
 
 log = logging.getLogger(__name__)
 END_S = 6.0

@@ -12,12 +12,12 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster.actor_names import NAMESPACE, worker_name
+from elastic_train.cluster.controller.effect_endings import why_not
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Failed, Lane, Late
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.watch import WorkerWatch
-from elastic_train.cluster.effects import Done, Effect, Effects, Ending, Failed, Lane, Late
-from elastic_train.cluster.endings import why_not
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.ray_calls import remote
-from elastic_train.cluster.roster import Roster
 from elastic_train.cluster.worker.worker_actor import THREADS, WorkerActor
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import StartWorker
@@ -29,7 +29,7 @@ OF_WORKERS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 """For what replays send each other. It makes Ray load torch, which no other process of a run needs."""
 
 
-class Crew:
+class WorkerProcesses:
     """Safe from several threads. `beside` is called where a worker's node gets its first worker, `changed`
     where one came up or is gone. `arguments` are those of every Worker.
     """

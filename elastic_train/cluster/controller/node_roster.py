@@ -10,7 +10,7 @@ from typing import Any
 import ray
 
 from elastic_train.cluster.actor_names import short
-from elastic_train.cluster.reach import reachable
+from elastic_train.cluster.controller.reachable import reachable
 
 Info = Mapping[str, Any]
 """A node in Ray's words."""

@@ -7,7 +7,16 @@ import queue
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from elastic_train.cluster.effects import Done, Effect, Effects, Ending, Failed, Lane, Late, Refused
+from elastic_train.cluster.controller.effects import (
+    Done,
+    Effect,
+    Effects,
+    Ending,
+    Failed,
+    Lane,
+    Late,
+    Refused,
+)
 from elastic_train.cluster.error_causes import cause_of
 from elastic_train.control.events import Cause, Event
 from elastic_train.errors import InfrastructureError

@@ -20,7 +20,7 @@ from enum import Enum
 from itertools import count
 from typing import Any, Generic, TypeVar
 
-from elastic_train.cluster.accounts import Account, account_of
+from elastic_train.cluster.error_accounts import Account, account_of
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

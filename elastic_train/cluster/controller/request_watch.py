@@ -9,7 +9,7 @@ from elastic_train.storage.run_requests import saves_asked, stop_asked
 from elastic_train.storage.store import Store
 
 
-class WishWatch:
+class RequestWatch:
     """Posts each request of a term once."""
 
     def __init__(self, store: Store, term: int, post: Callable[[Event], None]) -> None:

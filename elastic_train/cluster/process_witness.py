@@ -17,8 +17,8 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastic_train.cluster.controller.node_roster import Info
 from elastic_train.cluster.ray_calls import answer, remote
-from elastic_train.cluster.roster import Info
 
 log = logging.getLogger(__name__)
 TITLE = b"ray::"

@@ -8,10 +8,10 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.messages import Ready
+from elastic_train.cluster.process_witness import sightings
 from elastic_train.cluster.ray_calls import answer
-from elastic_train.cluster.roster import Roster
-from elastic_train.cluster.witness import sightings
 from elastic_train.control.events import Cause
 
 Lost = Callable[[str, Cause], None]

@@ -221,6 +221,7 @@ class RunSpec:
     standby: int = 1
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None
+    ask_autoscaler: bool = True  # for nodes that the run could use; others' requests for the cluster end then
     on_event: str | None = None  # a URL or a command that is told what happens
     compare_replicas: int | None = None  # every so many steps, so that silent corruption is found
     evict_slower_than: float | None = None  # times its peers' steps from which a node is left

@@ -274,6 +274,14 @@ class CheckpointRejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerFailed:
+    """What this controller itself could not do, by a fault of ours: the run ends with its words."""
+
+    at: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FencedOff:
     """A newer term owns the run: this controller must end itself."""
 
@@ -329,6 +337,7 @@ Event = (
     | PeersHeld
     | CheckpointCommitted
     | CheckpointRejected
+    | ControllerFailed
     | FencedOff
     | StopRequested
     | SaveRequested

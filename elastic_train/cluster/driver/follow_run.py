@@ -17,7 +17,7 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.actor_names import run_key
 from elastic_train.cluster.driver.callbacks import Callbacks
 from elastic_train.cluster.driver.result import Result
-from elastic_train.cluster.driver.takeover import sweep
+from elastic_train.cluster.driver.takeover import put_back
 from elastic_train.cluster.driver.terminal import Screen
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.run_updates import RunUpdate
@@ -68,7 +68,7 @@ def follow(
                 controller.stop.remote(request.reason)
             if request.overdue():
                 ray.kill(controller, no_restart=True)
-                sweep(run_key(spec.storage_path, spec.name))
+                put_back(run_key(spec.storage_path, spec.name), spec)
                 return _result(
                     spec, End(outcome="stopped", detail=f"{request.reason}, without waiting"), screen
                 )
@@ -77,6 +77,8 @@ def follow(
                 update: RunUpdate = ray.get(controller.updates.remote(term, seen, wait_s), timeout=ANSWER_S)
             except (RayError, GetTimeoutError) as error:
                 if time.monotonic() - heard > GONE_S:
+                    ray.kill(controller, no_restart=True)
+                    put_back(run_key(spec.storage_path, spec.name), spec)
                     raise InfrastructureError(cause=f"the controller is gone: {error}") from error
                 threading.Event().wait(0.2)
                 continue

@@ -183,7 +183,9 @@ class Worker:
 
         def fill() -> Filled:
             self._owner.continued = origin.generation
-            fill_from(self._owner, origin, own, [(reads(handle, origin), boxes) for handle, boxes in others])
+            check = self._owner.check
+            asked = [(reads(handle, origin, check), boxes) for handle, boxes in others]
+            fill_from(self._owner, origin, own, asked)
             if rest is not None:
                 stored, lacking = rest
                 for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):

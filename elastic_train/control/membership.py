@@ -7,7 +7,7 @@ many of them in a window is quarantined, each time for twice as long, and comes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from elastic_train.control.commands import StartWorker
@@ -124,10 +124,11 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     for worker in facts.workers:
         taken[worker.node] = taken.get(worker.node, 0) + 1
     born, started = facts.born, list[Worker]()
-    for node in _in_turns(n for n in facts.nodes if n.name not in barred):
-        for _ in range(max(min(node.slots - taken.get(node.name, 0), wanted), 0)):
-            born, wanted = born + 1, wanted - 1
-            started.append(Worker(name=f"w{born:04d}", node=node.name, status="starting", since=at))
+    for node in _places((n for n in facts.nodes if n.name not in barred), taken, spread=policy.spread)[
+        :wanted
+    ]:
+        born += 1
+        started.append(Worker(name=f"w{born:04d}", node=node, status="starting", since=at))
     if not started:
         return Outcome(state=state)
     facts = replace(facts, workers=(*facts.workers, *started), born=born)
@@ -137,6 +138,16 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
         reason=f"starting {len(started)} worker{'s' * (len(started) > 1)} on "
         + ", ".join(dict.fromkeys(w.node for w in started)),
     )
+
+
+def _places(nodes: Iterable[Node], taken: Mapping[str, int], *, spread: bool) -> list[str]:
+    """The free places of nodes, in the order in which they are taken: node by node, or spread over them."""
+    free = [
+        (place, node.name)
+        for node in _in_turns(nodes)
+        for place in range(taken.get(node.name, 0), node.slots)
+    ]
+    return [name for _, name in (sorted(free, key=lambda entry: entry[0]) if spread else free)]
 
 
 def _in_turns(nodes: Iterable[Node]) -> list[Node]:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 
+from elastic_train.cluster.labels import selected
 from elastic_train.config import RunSpec
 
 log = logging.getLogger(__name__)
@@ -30,22 +31,25 @@ def one_worker(spec: RunSpec) -> dict[str, float]:
     return {name: amount for name, amount in needed.items() if amount}
 
 
-def slots_of(spec: RunSpec, resources: Mapping[str, float]) -> int:
-    """Workers that a node of these resources has room for."""
-    return min(int(resources.get(name, 0.0) / amount) for name, amount in one_worker(spec).items())
+def slots_of(spec: RunSpec, resources: Mapping[str, float], labels: Mapping[str, str] | None = None) -> int:
+    """Workers that a node of these resources and labels has room for."""
+    if not selected(labels or {}, spec.labels):
+        return 0
+    room = min(int(resources.get(name, 0.0) / amount) for name, amount in one_worker(spec).items())
+    return min(room, 1) if spec.placement == "STRICT_SPREAD" else room
 
 
 def ask(spec: RunSpec) -> None:
-    _request(bundles(spec))
+    _request(bundles(spec), dict(spec.labels))
 
 
 def release() -> None:
     """Let the autoscaler take idle nodes back."""
-    _request([])
+    _request([], {})
 
 
-def _request(wanted: list[dict[str, float]]) -> None:
+def _request(wanted: list[dict[str, float]], labels: dict[str, str]) -> None:
     try:
-        request_resources(bundles=wanted)
+        request_resources(bundles=wanted, bundle_label_selectors=[labels] * len(wanted) if labels else None)
     except (RayError, RuntimeError) as error:
         log.warning("the autoscaler was not asked: %s", error)

@@ -51,7 +51,7 @@ class NodeWatch:
             node = short(info["NodeID"])
             if not accepted:
                 continue
-            slots = slots_of(self._spec, info["Resources"])
+            slots = slots_of(self._spec, info["Resources"], info.get("Labels", {}))
             if not slots:
                 continue
             if node in draining:

@@ -40,10 +40,9 @@ class ElasticTrainer:
     fields has its effect or is refused by name. A run without a name has that of its script. `resume_from` is
     a checkpoint of any known system that a new run begins with, as a URL or with a specification. `notices`
     names the cloud whose spot notices are heeded, `on_event` a URL or a command that gets what happens as
-    JSON.
-    `limits` says what a run puts up with. `boundary_logs` bounds what stages of a pipeline keep for their
-    replay; None: nothing. Nothing is started before `fit`; whatever is wrong with the configuration is raised
-    here, as a ConfigError.
+    JSON. `limits` says what a run puts up with. `boundary_logs` bounds what stages of a pipeline keep for
+    their replay; None: nothing. Nothing is started before `fit`; whatever is wrong with the configuration is
+    raised here, as a ConfigError.
     """
 
     def __init__(
@@ -71,6 +70,7 @@ class ElasticTrainer:
         **unknown: Any,
     ) -> None:
         _refuse(unknown)
+        from elastic_train.train.best import check_best
         from elastic_train.train.custom.loop_task import LoopTask, check_loop_options, task_of
 
         self.task = task_of(task)
@@ -96,6 +96,7 @@ class ElasticTrainer:
         )
         if isinstance(self.task, LoopTask):
             check_loop_options(self.spec)
+        check_best(self.task, self.spec)
         self.callbacks = tuple((run_config.callbacks if run_config else None) or ())
 
     def fit(self, *, address: str | None = None, local_nodes: int = 3, quiet: bool = False) -> Result:

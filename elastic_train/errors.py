@@ -4,6 +4,7 @@ ElasticTrainError
 |-- ConfigError               a person asked for something that cannot be
 |   `-- DataMismatch          the data set is not the one the run was started with
 |-- UserCodeError             the job's own code raised; never retried
+|   `-- NotFinite             its loss or gradient was not finite for too many steps in a row
 |-- SampleFailed              a data set raised, in a loader process, what cannot travel as it is
 |-- LoaderLost                a loader process died
 |-- InfrastructureError       machines failed more often than the budget allows
@@ -82,6 +83,18 @@ class UserCodeError(ElasticTrainError):
         return (
             f"{said} on rank {self.rank} (node {self.node}) in {self.phase} of step {self.step}. The run "
             "stopped; fix the code and start it again under the same name to go on from the last checkpoint."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class NotFinite(UserCodeError):
+    """Too many steps in a row had no finite loss and gradient. `error` says which."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.error}. The state is that of the last finite step. Look for the cause in the data, the loss "
+            "or the learning rate, and start the run again under the same name; Limits(not_finite=...) says "
+            "how many such steps are allowed."
         )
 
 

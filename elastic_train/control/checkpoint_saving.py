@@ -7,6 +7,7 @@ fails costs nothing but itself; training goes on.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from elastic_train.control.commands import Command, Commit, Forget, Prune, Save
@@ -74,7 +75,7 @@ def commit_command(facts: Facts, attempt: Attempt) -> Commit:
         generation=attempt.generation,
         step=attempt.step,
         parts=attempt.parts,
-        metrics=dict(facts.metrics).get(attempt.step, ()),
+        metrics=tuple(m for m in dict(facts.metrics).get(attempt.step, ()) if math.isfinite(m[1])),
     )
 
 

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
+import torch.distributed as dist
+
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.best import LOSS
 from elastic_train.train.custom.abort import Broken, Paused
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.declare import declared
@@ -111,6 +115,20 @@ class UsersLoop(Loop):
         self._compare(self._at())
         if self._saver is not None:
             self._save(self._saver, self._at(), outcome)
+
+    def _may_be_best(self) -> bool:
+        """Whether the loop reported what may be the best; a report of one rank is enough."""
+        if self._spec.checkpoints.best in (None, LOSS):
+            return False
+        worth = self._best.is_worth_saving(self._metrics)
+        shards = self._shards
+        if shards.plan.world_size == 1:
+            return worth
+        flag = torch.tensor([float(worth)], device=shards.device)
+        with self._guard.collective("agreeing on a checkpoint", self._at()):
+            self._group.check()
+            dist.all_reduce(flag)
+        return bool(flag)
 
     def end_early(self) -> None:
         if self._last is not None:

@@ -93,8 +93,8 @@ class NotFinite(UserCodeError):
     def __str__(self) -> str:
         return (
             f"{self.error}. The state is that of the last finite step. Look for the cause in the data, the "
-            "loss or the learning rate, and start the run again under the same name; Limits(not_finite=...) says "
-            "how many such steps are allowed."
+            "loss or the learning rate, and start the run again under the same name; Limits(not_finite=...) "
+            "says how many such steps are allowed."
         )
 
 

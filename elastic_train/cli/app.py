@@ -10,7 +10,18 @@ from elastic_train.cli import checkpoints, convert, status, steer
 from elastic_train.cli.exits import CAPACITY, USAGE, exits
 from elastic_train.cli.job import load_job, run_job
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
+CODES = (
+    "Exit codes: 0 finished, 1 the job's own code failed, 2 wrong usage or configuration, 3 infrastructure "
+    "failed beyond its budget, 4 waited too long for capacity, 5 stopped on request, 6 damaged or missing "
+    "checkpoint."
+)
+HELP = "--help"
+JOBS_OWN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""For verbs whose further options are those of a job: `--help` may be one of them."""
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__, epilog=CODES
+)
 ckpt = typer.Typer(no_args_is_help=True, help="Look at, convert and clean up checkpoints.")
 app.add_typer(ckpt, name="ckpt")
 
@@ -21,26 +32,36 @@ ShowMap = Annotated[bool, typer.Option("--describe", help="Print the map of ever
 Step = Annotated[int | None, typer.Option(help="The checkpoint's step; the newest by default.")]
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
+@app.command(context_settings=JOBS_OWN, epilog=CODES)
 def run(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="A job file; its options follow it.")],
+    job: Annotated[str, typer.Argument(help="A Python file with `trainer(**options) -> ElasticTrainer`.")],
 ) -> None:
-    """Run a job file. `elastic-train run JOB --help` lists the job's own options."""
+    """Run a job file, or go on with its run. The options of its `trainer` are flags that follow it.
+
+    `elastic-train run JOB --help` lists them, beside --address of a Ray cluster (default: RAY_ADDRESS, else a
+    local cluster) and --local-nodes of a local one.
+    """
+    _explain(context, job)
     with exits():
         trainer = load_job(job)
     run_job(trainer, context.args, f"elastic-train run {job}")
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
+def _explain(context: typer.Context, job: str) -> None:
+    """Where help is asked for in the place of a job, say what the verb does."""
+    if job == HELP:
+        print(context.get_help())
+        raise typer.Exit
+    if job.startswith("-"):
+        raise typer.BadParameter(f"the job file comes first, and its options, such as {job}, after it")
+
+
+@app.command(context_settings=JOBS_OWN, epilog=CODES)
 def plan(
     context: typer.Context,
     job: Annotated[str, typer.Argument(help="A job file; its own options may follow.")],
-    nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2.")],
+    nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2. Required.")] = "",
     before: Annotated[str, typer.Option(help="The nodes that the run is on now: what has to move.")] = "",
     memory: Annotated[float | None, typer.Option(help="GiB of memory of a worker.")] = None,
     tflops: Annotated[float, typer.Option(help="Tera-operations per second of a worker.")] = 0.05,
@@ -49,7 +70,15 @@ def plan(
     latency: Annotated[float, typer.Option(help="Microseconds of a message.")] = 100.0,
     as_json: Json = False,
 ) -> None:
-    """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible."""
+    """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible.
+
+    Nothing is started. `elastic-train plan JOB --help` lists the job's own options, too.
+    """
+    _explain(context, job)
+    if HELP in context.args:
+        print(context.get_help() + "\n")
+    elif not nodes:
+        raise typer.BadParameter("say which nodes there are, like --nodes 2x4,1x2")
     from elastic_train.cli.show_plan import show_plan
     from elastic_train.planner.hardware import Hardware, Link
 

@@ -51,7 +51,7 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent))
-    with _theirs("loading the job"):
+    with _theirs("loading the job"), _as_script(path):
         spec.loader.exec_module(module)
     if not hasattr(module, "trainer"):
         raise ConfigError(
@@ -60,7 +60,24 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)
-    return module.trainer
+    made: Callable[..., ElasticTrainer] = module.trainer
+
+    @functools.wraps(made)
+    def trainer(**options: Any) -> ElasticTrainer:
+        with _as_script(path):
+            return made(**options)
+
+    return trainer
+
+
+@contextmanager
+def _as_script(path: str) -> Iterator[None]:
+    """The job file is the script that runs, as in `python JOB`: a run without a name is named after it."""
+    before, sys.argv = sys.argv, [path, *sys.argv[1:]]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 @contextmanager
@@ -102,12 +119,10 @@ def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
 
     @functools.wraps(trainer)
     def command(address: str | None = None, local_nodes: int = 3, **options: Any) -> None:
-        import os
-
         with exits() as leave, _interrupted_too_early(leave):
             with _theirs("making the trainer of its options"):
                 made = trainer(**options)
-            result = made.fit(address=address or os.environ.get("RAY_ADDRESS"), local_nodes=local_nodes)
+            result = made.fit(address=address, local_nodes=local_nodes)
             leave(OUTCOMES[result.outcome])
 
     hints = get_type_hints(trainer, include_extras=True)

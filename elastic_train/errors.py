@@ -37,6 +37,20 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+REMEDIES = (
+    (
+        "signal only works in main thread",
+        "The job's code runs in a thread of its worker, which can't handle signals. The remedy: a time-out "
+        "of the library that is waited for, or a subprocess.",
+    ),
+    (
+        "There is no current event loop in thread",
+        "The job's code runs in a thread of its worker, which has no event loop. The remedy: "
+        "asyncio.run(...), or asyncio.set_event_loop(asyncio.new_event_loop()) before.",
+    ),
+)
+"""By a sign in what the job's own code raised: why it does so in a worker, and what to do."""
+
 
 def _rebuild(cls: type[ElasticTrainError], values: dict[str, Any]) -> ElasticTrainError:
     return cls(**values)
@@ -77,12 +91,14 @@ class UserCodeError(ElasticTrainError):
 
     def __str__(self) -> str:
         said = f"{self.traceback.rstrip()}\n\nThe job's own code raised {self.error}"
+        known = "".join(f" {remedy}" for sign, remedy in REMEDIES if sign in self.error)
         if self.rank < 0:
             where = f"on {self.worker}" if not self.node else f"on {self.worker} (node {self.node})"
-            return f"{said} {where} while {self.phase}. Fix it and start the run again."
+            return f"{said} {where} while {self.phase}. Fix it and start the run again.{known}"
         return (
             f"{said} on rank {self.rank} (node {self.node}) in {self.phase} of step {self.step}. The run "
-            "stopped; fix the code and start it again under the same name to go on from the last checkpoint."
+            "stopped; fix the code and start it again under the same name to go on from the last "
+            f"checkpoint.{known}"
         )
 
 

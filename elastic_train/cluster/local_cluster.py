@@ -11,6 +11,7 @@ import shutil
 import signal
 import tempfile
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -25,6 +26,13 @@ from elastic_train.cluster.peer_store.segments import sweep
 OBJECT_STORE_BYTES = 150 * 2**20
 
 
+def _shared(directory: Path) -> None:
+    """Make the directory as Ray does, for every user of this machine, if it isn't there."""
+    if not directory.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o1777)
+
+
 class LocalCluster:
     """A head with 0 CPUs and `nodes` nodes of `cpus` CPUs. Use as a context manager, from the main thread."""
 
@@ -34,7 +42,7 @@ class LocalCluster:
         self._cpus, self._object_store_bytes = cpus, object_store_bytes
         # Ray's socket paths must stay below 108 characters: a short directory of our own.
         self._temporary = tempfile.mkdtemp(prefix="et-", dir="/tmp")
-        ray_private.default_directory().mkdir(parents=True, exist_ok=True)
+        _shared(ray_private.default_directory())
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.checkpoint.begin import begin
@@ -26,6 +25,7 @@ from elastic_train.cluster.driver.takeover import take_over
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_calls import remote
+from elastic_train.cluster.sending import sent
 from elastic_train.config import ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.question import Planner
@@ -60,12 +60,12 @@ def fit(
     callbacks: Sequence[Any] = (),
 ) -> Result:
     """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
+    job = sent(task)  # before the model is built: what building leaves behind in the task is not the job
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
     store = open_store(child_url(spec.storage_path, spec.name))
     reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
-    job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
     with signals_restored(), _cluster(_joined(address), local_nodes):
         try:
             _check_nodes_see(spec, token)

@@ -15,6 +15,7 @@ from elastic_train.control.events import (
     PartWritten,
     StepCommitted,
 )
+from elastic_train.observe.best import best
 from elastic_train.observe.goodput import goodput, words
 from elastic_train.observe.history import history, table
 from elastic_train.observe.records import Record
@@ -62,6 +63,8 @@ class Screen:
         self._write(f"{start}{line(self._progress, self._spec.max_steps)}\n")
         if self._progress.groups:
             self._write(f"{words(goodput(self._records))}\n")
+        if found := best(self._records, self._spec.checkpoints):
+            self._write(f"{found}\n")
         if self._progress.restarts:
             self._write(f"{self.summary()}\n")
 

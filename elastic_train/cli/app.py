@@ -170,10 +170,10 @@ def show(run: Run, step: Step = None, as_json: Json = False) -> None:
 
 
 @ckpt.command()
-def verify(run: Run, step: Step = None) -> None:
+def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
     """Read every byte of a checkpoint and compare it with its checksums. Exits with 6 if it is damaged."""
     with exits() as leave:
-        leave(checkpoints.verify_checkpoint(run, step))
+        leave(checkpoints.verify_checkpoint(run, step, as_json=as_json))
 
 
 @ckpt.command("export")
@@ -186,11 +186,20 @@ def export(
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or fp64, for floating tensors.")] = None,
     config: Annotated[str | None, typer.Option(help="A file that becomes config.json.")] = None,
     show_map: ShowMap = False,
+    as_json: Json = False,
 ) -> None:
     """Write a checkpoint in another system's form, block by block."""
     with exits():
         convert.export_checkpoint(
-            run, out, to=to, spec=spec, step=step, dtype=dtype, config=config, show=show_map
+            run,
+            out,
+            to=to,
+            spec=spec,
+            step=step,
+            dtype=dtype,
+            config=config,
+            show=show_map,
+            as_json=as_json,
         )
 
 
@@ -201,10 +210,11 @@ def import_(
     spec: Spec = None,
     copy: Annotated[bool, typer.Option(help="Copy the bytes instead of pointing at them.")] = False,
     show_map: ShowMap = False,
+    as_json: Json = False,
 ) -> None:
     """Make another system's checkpoint the first one of a run."""
     with exits():
-        convert.import_checkpoint(source, run, spec=spec, copy=copy, show=show_map)
+        convert.import_checkpoint(source, run, spec=spec, copy=copy, show=show_map, as_json=as_json)
 
 
 @ckpt.command()
@@ -212,13 +222,14 @@ def diff(
     a: Annotated[str, typer.Argument(help="A run, a checkpoint's directory, or another system's.")],
     b: Annotated[str, typer.Argument(help="Another one.")],
     spec: Annotated[str | None, typer.Option(help="A specification that reads B in A's terms.")] = None,
+    as_json: Json = False,
 ) -> None:
     """What differs between two checkpoints, bit by bit. Exits with 1 if something does.
 
     Fragments whose stored hashes are equal aren't read: `ckpt verify` does.
     """
     with exits() as leave:
-        leave(convert.diff_checkpoints(a, b, spec=spec))
+        leave(convert.diff_checkpoints(a, b, spec=spec, as_json=as_json))
 
 
 @ckpt.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -243,7 +254,8 @@ def plan_reads(
 def gc(
     run: Run,
     dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Remove what no committed checkpoint needs."""
     with exits():
-        convert.collect_garbage(run, dry_run=dry_run)
+        convert.collect_garbage(run, dry_run=dry_run, as_json=as_json)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from elastic_train.cli.exits import OUTCOMES, STOPPED, exits
+from elastic_train.cli.say import say
 from elastic_train.errors import ConfigError, ElasticTrainError, UserCodeError
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def _interrupted_too_early(leave: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("stopped on request: SIGINT, before the run began", file=sys.stderr)
+        say("stopped on request: SIGINT, before the run began", error=True)
         leave(STOPPED)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # how the run ended is the exit code

@@ -45,7 +45,7 @@ class LocalCluster:
             raise ConfigError(
                 field="fit",
                 problem="Ray starts a local cluster from the main thread alone.",
-                remedy="Call fit() there, or join a cluster: fit(address=...), RAY_ADDRESS or ray.init() before.",
+                remedy="Call fit() there, or join a cluster: fit(address=...), or ray.init() before.",
             )
         self._cpus, self._object_store_bytes = cpus, object_store_bytes
         # Ray's socket paths must stay below 108 characters: a short directory of our own.

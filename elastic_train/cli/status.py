@@ -80,7 +80,7 @@ def show_events(run: str, *, as_json: bool) -> None:
     for record in records:
         if as_json:
             say_json(to_json(record))
-        elif record.reason and not isinstance(record.event, StepCommitted):
+        elif record.reason and (not isinstance(record.event, StepCommitted) or record.event.skipped):
             say_line(f"{record.wall[:19]}  {record.phase:9}  {record.reason}")
 
 

@@ -26,6 +26,7 @@ from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.bandwidth_cap import BandwidthCap
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.store import Store
+from elastic_train.train.snapshot.saver import METRICS
 
 READ_BYTES = 64 * 2**20
 """How many bytes of a checkpoint a worker holds at once beside its shards."""
@@ -59,12 +60,14 @@ class PartWriter:
         """On any thread but the training thread. The share's memory is given back at the end."""
         began = self._clock()
         directory = attempt_path(step=share.step, generation=share.generation)
+        document = dict(share.document)
+        metrics = document.pop(METRICS, {})
         try:
-            if share.rank == 0 or STAGE in share.document:
+            if share.rank == 0 or STAGE in document:
                 path = document_path(directory, share.rank)
-                self.store.write(path, json.dumps(share.document).encode())
+                self.store.write(path, json.dumps(document).encode())
             parameters = {piece.tensor for piece in share.pieces if piece.state == "param"}
-            unchanged = self._references.unchanged(parameters - set(share.document["trainable"]))
+            unchanged = self._references.unchanged(parameters - set(document["trainable"]))
             part = write_part(
                 self.store, directory, share.rank, share.pieces, unchanged=unchanged, spend=self._spend
             )
@@ -85,6 +88,7 @@ class PartWriter:
                 manifest=part.manifest,
                 digest=part.digest,
                 state_digest=digest,
+                metrics=tuple(sorted(metrics.items())),
             )
         )
 

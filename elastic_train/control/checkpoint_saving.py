@@ -75,8 +75,15 @@ def commit_command(facts: Facts, attempt: Attempt) -> Commit:
         generation=attempt.generation,
         step=attempt.step,
         parts=attempt.parts,
-        metrics=tuple(m for m in dict(facts.metrics).get(attempt.step, ()) if math.isfinite(m[1])),
+        metrics=_metrics(facts, attempt),
     )
+
+
+def _metrics(facts: Facts, attempt: Attempt) -> tuple[tuple[str, float], ...]:
+    """What is known of the step, by its reports and by its parts; what is no number is no metric."""
+    reported = dict(facts.metrics).get(attempt.step, ())
+    reported = dict(reported) | {name: value for part in attempt.parts for name, value in part.metrics}
+    return tuple((name, value) for name, value in reported.items() if math.isfinite(value))
 
 
 def save_requested(state: State, event: SaveRequested) -> Outcome:

@@ -71,3 +71,10 @@ def test_a_row_is_as_long_as_what_it_counts(skips: list[bool], allowed: int) -> 
         assert (row is None) == (length == 0)
         assert row is None or row == (step - length + 1, step)
         assert too_long(row, allowed) == (length >= allowed)
+
+
+def test_a_commit_has_metrics_that_overtook_the_report_of_their_step(play):
+    play.running(2, step=4)
+    for rank in range(2):
+        play.part(5, rank, metrics=(("accuracy", 0.9), ("loss", 0.5)))
+    assert dict(play.ordered(Commit)[0].metrics) == {"accuracy": 0.9, "loss": 0.5}

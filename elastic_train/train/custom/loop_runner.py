@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -99,7 +100,7 @@ class UsersLoop(Loop):
     def commit(self, step: int) -> StepReport:
         self._outcome, report = self._committed(step)
         self.passes.done()
-        self._last, self._metrics = report, {}
+        self._last, self._metrics, self._found = report, {}, {}
         return report
 
     def pausing(self) -> bool:
@@ -120,7 +121,7 @@ class UsersLoop(Loop):
         """Whether the loop reported what may be the best; a report of one rank is enough."""
         if self._spec.checkpoints.best in (None, LOSS):
             return False
-        worth = self._best.is_worth_saving(self._metrics)
+        worth = self._best.is_worth_saving(self._found)
         shards = self._shards
         if shards.plan.world_size == 1:
             return worth
@@ -135,6 +136,8 @@ class UsersLoop(Loop):
             self._on_step(replace(self._last, metrics=self._reported(), last=True))
         if self._saver is not None:
             self._mark("save", self._at(), -1)
+            reported = {"loss": self._last.loss if self._last is not None else math.nan, **self._metrics}
+            self._shards.metrics = {name: value for name, value in reported.items() if math.isfinite(value)}
             self._saver.take(self._shards, storage=True, wait=True)
 
     def fence(self) -> None:
@@ -147,6 +150,7 @@ class UsersLoop(Loop):
     def report(self, metrics: Mapping[str, float]) -> None:
         if self._last is not None:
             self._metrics.update(metrics)
+            self._found = self._metrics
             self._on_step(replace(self._last, metrics=self._reported()))
 
     def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:

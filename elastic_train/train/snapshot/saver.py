@@ -21,6 +21,9 @@ from elastic_train.train.state.live_fragments import TensorPart, own_share, part
 from elastic_train.train.state.shards import Shards
 
 Described = Callable[[Shards], dict[str, Any]]
+METRICS = "metrics"
+"""The entry of a share's document that goes into the commit, so that no commit overtakes its metrics."""
+
 EXPECTED_SLOTS = 2
 """Tensors of optimizer state per parameter that memory is reserved for while none exists: Adam's."""
 
@@ -77,7 +80,7 @@ class Direct:
                 rank=shards.rank,
                 step=shards.step,
                 pieces=tuple(share(tuple(parts(shards)))),
-                document=self._described(shards),
+                document=self._described(shards) | {METRICS: dict(shards.metrics)},
             )
         )
 
@@ -160,7 +163,7 @@ class Lazy:
             shards=(shards.generation, shards.rank),
             replica=_replica(shards),
             parts=tuple(source.part for source in found),
-            document=self._described(shards),
+            document=self._described(shards) | {METRICS: dict(shards.metrics)},
             storage=storage,
         )
         pressure: Pressure | None = "wait" if wait else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -222,12 +223,18 @@ class Loop:
         measured = self._may_be_best() and pressure != "skip"
         due = self._owed or measured or self._save_due(step, outcome)
         final = step == self._spec.max_steps or outcome.pause > 0
+        self._shards.metrics = self._metrics_of(outcome)
         must = due and (final or measured or pressure == "wait")
         storage = must or (due and outcome.behind == 0)
         self._owed = due and not storage and pressure == "coalesce"
         if storage or (saver.every_step and outcome.busy == 0):
             self._mark("save", step, -1)
             saver.take(self._shards, storage=storage, wait=must)
+
+    def _metrics_of(self, outcome: StepStatistics) -> dict[str, float]:
+        """Of the present state, those that are numbers."""
+        reported = {"loss": outcome.mean_loss, **self._found}
+        return {name: value for name, value in reported.items() if math.isfinite(value)}
 
     def _may_be_best(self) -> bool:
         return self._best.is_worth_saving(self._found)

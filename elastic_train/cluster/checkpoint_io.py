@@ -11,7 +11,7 @@ import numpy as np
 
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.share import Share
-from elastic_train.checkpoint.merging import STAGE, merged
+from elastic_train.checkpoint.merging import METRICS, STAGE, merged
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.references import References
@@ -26,7 +26,6 @@ from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.bandwidth_cap import BandwidthCap
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.store import Store
-from elastic_train.train.snapshot.saver import METRICS
 
 READ_BYTES = 64 * 2**20
 """How many bytes of a checkpoint a worker holds at once beside its shards."""

@@ -13,6 +13,7 @@ from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
 from elastic_train.checkpoint.engine.lane import AtOnce, Lane
 from elastic_train.checkpoint.engine.share import Share
+from elastic_train.checkpoint.merging import METRICS
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.train.snapshot.checkpoint_share import share
 from elastic_train.train.snapshot.device_lane import DeviceLane
@@ -21,9 +22,6 @@ from elastic_train.train.state.live_fragments import TensorPart, own_share, part
 from elastic_train.train.state.shards import Shards
 
 Described = Callable[[Shards], dict[str, Any]]
-METRICS = "metrics"
-"""The entry of a share's document that goes into the commit, so that no commit overtakes its metrics."""
-
 EXPECTED_SLOTS = 2
 """Tensors of optimizer state per parameter that memory is reserved for while none exists: Adam's."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from elastic_train.cli.exits import OUTCOMES, STOPPED, exits
+from elastic_train.cli.say import say
 from elastic_train.errors import ConfigError, ElasticTrainError, UserCodeError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent))
-    with _theirs("loading the job"):
+    with _theirs("loading the job"), _as_script(path):
         spec.loader.exec_module(module)
     if not hasattr(module, "trainer"):
         raise ConfigError(
@@ -60,7 +61,24 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)
-    return module.trainer
+    made: Callable[..., ElasticTrainer] = module.trainer
+
+    @functools.wraps(made)
+    def trainer(**options: Any) -> ElasticTrainer:
+        with _as_script(path):
+            return made(**options)
+
+    return trainer
+
+
+@contextmanager
+def _as_script(path: str) -> Iterator[None]:
+    """The job file is the script that runs, as in `python JOB`: a run without a name is named after it."""
+    before, sys.argv = sys.argv, [path, *sys.argv[1:]]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 @contextmanager
@@ -91,7 +109,7 @@ def _interrupted_too_early(leave: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("stopped on request: SIGINT, before the run began", file=sys.stderr)
+        say("stopped on request: SIGINT, before the run began", error=True)
         leave(STOPPED)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # how the run ended is the exit code
@@ -102,12 +120,10 @@ def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
 
     @functools.wraps(trainer)
     def command(address: str | None = None, local_nodes: int = 3, **options: Any) -> None:
-        import os
-
         with exits() as leave, _interrupted_too_early(leave):
             with _theirs("making the trainer of its options"):
                 made = trainer(**options)
-            result = made.fit(address=address or os.environ.get("RAY_ADDRESS"), local_nodes=local_nodes)
+            result = made.fit(address=address, local_nodes=local_nodes)
             leave(OUTCOMES[result.outcome])
 
     hints = get_type_hints(trainer, include_extras=True)

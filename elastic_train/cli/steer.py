@@ -7,6 +7,7 @@ import time
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
+from elastic_train.cli.say import say, say_line
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
@@ -39,7 +40,7 @@ def show_logs(run: str, *, follow: bool) -> int:
         except StorageNotFound:
             raise
         except StorageError as error:
-            print(f"waiting for the storage: {error}", flush=True)
+            say(f"waiting for the storage: {error}")
         if not part:
             raise StorageNotFound(path=run, operation="read", problem="there is no run with a journal here.")
         if progress.ended is not None:
@@ -48,7 +49,7 @@ def show_logs(run: str, *, follow: bool) -> int:
             return 0
         if time.monotonic() - heard > STALE_S:
             if not alive(store):
-                print("its controller shows no life: submit the run again to go on", flush=True)
+                say("its controller shows no life: submit the run again to go on")
                 return INFRASTRUCTURE
             heard = time.monotonic()
         threading.Event().wait(POLL_S)
@@ -59,7 +60,7 @@ def stop_run(run: str, *, wait: bool) -> int:
     store = open_store(run)
     tenure = _running(store, run)
     ask_to_stop(store, tenure.term, "`elastic-train stop`")
-    print(f"asked {tenure.holder} to stop")
+    say_line(f"asked {tenure.holder} to stop")
     return show_logs(run, follow=True) if wait else 0
 
 
@@ -70,17 +71,15 @@ def save_run(run: str, *, within_s: float) -> int:
     directory = RunDirectory(store)
     before = {commit.slot for commit in directory.commits()}
     ask_to_save(store, tenure.term)
-    print(f"asked {tenure.holder} for a checkpoint")
+    say_line(f"asked {tenure.holder} for a checkpoint")
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         new = [commit for commit in directory.commits() if commit.slot not in before]
         if new:
-            print(f"the checkpoint of step {new[-1].step} is committed: {new[-1].path}")
+            say(f"the checkpoint of step {new[-1].step} is committed: {new[-1].path}")
             return 0
         threading.Event().wait(POLL_S)
-    print(
-        f"no checkpoint was committed within {within_s:.0f} s; `elastic-train status` says what the run does"
-    )
+    say(f"no checkpoint was committed within {within_s:.0f} s; `elastic-train status` says what the run does")
     return INFRASTRUCTURE
 
 
@@ -110,6 +109,6 @@ def _tell(progress: RunProgress, records: list[Record], max_steps: int) -> RunPr
     for record in records:
         progress = advance(progress, record)
         if record.commands and not isinstance(record.event, StepCommitted):
-            print(f"[{record.wall[11:19]}] {record.reason}")
-    print(line(progress, max_steps), flush=True)
+            say_line(f"[{record.wall[11:19]}] {record.reason}")
+    say(line(progress, max_steps))
     return progress

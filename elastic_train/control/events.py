@@ -223,6 +223,7 @@ class PartWritten:
     manifest: str  # part manifest's path, relative to the checkpoint's directory
     digest: str  # of the part manifest's bytes
     state_digest: int = 0  # this part's share of the digest of the whole state
+    metrics: tuple[tuple[str, float], ...] = ()  # of the step, which may be known sooner than its report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,11 +24,13 @@ from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import Cause
+from elastic_train.control.not_finite import NOT_FINITE
 from elastic_train.errors import (
     CapacityTimeout,
     ConfigError,
     InfrastructureError,
     NoCheckpoint,
+    NotFinite,
     UserCodeError,
 )
 from elastic_train.observe.ledger import ledger
@@ -172,7 +174,8 @@ def _raise_for(end: End, spec: RunSpec) -> None:
         case "user_error" if cause.phase == "configuration":
             raise ConfigError(field="job", problem=cause.detail)
         case "user_error":
-            raise UserCodeError(
+            kind = NotFinite if cause.phase == NOT_FINITE else UserCodeError
+            raise kind(
                 worker=end.worker,
                 rank=cause.rank,
                 node=cause.node,

@@ -15,11 +15,12 @@ from elastic_train.control.events import (
     PartWritten,
     StepCommitted,
 )
+from elastic_train.observe.best import best
 from elastic_train.observe.goodput import goodput, words
 from elastic_train.observe.history import history, table
 from elastic_train.observe.records import Record
 from elastic_train.observe.run_progress import RunProgress, advance, line
-from elastic_train.observe.text_columns import columns
+from elastic_train.observe.text_columns import columns, plain
 from elastic_train.storage.fsspec_store import child_url
 
 QUIET_EVENTS = (StepCommitted, PartWritten, FinalReport, CheckpointCommitted)
@@ -62,6 +63,8 @@ class Screen:
         self._write(f"{start}{line(self._progress, self._spec.max_steps)}\n")
         if self._progress.groups:
             self._write(f"{words(goodput(self._records))}\n")
+        if found := best(self._records, self._spec.checkpoints):
+            self._write(f"{found}\n")
         if self._progress.restarts:
             self._write(f"{self.summary()}\n")
 
@@ -72,10 +75,12 @@ class Screen:
     def _say(self, record: Record) -> None:
         worth = record.commands or isinstance(record.event, GroupReady | NodesChanged)
         often = isinstance(record.event, QUIET_EVENTS) and record.ended is None
+        if isinstance(record.event, StepCommitted) and record.event.skipped and self._progress.skips == 1:
+            worth, often = True, False  # the first one; the line counts them
         if self._quiet or not worth or often:
             return
         start = "\r\x1b[K" if self._live else ""
-        self._write(f"{start}[{record.wall[11:19]}] {record.reason}\n")
+        self._write(f"{start}[{record.wall[11:19]}] {plain(record.reason)}\n")
         self._shown = ""
 
     def _write(self, text: str) -> None:

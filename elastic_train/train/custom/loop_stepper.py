@@ -163,7 +163,7 @@ class LoopStepper(Stepper):
         self._forget()
         self._spoken = own
         return Agreed(
-            loss=agreed.loss / agreed.count if agreed.count > 0 else float("nan"),
+            loss=agreed.mean_loss,
             grad_norm=gradient_norm(agreed, spec),
             skipped=agreed.skipped,
         )

@@ -57,6 +57,7 @@ class Shards:
     step: int | None = None
     reached: int | None = None
     applied: Vote | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # finite ones of the last step
     evaluated: int = 0  # the last step after which an evaluation was completed
     registered: Registered | None = None  # of a user's loop: its tensors are among the buffers
     log: BoundaryLog | None = None  # of what this rank sends to other stages

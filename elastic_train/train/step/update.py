@@ -47,7 +47,7 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
         _scale(shards.parameters.values(), gradient_factor(statistics, spec))
         shards.optimizer.step()
         if shards.schedule is not None:
-            shards.schedule.step(statistics.loss / statistics.count)
+            shards.schedule.step(statistics.mean_loss)
         for fqn, value in shards.pending_buffers.items():
             shards.buffers[fqn].copy_(value)
     with shards.lock:
@@ -100,7 +100,7 @@ def finish(shards: Shards, vote: Vote) -> None:
         take_back(shards)
     else:
         if shards.schedule is not None:
-            shards.schedule.step(statistics.loss / statistics.count)
+            shards.schedule.step(statistics.mean_loss)
         for fqn, value in shards.pending_buffers.items():
             made.buffers[fqn] = shards.buffers[fqn].clone()
             shards.buffers[fqn].copy_(value)

@@ -54,7 +54,7 @@ def _fits(value: object, hint: Any) -> bool:
         return isinstance(value, str) and value in arguments
     if hint in (int, float):
         kind = numbers.Integral if hint is int else numbers.Real
-        return isinstance(value, kind) and not isinstance(value, bool)
+        return not isinstance(value, bool) and isinstance(value, kind)
     return isinstance(value, origin or hint)
 
 

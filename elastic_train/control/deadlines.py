@@ -150,7 +150,7 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
         ):
             return _no_capacity(state, phase, policy, at)
         case Forming() if at > forming_due_at(phase, policy, moved):
-            limit = form_limit_s(phase.origin, policy)
+            limit = form_limit_s(phase.origin, policy.timing)
             cause = Cause(kind="silence", detail=f"the group did not form within {limit:.0f} s")
             return break_group(state, cause, policy, at)
         case Pausing(purpose="stop", unsaved=float()):

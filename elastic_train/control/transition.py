@@ -27,6 +27,7 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Adopted,
     CauseKind,
+    Cause,
     CheckpointCommitted,
     CheckpointRejected,
     ControllerFailed,

@@ -42,7 +42,7 @@ from elastic_train.control.commands import (
     StartWorker,
     StopWorker,
 )
-from elastic_train.control.deadlines import form_limit_s
+from elastic_train.control.waits import form_limit_s
 from elastic_train.control.events import (
     Cause,
     CheckpointRejected,
@@ -231,7 +231,7 @@ class Performer:
             self._effects,
             f"forming generation {command.generation}",
             Lane.FORMING,
-            form_limit_s(command.origin, self._spec.timing) + SLACK_S,
+            self._spec.timing.user_code_s + form_limit_s(command.origin, self._spec.timing) + SLACK_S,
             lambda: (self._formed(command),),
             post=self._post,
             otherwise=lambda cause: GroupBroken(

@@ -16,7 +16,7 @@ from elastic_train.storage.job_output import (
     OutputWriter,
     output_text,
 )
-from elastic_train.testing.faulty_store import FaultyStore
+from elastic_train.testing.faulty_store import Fail, FaultyStore
 
 pytestmark = pytest.mark.ring1
 
@@ -68,10 +68,9 @@ def test_a_process_that_prints_without_end_keeps_its_first_part_and_the_newest(t
 
 
 def test_lines_wait_while_storage_fails(tmp_path: Path) -> None:
-    store = FaultyStore(open_store(str(tmp_path)))
+    store = FaultyStore(open_store(str(tmp_path)), [Fail(operation="write", call=1)])
     writer = OutputWriter(store, "w0001.7")
     writer.add([line(1)])
-    store.fail("write", times=1)
     with pytest.raises(StorageError):
         writer.flush()
     assert writer.waiting

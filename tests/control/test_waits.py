@@ -182,7 +182,7 @@ def test_a_recovery_from_storage_does_not_wait_for_a_commit_for_ever(play):
     assert formed[0].origin == Fresh()
 
 
-# -- peer stores -------------------------------------------------------------------------------------------------
+# -- peer stores ---------------------------------------------------------------------------------------------
 
 
 def asking(play):

@@ -254,7 +254,8 @@ class Controller:
                 event = self._inbox.get(timeout=max(0.0, next_tick - self._now()))
             except queue.Empty:
                 now = self._now()
-                event = Tick(at=now, late=max(0.0, now - next_tick))
+                moved_s = self._hangs.moved_s(state, tuple(self._watch.heartbeats.values()))
+                event = Tick(at=now, late=max(0.0, now - next_tick), moved_s=moved_s)
                 if event.late > self._policy.late_ticks * tick_s:
                     self._watch.forgive()
                 next_tick = now + tick_s
@@ -339,8 +340,9 @@ class Controller:
     def _check_driver(self) -> None:
         silent = self._driver_silent_s
         if silent > DRIVER_LEASES * self._spec.timing.lease_s:
-            self._post(StopRequested(at=0.0, reason=f"the driver has been silent for {silent:.0f} s"))
-            self._driver_heard = time.monotonic()  # a second request would not wait for the checkpoint
+            reason = f"the driver has been silent for {silent:.0f} s"
+            self._post(StopRequested(at=0.0, reason=reason, patient=True))
+            self._driver_heard = time.monotonic()
 
     @property
     def _driver_silent_s(self) -> float:

@@ -70,6 +70,7 @@ class Worker:
         self._generation = 0
         self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
+        self._paused = 0  # the generation that stands at a boundary here
         self._stopwatch = Stopwatch(waited)
         self._reporter = WorkerReporter(worker=name, node=node, stopwatch=self._stopwatch)
         self._training = TrainingThread()
@@ -239,7 +240,8 @@ class Worker:
         if generation != self._generation or self._member is None:
             return
         self._member.request(pause=pause, save=save)
-        if save and generation == self._finished:  # its last checkpoint is tried again
+        stands = generation == self._paused and not pause
+        if save and (generation == self._finished or stands):  # its last checkpoint is tried again
             self._training.submit(lambda: self._save_again(generation))
 
     def forget(self, generation: int, step: int) -> None:
@@ -307,12 +309,14 @@ class Worker:
             self._reporter.broke(generation, error)
         else:
             if end.kind == "paused":
+                self._paused = generation
                 self._reporter.final_report(generation)
             else:
                 self._finished = generation
 
     def _save_again(self, generation: int) -> None:
-        if generation == self._generation and not self._reporter.settled(generation):
+        over = self._reporter.settled(generation) and generation != self._paused
+        if generation == self._generation and not over:
             self._owner.save()
 
     def _timed(self, generation: int, fill: Callable[[], Filled]) -> Filled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from elastic_train.config import (
     Batch,
@@ -15,6 +15,7 @@ from elastic_train.config import (
     Notices,
     Parallelism,
     Precision,
+    Prints,
     ResumeFrom,
     RunSpec,
     Timing,
@@ -99,22 +100,37 @@ class ElasticTrainer:
         check_best(self.task, self.spec)
         self.callbacks = tuple((run_config.callbacks if run_config else None) or ())
 
-    def fit(self, *, address: str | None = None, local_nodes: int = 3, quiet: bool = False) -> Result:
+    def fit(
+        self,
+        *,
+        address: str | None = None,
+        local_nodes: int = 3,
+        quiet: bool = False,
+        prints: Prints = "none",
+    ) -> Result:
         """Run to the last step, through whatever happens to the machines, and return the result.
 
         Uses the Ray cluster that this process is connected to, or the one at `address` or RAY_ADDRESS, as in
         a submitted job, else a local cluster of `local_nodes` nodes with one CPU each. A run of the same name
-        and storage path resumes; a finished one says so. Raises UserCodeError, InfrastructureError,
-        CapacityTimeout, LeaseHeld or CheckpointError.
+        and storage path resumes; a finished one says so. `prints` shows what the job's own code
+        prints, of the "first" rank or of "all"; `elastic-train logs` has it in any case. `quiet` leaves out
+        what the run itself has to say. Raises UserCodeError, InfrastructureError, CapacityTimeout, LeaseHeld
+        or CheckpointError.
         """
         from elastic_train.cluster.driver.launch import fit
 
+        if prints not in get_args(Prints):
+            known = ", ".join(map(repr, get_args(Prints)))
+            raise ConfigError(field="fit(prints=...)", problem=f"{prints!r} is none of {known}.")
+        if local_nodes < 0:
+            raise ConfigError(field="fit(local_nodes=...)", problem=f"must be 0 or more, got {local_nodes}.")
         return fit(
             self.task,
             self.spec,
             address=address,
             local_nodes=local_nodes,
             quiet=quiet,
+            prints=prints,
             resume_from=self.resume_from,
             callbacks=self.callbacks,
         )

@@ -16,6 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from elastic_train.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
+Prints = Literal["none", "first", "all"]
+"""Of whom a driver shows what the job prints while a run goes on: of nobody, of rank 0, or of every rank."""
 Placement = Literal["PACK", "SPREAD", "STRICT_SPREAD"]
 SLOWEST = 1.5
 """Times the median of its peers' steps from which a rank counts as slow."""

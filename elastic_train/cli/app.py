@@ -116,11 +116,14 @@ def events(run: Run, as_json: Json = False) -> None:
 
 @app.command()
 def logs(
-    run: Run, follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False
+    run: Run,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
+    output: Annotated[bool, typer.Option(help="Also what the job's own code printed on its workers.")] = True,
+    rank: Annotated[int | None, typer.Option(help="Only what this rank printed.")] = None,
 ) -> None:
-    """What a run did and where it stands. With -f the exit code is how the run ended."""
+    """What a run did, what its job printed, and where it stands. With -f the exit code is the run's end."""
     with exits() as leave:
-        leave(steer.show_logs(run, follow=follow))
+        leave(steer.show_logs(run, follow=follow, output=output, rank=rank))
 
 
 @app.command()

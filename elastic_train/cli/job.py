@@ -8,16 +8,18 @@ import inspect
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 
+import click
 import typer
 
 from elastic_train.cli.exits import OUTCOMES, STOPPED, exits
 from elastic_train.cli.say import say
+from elastic_train.config import Prints
 from elastic_train.errors import ConfigError, ElasticTrainError, UserCodeError
 
 if TYPE_CHECKING:
@@ -27,6 +29,21 @@ Address = Annotated[
     str | None, typer.Option(help="Ray cluster to use; default: RAY_ADDRESS, else a local cluster.")
 ]
 LocalNodes = Annotated[int, typer.Option(min=1, help="Nodes of the local cluster, one CPU each.")]
+
+
+Shown = Annotated[
+    str,
+    typer.Option(
+        click_type=click.Choice(get_args(Prints)),
+        help="Whose prints to show: of no rank, the first, or all. `elastic-train logs` always has them.",
+    ),
+]
+PLACES: Mapping[str, tuple[object, object]] = {
+    "address": (None, Address),
+    "local_nodes": (3, LocalNodes),
+    "prints": ("none", Shown),
+}
+"""Options of `fit`, by name: default and kind. An option of the job's own of such a name goes to the job."""
 
 
 def main(trainer: Callable[..., ElasticTrainer]) -> None:
@@ -118,21 +135,26 @@ def _interrupted_too_early(leave: Callable[[int], None]) -> Iterator[None]:
 def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
     """`trainer`'s signature with the options of a place added; typer reads flags and types from it."""
 
+    hints = get_type_hints(trainer, include_extras=True)
+    own = {
+        name: p.replace(annotation=hints[name]) for name, p in inspect.signature(trainer).parameters.items()
+    }
+
     @functools.wraps(trainer)
-    def command(address: str | None = None, local_nodes: int = 3, **options: Any) -> None:
+    def command(**options: Any) -> None:
+        places = {name: options.pop(name) for name in PLACES if name not in own}
         with exits() as leave, _interrupted_too_early(leave):
             with _theirs("making the trainer of its options"):
                 made = trainer(**options)
-            result = made.fit(address=address, local_nodes=local_nodes)
+            result = made.fit(**places)
             leave(OUTCOMES[result.outcome])
 
-    hints = get_type_hints(trainer, include_extras=True)
-    own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(trainer).parameters.values()]
     places = [
-        inspect.Parameter("address", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Address),
-        inspect.Parameter("local_nodes", inspect.Parameter.KEYWORD_ONLY, default=3, annotation=LocalNodes),
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (default, kind) in PLACES.items()
+        if name not in own
     ]
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + places
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values()] + places
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command

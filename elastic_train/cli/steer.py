@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
@@ -13,6 +15,7 @@ from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
 from elastic_train.observe.run_progress import RunProgress, advance, line
 from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.job_output import OutputLine, OutputReader, output_text
 from elastic_train.storage.journal import read_journal
 from elastic_train.storage.lease import Lease, Tenure
 from elastic_train.storage.run_requests import ask_to_save, ask_to_stop
@@ -23,20 +26,25 @@ STALE_S = 60.0  # a journal that is silent for so long makes us look at the leas
 WATCH_S = 15.0  # in which a controller that is alive renews it
 
 
-def show_logs(run: str, *, follow: bool) -> int:
+def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None = None) -> int:
     """Print what happened, and with `follow` what happens until the run ends. The exit code is the run's.
+
+    With `output` also what the job's own code printed, of one rank or of all, in the order of time.
 
     Storage that cannot be reached for a while is no end: only a record of the run's end is one.
     """
     store = open_store(run)
     max_steps = int((RunDirectory(store).config() or {}).get("max_steps", 0))
     progress, part, heard = RunProgress(), "", time.monotonic()
+    reader = OutputReader(store)
     while True:
         try:
+            printed = deque(_of_rank(reader.new(), rank) if output else ())
             for name, lines in read_journal(store, part):
                 records = [from_json(plain) for plain in lines]
-                progress = _tell(progress, records, max_steps)
+                progress = _tell(progress, records, max_steps, printed)
                 part, heard = name, time.monotonic()
+            _print_until(printed, "~")
         except StorageNotFound:
             raise
         except StorageError as error:
@@ -104,9 +112,22 @@ def _running(store: Store, run: str) -> Tenure:
     return tenure
 
 
-def _tell(progress: RunProgress, records: list[Record], max_steps: int) -> RunProgress:
-    """Print a part of the journal: what was decided, and where the run stands after it."""
+def _of_rank(lines: Iterable[OutputLine], rank: int | None) -> Iterator[OutputLine]:
+    return (line for line in lines if rank is None or line.rank == rank)
+
+
+def _print_until(printed: deque[OutputLine], wall: str) -> None:
+    """Print what the job printed before a time."""
+    while printed and printed[0].at < wall:
+        say_line(output_text(printed.popleft()).expandtabs())
+
+
+def _tell(
+    progress: RunProgress, records: list[Record], max_steps: int, printed: deque[OutputLine]
+) -> RunProgress:
+    """Print a part of the journal and what the job printed meanwhile, and where the run stands after it."""
     for record in records:
+        _print_until(printed, record.wall)
         progress = advance(progress, record)
         if record.commands and not isinstance(record.event, StepCommitted):
             say_line(f"[{record.wall[11:19]}] {record.reason}")

@@ -295,8 +295,11 @@ class FencedOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
+    """The run is to end with a checkpoint; said again, at once, unless who says it is `patient`."""
+
     at: float
     reason: str
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,8 @@ from elastic_train.control.trouble import reported, rests, spent
 
 def stop(state: State, event: StopRequested, policy: Policy) -> Outcome:
     facts, phase = state.facts, state.phase
+    if facts.stopping is not None and event.patient:
+        return Outcome(state=state, reason=f"the run is stopping: {facts.stopping}")
     if facts.stopping is not None:
         return end_stopped(state, f"{event.reason}, said again")
     state = replace(state, facts=replace(facts, stopping=event.reason))

@@ -26,8 +26,8 @@ from elastic_train.control.deadlines import tick
 from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Adopted,
-    CauseKind,
     Cause,
+    CauseKind,
     CheckpointCommitted,
     CheckpointRejected,
     ControllerFailed,

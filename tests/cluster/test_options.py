@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -12,14 +13,17 @@ from typing import Any
 import pytest
 import torch
 from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+from typer.testing import CliRunner
 
 import elastic_train as et
 from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cli.app import app
 from elastic_train.cluster.driver.launch import prepare_local_environment
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.errors import CapacityTimeout, ConfigError, NotFinite
 from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.job_output import OutputReader
 from tests.tasks.tiny import TinyData, TinyTask
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(400)]
@@ -38,6 +42,7 @@ def cluster() -> Iterator[LocalCluster]:
 def fit(task: Any, storage: Path, **options: Any) -> Result:
     scaling = options.pop("scaling_config", ScalingConfig(num_workers=1))
     run = RunConfig(name="run", storage_path=str(storage), **options.pop("run", {}))
+    prints = options.pop("prints", "none")
     defaults: dict[str, Any] = {"max_steps": 11, "standby": 0, "timing": TIMING}
     return et.ElasticTrainer(
         task,
@@ -45,7 +50,7 @@ def fit(task: Any, storage: Path, **options: Any) -> Result:
         scaling_config=scaling,
         run_config=run,
         **defaults | options,
-    ).fit()
+    ).fit(prints=prints)
 
 
 class Measured(TinyTask):
@@ -79,6 +84,41 @@ def test_a_metric_that_no_evaluation_has_ends_the_run_by_name(cluster: LocalClus
     kept = CheckpointConfig(checkpoint_score_attribute="acuracy")
     with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
         fit(Measured(), tmp_path, run={"checkpoint_config": kept})
+
+
+class Prints(TinyTask):
+    """Prints by several means, on each rank and in its last step."""
+
+    def loss(self, output: torch.Tensor, micro_batch: Any) -> tuple[torch.Tensor, Any]:
+        import os
+        import warnings
+
+        print("printed \x1b[31mred")
+        os.write(2, b"written past Python\n")
+        warnings.warn("warned", stacklevel=1)
+        return super().loss(output, micro_batch)
+
+
+def test_what_the_job_prints_is_in_its_logs_and_a_normal_end_is_quiet(
+    cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit(Prints(), tmp_path, max_steps=3, scaling_config=ScalingConfig(num_workers=2), prints="first")
+    time.sleep(3.0)  # what Ray has to say of processes that ended
+    shown = capfd.readouterr()
+    assert "unexpected system error" not in shown.out + shown.err
+    assert r"rank 0 | printed \x1b[31mred" in shown.out
+    assert "rank 1 |" not in shown.out
+    lines = OutputReader(open_store(str(tmp_path / "run"))).new()
+    for rank in (0, 1):
+        said = [line.text for line in lines if line.rank == rank]
+        assert "written past Python" in said
+        assert any("warned" in text for text in said)
+        assert said.count("printed \x1b[31mred") == 6  # micro-batches of two each in three steps
+    told = CliRunner().invoke(app, ["logs", str(tmp_path / "run"), "--rank", "1"])
+    assert told.exit_code == 0, told.output
+    assert r"rank 1 | printed \x1b[31mred" in told.output
+    assert "rank 0 |" not in told.output
+    assert "all 3 steps are committed" in told.output
 
 
 class NeverFinite(TinyTask):

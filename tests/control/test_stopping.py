@@ -285,3 +285,13 @@ def test_the_end_is_final(play):
     assert play.state is ended
     assert isinstance(play.phase, Ended)
     assert play.outcome.reason == "the run is over: stopped"
+
+
+def test_a_request_that_nobody_is_in_a_hurry_for_never_takes_the_checkpoint_from_another(play):
+    """As of a driver that is silent, for a minute and for two."""
+    play.running(2, step=3)
+    for minutes in (1, 2, 3):
+        play(StopRequested, reason=f"the driver has been silent for {minutes} min", patient=True)
+    assert isinstance(play.phase, Pausing)
+    ask(play)
+    assert play.phase.outcome == "stopped"

@@ -309,11 +309,13 @@ class Controller:
     def _tick(self, due: float) -> Tick:
         """Time passes: look at what nobody reports."""
         now = self._now()
-        event = Tick(at=now, late=max(0.0, now - due))
+        heartbeats = self._watch.heartbeats()
+        moved_s = self._hangs.moved_s(self._state, heartbeats)
+        event = Tick(at=now, late=max(0.0, now - due), moved_s=moved_s)
         if event.late > self._policy.late_ticks * self._policy.tick_s:
             self._watch.forgive()
         self._silence.check()
-        self._hangs.check(self._state, self._watch.heartbeats())
+        self._hangs.check(self._state, heartbeats)
         self._check_driver()
         return event
 
@@ -381,8 +383,9 @@ class Controller:
     def _check_driver(self) -> None:
         silent = self._driver_silent_s
         if silent > DRIVER_LEASES * self._spec.timing.lease_s:
-            self._post(StopRequested(at=0.0, reason=f"the driver has been silent for {silent:.0f} s"))
-            self._driver_heard = time.monotonic()  # a second request would not wait for the checkpoint
+            reason = f"the driver has been silent for {silent:.0f} s"
+            self._post(StopRequested(at=0.0, reason=reason, patient=True))
+            self._driver_heard = time.monotonic()
 
     @property
     def _driver_silent_s(self) -> float:

@@ -39,7 +39,7 @@ class HangWatch:
         phase, facts = state.phase, state.facts
         if not isinstance(phase, Running | Pausing):
             return
-        group = [s for s in heartbeats if s.generation == facts.generation and s.worker in phase.plan.workers]
+        group = _group(state, phase, heartbeats)
         self._compare(facts.generation, phase.plan.mesh, group)
         if self._reported == facts.generation or len(group) < phase.plan.world_size:
             return
@@ -51,6 +51,12 @@ class HangWatch:
             self._reported = facts.generation
             nodes = {s.worker: s.node for s in group}
             self._name(facts.generation, stall, nodes)
+
+    def moved_s(self, state: State, heartbeats: Iterable[Heartbeat]) -> float | None:
+        """For how long no member of the group entered a phase or a micro-batch; None: nobody looks."""
+        if not isinstance(state.phase, Running | Pausing):
+            return None
+        return min((s.phase_s for s in _group(state, state.phase, heartbeats)), default=None)
 
     def _name(self, generation: int, stall: Stall, nodes: Mapping[str, str]) -> None:
         """Ends in Hung, without stacks where none could be collected."""
@@ -124,6 +130,11 @@ class HangWatch:
                 )
         kept = self._slow.keys() & now.keys() - changed
         self._slow = {rank: self._slow[rank] if rank in kept else factor for rank, factor in now.items()}
+
+
+def _group(state: State, phase: Running | Pausing, heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
+    members, generation = set(phase.plan.workers), state.facts.generation
+    return [s for s in heartbeats if s.generation == generation and s.worker in members]
 
 
 def _step_s(facts: Facts, phase: Running | Pausing) -> float:

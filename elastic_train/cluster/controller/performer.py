@@ -42,7 +42,6 @@ from elastic_train.control.commands import (
     StartWorker,
     StopWorker,
 )
-from elastic_train.control.waits import form_limit_s
 from elastic_train.control.events import (
     Cause,
     CheckpointRejected,
@@ -52,6 +51,7 @@ from elastic_train.control.events import (
     PeersReported,
 )
 from elastic_train.control.faults import FaultSchedule
+from elastic_train.control.waits import form_limit_s
 from elastic_train.errors import CheckpointError
 from elastic_train.recovery.evidence import checkpoint_of
 

@@ -21,7 +21,7 @@ from elastic_train.cluster.driver.takeover import put_back
 from elastic_train.cluster.driver.terminal import Screen
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.run_updates import RunUpdate
-from elastic_train.config import RunSpec
+from elastic_train.config import Prints, RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import Cause
 from elastic_train.control.not_finite import NOT_FINITE
@@ -36,6 +36,7 @@ from elastic_train.errors import (
 from elastic_train.observe.ledger import ledger
 from elastic_train.observe.records import from_json
 from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.job_output import OutputReader
 from elastic_train.storage.journal import read_journal
 
 ASK_S = 1.0
@@ -51,6 +52,7 @@ def follow(
     spec: RunSpec,
     *,
     quiet: bool,
+    prints: Prints,
     grace_s: float,
     chaos: Chaos | None,
     callbacks: Callbacks,
@@ -61,8 +63,8 @@ def follow(
     `grace_s` after which a SIGTERM is followed by SIGKILL, stops it where it is. Call within
     `signals_restored`.
     """
-    screen = Screen(spec, quiet=quiet)
     store = open_store(child_url(spec.storage_path, spec.name))
+    screen = Screen(spec, OutputReader(store, only_new=True), quiet=quiet, prints=prints)
     term, seen, heard = 0, 0, time.monotonic()
     with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as request:
         while True:

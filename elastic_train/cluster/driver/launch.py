@@ -26,7 +26,7 @@ from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_calls import remote
 from elastic_train.cluster.sending import sent
-from elastic_train.config import ResumeFrom, RunSpec
+from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
@@ -55,6 +55,7 @@ def fit(
     address: str | None,
     local_nodes: int,
     quiet: bool,
+    prints: Prints = "none",
     chaos: Chaos | None = None,
     resume_from: ResumeFrom | None = None,
     callbacks: Sequence[Any] = (),
@@ -74,7 +75,15 @@ def fit(
         if resume_from is not None:
             begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
         controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
-        return follow(controller, spec, quiet=quiet, grace_s=_grace_s(), chaos=chaos, callbacks=reported)
+        return follow(
+            controller,
+            spec,
+            quiet=quiet,
+            prints=prints,
+            grace_s=_grace_s(),
+            chaos=chaos,
+            callbacks=reported,
+        )
 
 
 def prepare_local_environment() -> None:

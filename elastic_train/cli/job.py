@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import click
 import typer
 
 from elastic_train.cli.exits import OUTCOMES, STOPPED, exits
@@ -32,9 +31,8 @@ LocalNodes = Annotated[int, typer.Option(min=1, help="Nodes of the local cluster
 
 
 Shown = Annotated[
-    str,
+    Prints,
     typer.Option(
-        click_type=click.Choice(get_args(Prints)),
         help="Whose prints to show: of no rank, the first, or all. `elastic-train logs` always has them.",
     ),
 ]

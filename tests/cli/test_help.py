@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import typer
 from typer.testing import CliRunner
@@ -25,7 +25,7 @@ def trainer(*, width: int = 8) -> et.ElasticTrainer:
 """
 
 
-def verbs(command: click.Command | None = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def verbs(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     command = command or typer.main.get_command(app)
     for name, inner in getattr(command, "commands", {}).items():
         yield (*path, name)

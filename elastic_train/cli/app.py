@@ -212,12 +212,18 @@ def import_(
     run: Run,
     spec: Spec = None,
     copy: Annotated[bool, typer.Option(help="Copy the bytes instead of pointing at them.")] = False,
+    names: Annotated[
+        str | None,
+        typer.Option(help="A file with the names of the optimizer's parameters in its order, one a line."),
+    ] = None,
     show_map: ShowMap = False,
     as_json: Json = False,
 ) -> None:
     """Make another system's checkpoint the first one of a run."""
     with exits():
-        convert.import_checkpoint(source, run, spec=spec, copy=copy, show=show_map, as_json=as_json)
+        convert.import_checkpoint(
+            source, run, spec=spec, copy=copy, show=show_map, names=names, as_json=as_json
+        )
 
 
 @ckpt.command()

@@ -20,12 +20,12 @@ from elastic_train.checkpoint.language.parse import parse
 from elastic_train.checkpoint.language.specification import IDENTITY, Spec
 from elastic_train.checkpoint.language.translated_view import as_ours, as_theirs
 from elastic_train.checkpoint.read_plan import read_plan, sharded
-from elastic_train.checkpoint.reader import open_checkpoint
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.exits import FINISHED, USER_ERROR
 from elastic_train.cli.places import absence_told, run_there
 from elastic_train.cli.say import say, say_json, say_line
-from elastic_train.errors import ConfigError
+from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import AXES, bytes_text
 from elastic_train.storage.fsspec_store import open_store
@@ -77,24 +77,75 @@ def export_checkpoint(
 
 
 def import_checkpoint(
-    source: str, run: str, *, spec: str | None, copy: bool, show: bool, as_json: bool
+    source: str,
+    run: str,
+    *,
+    spec: str | None,
+    copy: bool,
+    show: bool,
+    as_json: bool,
+    names: str | None = None,
 ) -> None:
     with absence_told(source):
-        mapped = as_ours(open_checkpoint(source), _spec(spec))
+        mapped = as_ours(_with_names(source, names), _spec(spec))
     if show:
         say(describe(mapped.resolved))
         return
     stored = adopt(mapped, open_store(run), holder=_holder(), copy=copy)
     count = len({tensor for tensor, _ in mapped.tensors})
     how = "copied into" if copy else "indexed in place for"
-    missing = list((mapped.document.get("foreign") or {}).get("not_restored", ()))
+    foreign = mapped.document.get("foreign") or {}
+    missing, assumed = list(foreign.get("not_restored", ())), list(foreign.get("assumed", ()))
     if as_json:
         reported = {"source": source, "run": run, "copied": copy, "step": stored.step, "tensors": count}
-        say_json({**reported, "not_restored": missing})
+        say_json({**reported, "not_restored": missing, "assumed": assumed})
         return
     say_line(f"{count} tensors of {source} {how} {run}: step {stored.step}")
     for lost in missing:
         say_line(f"not restored: {lost}")
+    for taken in assumed:
+        say_line(f"assumed: {taken}")
+
+
+def _with_names(source: str, file: str | None) -> Checkpoint:
+    """The checkpoint, with names for an optimizer that only numbers its parameters: those of a file, or those
+    of the model that a Hugging Face configuration describes.
+    """
+    if file is not None:
+        return open_checkpoint(source, names=_names(file))
+    found = open_checkpoint(source)
+    foreign = found.document.get("foreign") or {}
+    config = foreign.get("config")
+    if not isinstance(config, dict) or not any("--names" in lost for lost in foreign.get("not_restored", ())):
+        return found
+    try:
+        from elastic_train.models.parameter_names import parameter_names
+    except ImportError:  # transformers isn't here to ask
+        return found
+    names = parameter_names(config, most=len(found))
+    if names is None:
+        return found
+    try:
+        return open_checkpoint(source, names=names)
+    except TensorMismatch:  # the weights are another model's than the configuration's
+        return found
+
+
+def _names(path: str) -> list[str]:
+    """One name a line, or a JSON list."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(field="--names", problem=f"there is no file {path}.")
+    text = file.read_text()
+    if not text.lstrip().startswith("["):
+        return text.split()
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(field="--names", problem=f"{path} is no JSON list ({error}).") from error
+    if not all(isinstance(name, str) for name in found):
+        raise ConfigError(field="--names", problem=f"{path} has an entry that is no name.")
+    return found
 
 
 def diff_checkpoints(a: str, b: str, *, spec: str | None, as_json: bool) -> int:

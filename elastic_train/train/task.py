@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.collate import stacked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +139,15 @@ class Task:
         """Numbered samples: anything with `len()` and `[i]`, or a source of elastic_train.data."""
         raise NotImplementedError
 
+    def collate(self, samples: list[Any]) -> Any:
+        """A micro-batch of its samples: what `inputs` and `loss` are given, once its tensors were moved.
+
+        By default samples are stacked as torch's DataLoader does it. An epoch's last micro-batch may have
+        fewer samples. What it draws is seeded by the step and the micro-batch. It may run in a process of its
+        own.
+        """
+        return stacked(samples)
+
     def inputs(self, micro_batch: Any) -> Any:
         """What the model is called with: a tensor, a tuple of positional or a mapping of named arguments.
 
@@ -161,7 +171,16 @@ class Task:
 
 
 REQUIRED = ("model", "optimizer", "dataset", "loss")
-OPTIONAL = ("init", "schedule", "inputs", "evaluation", "parallelize")
+OPTIONAL = ("init", "schedule", "collate", "inputs", "evaluation", "parallelize")
+LOOKALIKES = {
+    **dict.fromkeys(
+        ("collate_fn", "collator", "data_collator", "collate_batch", "collate_samples"), "collate"
+    ),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule", "configure_schedule"), "schedule"),
+    **dict.fromkeys(("eval_dataset", "val_dataset", "val_dataloader", "validation_step"), "evaluation"),
+    **dict.fromkeys(("init_weights", "initialize_weights"), "init"),
+}
+"""What other frameworks call the same thing: nothing here would call it, and nobody would notice."""
 
 
 def check_task(task: Task) -> None:
@@ -174,6 +193,13 @@ def check_task(task: Task) -> None:
         if getattr(type(task), name) is getattr(Task, name):
             raise ConfigError(field=f"task.{name}", problem=f"{type(task).__name__} does not define it.")
     known = (*REQUIRED, *OPTIONAL)
+    for name, meant in LOOKALIKES.items():
+        if callable(getattr(task, name, None)) and getattr(type(task), meant) is getattr(Task, meant):
+            raise ConfigError(
+                field=f"task.{name}",
+                problem="nothing calls a method of this name.",
+                remedy=f"Rename it to {meant}, or let it begin with an underscore where you call it yourself.",
+            )
     for cls in type(task).__mro__:
         if cls in (Task, object):
             continue

@@ -12,6 +12,7 @@ from elastic_train.data.loader import Loader
 from elastic_train.data.order import SampleOrder, fold_digests
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.rehearsal import rehearse
 from elastic_train.train.snapshot.saver import Saver
 from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.state.shards import Shards
@@ -83,7 +84,7 @@ class Loop:
         saver: Saver | None,
     ) -> None:
         self._task, self._spec, self._shards, self._guard, self._mark = task, spec, shards, guard, mark
-        self._group, self._order = group, order
+        self._group, self._order, self._loader = group, order, loader
         self._requests, self._on_step, self._saver = requests, on_step, saver
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._agreed = shards.step or 0  # the last step at which replicas held the same
@@ -114,6 +115,7 @@ class Loop:
             guard=guard,
             place=shards.place,
             regions=shards.regions,
+            dumps=loader.dumps,
         )
 
     def run(self) -> RunEnd:
@@ -132,6 +134,8 @@ class Loop:
             if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
                 self._on_step(report)
             self._evaluate(report)  # if the generation before did not get to the end of it
+        elif self._at() == 0:
+            rehearse(self._stepper, self._evaluator, self._shards, self._order, self._spec.max_steps)
         while (step := self._at()) < self._spec.max_steps:
             outcome, _ = self._committed(step + 1)
             self._compare(step + 1)

@@ -37,9 +37,9 @@ class DataIdentity:
             raise DataMismatch(
                 field="dataset",
                 problem=f"its {now.length} samples are not those that the run was started with: its files or "
-                "preparation changed, or it is made with a generator of its own.",
-                remedy="Restore the data and its preparation, seed what makes it by the number of the sample, "
-                "or start a new run under another name.",
+                "preparation changed, or it draws from a generator of its own.",
+                remedy="Restore the data and its preparation, draw by the number of the sample, or start a "
+                "new run under another name.",
             )
 
 
@@ -81,9 +81,9 @@ def unlike(problem: str) -> ConfigError:
     """Samples that are no function of their number: a run could neither resume nor grow with them."""
     return ConfigError(
         field="task.dataset",
-        problem=f"{problem}: it depends on a generator of the data set's own, a clock or what was read before.",
-        remedy="Draw from Python's, numpy's or torch's global generators, which are seeded for each sample, or "
-        "make the generator in __getitem__ from the number: np.random.default_rng((seed, i)).",
+        problem=f"{problem}: it depends on a generator of its own, a clock, or what was read before.",
+        remedy="Draw from the global generators of Python, numpy or torch, which are seeded for each sample, "
+        "or make one in __getitem__ from the number: np.random.default_rng((seed, i)).",
     )
 
 

@@ -55,8 +55,7 @@ class Loader:
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="loader") if threads else None
 
     def load(self, micro_batch: MicroBatch, upcoming: Sequence[MicroBatch] = ()) -> Any:
-        """What `combine` made of the samples of a micro-batch, or these; `upcoming` are those that will be
-        asked for next.
+        """What `combine` makes of a micro-batch's samples; `upcoming` are those that come next.
 
         Whatever the data set raises is raised here, by the request for the micro-batch that it concerns;
         LoaderLost if a process died, which is then replaced.

@@ -23,9 +23,7 @@ DIGEST_MODULUS = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One slice of a step's batch: `micro_size` sample ids, fewer in the last one of a batch that isn't
-    whole.
-    """
+    """One slice of a step's batch: `micro_size` sample ids, or fewer, in a batch's last one."""
 
     step: int
     index: int
@@ -87,7 +85,7 @@ class SampleOrder:
         )
 
     def smallest(self, max_steps: int) -> MicroBatch | None:
-        """A micro-batch of the first epoch that is the smallest there is; None where all are whole."""
+        """The smallest micro-batch up to a step, of the first epoch; None where all are whole."""
         steps = {1, self.steps_per_epoch}
         found = sorted((self.micro_batches(s)[-1] for s in steps if s <= max_steps), key=lambda m: len(m.ids))
         return next((micro for micro in found if len(micro.ids) < self.batch.micro_size), None)

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.leaves import moves_itself
 from elastic_train.train.model.collate import stacked
 
 
@@ -153,7 +154,7 @@ class Task:
 
         By default a tensor itself, the first of a tuple, and of a mapping the entries that `forward` names.
         """
-        if isinstance(micro_batch, tuple | list):
+        if isinstance(micro_batch, tuple | list) and not moves_itself(micro_batch):
             return micro_batch[0]
         return micro_batch
 
@@ -198,7 +199,7 @@ def check_task(task: Task) -> None:
             raise ConfigError(
                 field=f"task.{name}",
                 problem="nothing calls a method of this name.",
-                remedy=f"Rename it to {meant}, or let it begin with an underscore where you call it yourself.",
+                remedy=f"Rename it to {meant}, or let it begin with an underscore if you call it yourself.",
             )
     for cls in type(task).__mro__:
         if cls in (Task, object):

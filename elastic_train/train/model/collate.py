@@ -14,7 +14,7 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.leaves import mapped, with_attributes
+from elastic_train.train.leaves import mapped, moves_itself, with_attributes
 
 Collate = Callable[[list[Any]], Any]
 """What makes a micro-batch of its samples."""
@@ -122,6 +122,8 @@ def caller(model: nn.Module, beside: Sequence[str] = (), hands_on: str = "") -> 
                     remedy="Define inputs(micro_batch) in the task.",
                 )
             return model(**named)
-        return model(*inputs) if isinstance(inputs, tuple) else model(inputs)
+        # A PackedSequence is a tuple, and one argument.
+        several = isinstance(inputs, tuple) and not moves_itself(inputs)
+        return model(*inputs) if several else model(inputs)
 
     return call

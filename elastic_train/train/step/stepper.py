@@ -254,9 +254,8 @@ class Stepper:
     def passes(self, step: int, work: Sequence[Work], *, rehearsed: bool = False) -> Iterator[Flight]:
         """Forward and backward of all work; each micro-batch once its gradients are there, in order.
 
-        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight. One that is
-        replayed is alone, and has nothing to gain from a split backward. Nothing is summed over the replicas
-        or updated in what is only `rehearsed`.
+        A stage of a pipeline runs some forwards ahead. One that is replayed is alone, and has nothing to gain
+        from a split backward. What is only `rehearsed` sums nothing over replicas and updates nothing.
         """
         boundary, place = self._opened(step, work), self._place
         schedule = self._shards.plan.schedule if self._replayed is None else "1F1B"

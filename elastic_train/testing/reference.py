@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,8 +30,16 @@ class Expected:
     state: State
 
 
-def reference(task: Task, run: RunSpec, initial: State) -> Expected:
-    """Train from the parameters in `initial`; buffers are initialised by the task."""
+def reference(
+    task: Task,
+    run: RunSpec,
+    initial: State,
+    edit: Callable[[Mapping[str, nn.Parameter], int], None] | None = None,
+) -> Expected:
+    """Train from the parameters in `initial`; buffers are initialised by the task.
+
+    `edit` is given the named parameters with their mean, clipped gradients, and the step.
+    """
     model, optimizer, schedule = _built(task, initial)
     named, call = dict(model.named_parameters()), caller(model)
     data, randomness = task.dataset(), Randomness(model, seed=run.batch.seed)
@@ -53,6 +61,8 @@ def reference(task: Task, run: RunSpec, initial: State) -> Expected:
                 parameter.grad /= count
         limit = run.clip_norm if run.clip_norm is not None else float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        if edit is not None:
+            edit(named, step)
         optimizer.step()
         if schedule is not None:
             schedule.step()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.custom.loop_runner import UsersLoop
 from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.dataset import Data, Dumps, build, check_at_start, described
+from elastic_train.train.gradients import edits
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
 from elastic_train.train.replay.stage_replay import Replaying
@@ -64,6 +66,8 @@ class Member:
         dumps: Dumps = pickle.dumps,
     ) -> None:
         check_task(task)
+        if edits(task):  # a stage that is replayed alone lacks the gradients of the others
+            spec = replace(spec, boundary_logs=None)
         self._task, self._spec, self._device = task, spec, torch.device(device)
         self._on_step, self._dumps = on_step, dumps
         self._saver = saving(self._described) if saving is not None else None

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -14,6 +14,9 @@ from torch import nn
 from elastic_train.errors import ConfigError
 from elastic_train.train.leaves import moves_itself
 from elastic_train.train.model.collate import stacked
+
+if TYPE_CHECKING:  # it works on shards of a task
+    from elastic_train.train.gradients import Gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +165,12 @@ class Task:
         """The summed loss of a micro-batch and what it is a sum over: the number of its tokens or samples."""
         raise NotImplementedError
 
+    def gradients(self, gradients: Gradients) -> None:
+        """Edit the gradient of the mean loss before the update: clip by value or by group, add noise.
+
+        By default nothing is done. `clip_norm` of the run was applied already.
+        """
+
     def evaluation(self) -> Evaluation | None:
         """What to evaluate while training; None for nothing."""
         return None
@@ -172,13 +181,16 @@ class Task:
 
 
 REQUIRED = ("model", "optimizer", "dataset", "loss")
-OPTIONAL = ("init", "schedule", "collate", "inputs", "evaluation", "parallelize")
+OPTIONAL = ("init", "schedule", "collate", "inputs", "gradients", "evaluation", "parallelize")
 LOOKALIKES = {
     **dict.fromkeys(
         ("collate_fn", "collator", "data_collator", "collate_batch", "collate_samples"), "collate"
     ),
     **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule", "configure_schedule"), "schedule"),
     **dict.fromkeys(("eval_dataset", "val_dataset", "val_dataloader", "validation_step"), "evaluation"),
+    **dict.fromkeys(
+        ("clip_gradients", "configure_gradient_clipping", "on_before_optimizer_step"), "gradients"
+    ),
     **dict.fromkeys(("init_weights", "initialize_weights"), "init"),
 }
 """What other frameworks call the same thing: nothing here would call it, and nobody would notice."""

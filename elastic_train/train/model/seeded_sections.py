@@ -27,6 +27,14 @@ def sample(seed: int, epoch: int, index: int) -> Iterator[None]:
 
 
 @contextmanager
+def gradient(seed: int, step: int, fqn: str, device: torch.device) -> Iterator[None]:
+    """Edit one gradient: what is drawn depends on the step and the parameter's name."""
+    with rng.preserved(device):
+        rng.seed_all(rng.derive(seed, "gradient", step, fqn), device)
+        yield
+
+
+@contextmanager
 def building(seed: int) -> Iterator[None]:
     """Build the data set: what it draws while it is made is the same in every process."""
     with rng.preserved():

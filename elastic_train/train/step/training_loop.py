@@ -12,6 +12,7 @@ from elastic_train.data.loader import Loader
 from elastic_train.data.order import SampleOrder, fold_digests
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.collectives.process_group import Group
+from elastic_train.train.gradients import check_edits, edited, edits
 from elastic_train.train.rehearsal import rehearse
 from elastic_train.train.snapshot.saver import Saver
 from elastic_train.train.state.compare_replicas import compare_replicas
@@ -89,6 +90,7 @@ class Loop:
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._agreed = shards.step or 0  # the last step at which replicas held the same
         self._voted_at = time.monotonic()
+        check_edits(task, spec)
         with guard.collective("preparing", shards.step or 0):
             self._stepper = self.STEPPER(
                 task=task,
@@ -147,6 +149,9 @@ class Loop:
 
     def _committed(self, step: int) -> tuple[StepStatistics, StepReport]:
         statistics = self._stepper.gradients(step)
+        if edits(self._task):
+            self._mark("gradients", step, -1)
+            statistics = edited(self._task, self._shards, step, statistics, self._spec, self._guard)
         pause, save = self._requests.pause, self._requests.save
         statistics = replace(statistics, pause=float(pause), save=float(save))
         if self._saver is not None:

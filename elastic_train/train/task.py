@@ -25,11 +25,25 @@ class Evaluation:
 
     `metric(output, micro_batch)` returns a summed value and its count, as `Task.loss` does, or a mapping from
     names to such pairs. Without one the task's own loss is measured, under the name `loss`.
+
+    What is no sum over samples needs all predictions: `keep(output, micro_batch)` returns tensors or lists
+    with a row for each sample, or a dict or tuple of these, and `summary(kept)` gets them put together, in
+    the order of the data set and on one rank, and returns a mapping from names to numbers.
     """
 
     dataset: Any
     metric: Callable[[Any, Any], Any] | None = None
     every: int = 0
+    keep: Callable[[Any, Any], Any] | None = None
+    summary: Callable[[Any], Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.keep is None) != (self.summary is None):
+            raise ConfigError(
+                field="task.evaluation",
+                problem="of keep and summary one is given without the other.",
+                remedy="Give both: what to keep of each micro-batch, and what to compute of all of it.",
+            )
 
 
 Style = Literal["column", "column_gathered", "column_loss", "row"]

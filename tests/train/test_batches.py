@@ -142,3 +142,32 @@ def test_a_rehearsal_leaves_no_trace_in_counters_and_buffers() -> None:
 def test_samples_that_do_not_stack_are_refused_before_the_first_step(make: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=f"task.collate: .*{text}.* Define collate"):
         train_alone(Program(make=make), spec())
+
+
+@pytest.mark.parametrize("name", ["a collator that draws", "ragged sequences", "strings, None and arrays"])
+def test_loader_processes_change_no_bit(name: str) -> None:
+    alone = train_alone(PROGRAMS[name], spec())
+    loaded = train_alone(PROGRAMS[name], spec(workers=2, prefetch=4))
+    assert [(r.loss, r.grad_norm, r.metrics) for r in loaded] == [
+        (r.loss, r.grad_norm, r.metrics) for r in alone
+    ]
+
+
+def test_loader_processes_may_be_added_and_left_out_on_the_way(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    task = PROGRAMS["a collator that draws"]
+    expected = [r.loss for r in train_alone(task, spec())]
+    gang = Gang(pool, new_generation, task, spec(workers=1))
+    gang.form(gang.plan(2, 1))
+    reports = gang.pause_at(3)
+    gang.form(gang.plan(1, 1), origin=gang.held())
+    reports += gang.run()
+    losses = list({r.step: r.loss for r in reports}.values())
+    np.testing.assert_allclose(losses, expected, rtol=1e-12)
+
+
+def test_a_task_that_does_not_pickle_is_refused_where_processes_load() -> None:
+    task = Program(combine=lambda samples: samples)
+    with pytest.raises(ConfigError, match="does not pickle.* workers=0"):
+        train_alone(task, spec(workers=1))

@@ -33,6 +33,7 @@ from elastic_train.train.model.rng import derive, preserved, seed_all
 from elastic_train.train.parallel.parallelize import compute_in
 from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
+from elastic_train.train.predictions import Kept, on_host, summarised
 from elastic_train.train.step.stage_transfer import Boundary
 from elastic_train.train.task import Evaluation, Task
 from elastic_train.train.user_code_guard import UserCodeGuard
@@ -66,6 +67,7 @@ class Evaluator:
         self._model, self._plan, self._rank, self._device = model, plan, rank, device
         self._group, self._guard = group, guard
         self._place, self._regions = place or MeshPosition(mesh=plan.mesh, rank=rank), regions
+        self._kept: Kept = {}
         self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
         rules = task.parallelize()
         self._call = caller(model, rules.beside, "" if self._place.last else rules.hands_on)
@@ -101,7 +103,7 @@ class Evaluator:
         if self._boundary is not None:
             with self._guard.collective("evaluation", step):
                 self._boundary.flush()
-        return self._total(step, found)
+        return self._total(step, found) | self._summary(step, set(found))
 
     def rehearse(self) -> None:
         """The first micro-batch and the last one, which may have fewer samples, for the errors in them."""
@@ -116,6 +118,7 @@ class Evaluator:
             with self._guard.collective("evaluation", 0):
                 self._boundary.flush()
         self._total(0, found)
+        self._summary(0, set(found))
 
     def close(self) -> None:
         self._loader.close()
@@ -147,7 +150,20 @@ class Evaluator:
                 metric = self._evaluation.metric
                 with of_parts(self._regions):
                     value = self._task.loss(output, batch) if metric is None else metric(whole(output), batch)
+                keep = self._evaluation.keep
+                if keep is not None and self._place.speaks:
+                    self._kept[micro.index] = on_host(keep(whole(output), batch))
         return _sums(whole(value))
+
+    def _summary(self, step: int, counted: set[int]) -> dict[str, float]:
+        """Of everything that was kept: each sample once, though ranks may have repeated some."""
+        kept, self._kept = self._kept, {}
+        if self._evaluation.summary is None:
+            return {}
+        own = {index: part for index, part in kept.items() if index in counted}
+        with self._guard.at("evaluation", step), preserved(self._device):
+            seed_all(derive(self._seed, "summary", step), self._device)
+            return summarised(own, self._evaluation.summary, world_size=self._plan.world_size)
 
     def _total(self, step: int, found: Mapping[int, Sums]) -> dict[str, float]:
         own = sorted(next(iter(found.values()))) if found else []

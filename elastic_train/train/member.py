@@ -27,7 +27,6 @@ from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.custom.loop_runner import UsersLoop
 from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.dataset import Data, Dumps, build, check_at_start, described
-from elastic_train.train.gradients import edits
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
 from elastic_train.train.replay.stage_replay import Replaying
@@ -38,6 +37,7 @@ from elastic_train.train.state.local_states import LocalStates
 from elastic_train.train.state.replica_exchange import ReadBoxes
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.state.unfilled_shards import Incoming
+from elastic_train.train.step.gradients import edits
 from elastic_train.train.step.roll_forward import roll
 from elastic_train.train.step.training_loop import Loop, Requests, RunEnd, StepReport
 from elastic_train.train.task import Task, check_task

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.leaves import moves_itself
 from elastic_train.train.model.collate import stacked
+from elastic_train.train.model.leaves import moves_itself
 
 if TYPE_CHECKING:  # it works on shards of a task
-    from elastic_train.train.gradients import Gradients
+    from elastic_train.train.step.gradients import Gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

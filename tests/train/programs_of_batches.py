@@ -63,8 +63,8 @@ class Program(Task):
     samples: int = 23
 
     def __reduce__(self) -> Any:  # functions without a name go to other processes by that of the program
-        (name,) = (name for name, program in PROGRAMS.items() if program is self)
-        return named, (name,)
+        name = next((name for name, program in PROGRAMS.items() if program is self), None)
+        return super().__reduce__() if name is None else (named, (name,))
 
     def model(self) -> nn.Module:
         return self.net(self.wrap)
@@ -148,6 +148,10 @@ def packed(samples: list[Any]) -> Any:
 
 def with_index(index: int, x: Tensor, y: Tensor) -> dict[str, Any]:
     return {"i": index, "x": x, "y": y}
+
+
+def with_strings(index: int, x: Tensor, y: Tensor) -> dict[str, Any]:
+    return {"x": x.numpy().astype(np.float64), "y": y, "name": str(index), "none": None}
 
 
 def noisy(samples: list[Any]) -> dict[str, Tensor]:
@@ -243,7 +247,7 @@ PROGRAMS: dict[str, Program] = {
         loss_of=lambda out, b: ((out - b.y).square().sum(), len(out)),
     ),
     "strings, None and arrays": Program(
-        make=lambda i, x, y: {"x": x.numpy().astype(np.float64), "y": y, "name": str(i), "none": None},
+        make=with_strings,
         loss_of=lambda out, b: ((out - b["y"]).square().sum(), len(b["name"])),
     ),
     "graphs": Program(make=with_index, combine=graphs, inputs_of=lambda b: b.x, loss_of=graph_loss),

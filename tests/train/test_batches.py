@@ -169,5 +169,5 @@ def test_loader_processes_may_be_added_and_left_out_on_the_way(
 
 def test_a_task_that_does_not_pickle_is_refused_where_processes_load() -> None:
     task = Program(combine=lambda samples: samples)
-    with pytest.raises(ConfigError, match="does not pickle.* workers=0"):
+    with pytest.raises(ConfigError, match=r"does not pickle.* workers=0"):
         train_alone(task, spec(workers=1))

@@ -18,8 +18,8 @@ from elastic_train.testing.gang import From, Gang, has_come_to
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
 from elastic_train.testing.single_process_run import train_alone
-from elastic_train.train.gradients import Gradients
 from elastic_train.train.model import seeded_sections
+from elastic_train.train.step.gradients import Gradients
 from elastic_train.train.task import Task
 from tests.tasks.chain import ChainTask
 from tests.tasks.tiny import TinyTask

@@ -14,7 +14,7 @@ from torch.utils.data._utils.collate import collate as torch_collate
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.leaves import mapped, moves_itself, with_attributes
+from elastic_train.train.model.leaves import mapped, moves_itself, with_attributes
 
 Collate = Callable[[list[Any]], Any]
 """What makes a micro-batch of its samples."""

@@ -8,7 +8,7 @@ from typing import Any
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 
-from elastic_train.train.leaves import mapped
+from elastic_train.train.model.leaves import mapped
 from elastic_train.train.parallel.tensor_parallel import Regions
 
 

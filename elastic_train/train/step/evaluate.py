@@ -33,7 +33,7 @@ from elastic_train.train.model.rng import derive, preserved, seed_all
 from elastic_train.train.parallel.parallelize import compute_in
 from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
-from elastic_train.train.predictions import Kept, on_host, summarised
+from elastic_train.train.step.predictions import Kept, on_host, summarised
 from elastic_train.train.step.stage_transfer import Boundary
 from elastic_train.train.task import Evaluation, Task
 from elastic_train.train.user_code_guard import UserCodeGuard

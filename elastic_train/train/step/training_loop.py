@@ -12,12 +12,12 @@ from elastic_train.data.loader import Loader
 from elastic_train.data.order import SampleOrder, fold_digests
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.collectives.process_group import Group
-from elastic_train.train.gradients import check_edits, edited, edits
-from elastic_train.train.rehearsal import rehearse
 from elastic_train.train.snapshot.saver import Saver
 from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
+from elastic_train.train.step.gradients import check_edits, edited, edits
+from elastic_train.train.step.rehearsal import rehearse
 from elastic_train.train.step.stepper import Mark, Stepper
 from elastic_train.train.step.update import commit, gradient_norm
 from elastic_train.train.step.vote import StepStatistics

@@ -1,6 +1,4 @@
-"""Metrics that need all predictions at once: kept by micro-batch, put together in their order, on one
-rank.
-"""
+"""Metrics that need all predictions at once: kept by micro-batch, put together on one rank."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.leaves import mapped
+from elastic_train.train.model.leaves import mapped
 
 Kept = dict[int, Any]
 """By index of its micro-batch, what was kept of it."""

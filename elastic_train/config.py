@@ -84,6 +84,9 @@ class Batch:
     `global_size` samples per optimizer step in micro-batches of `micro_size`; every random choice and the
     sample order derive from `seed`. An epoch's last batch may be partial: it is trained with its true weight,
     or dropped with `drop_last`.
+
+    `workers` processes on each rank load samples and make micro-batches of them, `prefetch` of these ahead of
+    training. They change nothing but the time that it takes, and may differ when a run is resumed.
     """
 
     global_size: int
@@ -91,10 +94,16 @@ class Batch:
     seed: int = 0
     drop_last: bool = False
     shuffle: bool = True
+    workers: int = 0
+    prefetch: int = 2
 
     def __post_init__(self) -> None:
         _typed(self, "batch.")
         _positive("batch.global_size", self.global_size)
+        for name in ("workers", "prefetch"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(field=f"batch.{name}", problem=f"must be 0 or more, got {value}.")
         _positive("batch.micro_size", self.micro_size)
         if self.micro_size > self.global_size:
             raise ConfigError(

@@ -278,6 +278,7 @@ class Worker:
                 on_step=self._reporter.step,
                 saving=self._saver,
                 faults=self._stopwatch,
+                dumps=cloudpickle.dumps,  # pyright: ignore[reportPrivateImportUsage]
             )
 
     def _saver(self, described: Described) -> Lazy:

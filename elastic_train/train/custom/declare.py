@@ -15,6 +15,7 @@ from torch import nn
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.abort import Declared
+from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.registered_state import Registered, check_registered
 from elastic_train.train.model.several_models import Models, Optimizers, check_model, check_optimizer
 
@@ -33,6 +34,7 @@ class Declaration:
     settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
     things: list[str] = field(default_factory=list[str])
     dataset: Any = None
+    collate: Collate | None = None
     optimizer: Optimizers | None = None  # all of them
 
     def reset(self, name: str) -> torch.optim.Optimizer:
@@ -101,7 +103,7 @@ class _Declaring:
     def register(self, name: str, thing: T) -> T:
         return thing
 
-    def batches(self, dataset: Any) -> Iterator[Any]:
+    def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:
         raise Declared
 
 
@@ -132,8 +134,8 @@ class _First(_Declaring):
         self._declaration.things.append(name)
         return thing
 
-    def batches(self, dataset: Any) -> Iterator[Any]:
-        self._declaration.dataset = dataset
+    def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:
+        self._declaration.dataset, self._declaration.collate = dataset, collate
         raise Declared
 
     def _new(self, name: str, what: str) -> None:

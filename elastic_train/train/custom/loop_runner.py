@@ -166,6 +166,7 @@ class UsersLoop(Loop):
             group=self._group,
             guard=self._guard,
             place=shards.place,
+            dumps=self._loader.dumps,
         )
         self._mark("evaluation", step, -1)
         try:

@@ -10,6 +10,7 @@ from torch import nn
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.declare import Declaration, Loop, declare
+from elastic_train.train.model.collate import Collate, stacked
 from elastic_train.train.task import Task, check_task
 
 
@@ -42,6 +43,14 @@ class LoopTask(Task):
         made = self._known.dataset
         makes = isinstance(made, type) or (callable(made) and not hasattr(made, "__getitem__"))
         return made() if makes else made
+
+    @property
+    def collates(self) -> Collate:
+        """What makes a micro-batch."""
+        return self._known.collate or stacked
+
+    def collate(self, samples: list[Any]) -> Any:
+        return self.collates(samples)
 
     def inputs(self, micro_batch: Any) -> Any:
         return (micro_batch,)

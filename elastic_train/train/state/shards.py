@@ -66,6 +66,7 @@ class Shards:
     absent: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
     pending_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    scaled: bool = False  # the gradient is what the update takes: a task edited it
     lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
 
     @property
@@ -124,7 +125,7 @@ class Shards:
 
     def drop_gradients(self) -> None:
         self.reached = self.progressive = None
-        self.pending_buffers = {}
+        self.pending_buffers, self.scaled = {}, False
         for parameter in self.parameters.values():
             parameter.grad = None
 

@@ -44,7 +44,8 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
     with shards.lock:
         shards.step = None
     if not statistics.skipped:
-        _scale(shards.parameters.values(), gradient_factor(statistics, spec))
+        if not shards.scaled:
+            _scale(shards.parameters.values(), gradient_factor(statistics, spec))
         shards.optimizer.step()
         if shards.schedule is not None:
             shards.schedule.step(statistics.mean_loss)

@@ -11,7 +11,7 @@ from elastic_train.train.collectives.mesh_position import place_on
 from elastic_train.train.custom.declare import registered
 from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.model import optimizer as optimizers
-from elastic_train.train.model.build import Blueprint, allocate, draw, tensors
+from elastic_train.train.model.build import allocate, draw, tensors
 from elastic_train.train.model.lr_schedule import scheduler_of
 from elastic_train.train.model.optimizer_probe import check_sharded_update
 from elastic_train.train.model.recompute import recompute_blocks
@@ -38,10 +38,12 @@ def assemble(
     Without a mesh they are those of a whole stage, for itself.
     """
     with guard.at("building the model", 0):
-        blueprint = draw(task, spec.precision)
-    shapes = _shapes(blueprint)
+        blueprint = draw(task, spec.precision, spec.batch.seed)
+    whole = {**tensors(blueprint.parameters), **tensors(blueprint.buffers)}
+    shapes = {fqn: tuple(tensor.shape) for fqn, tensor in whole.items()}
+    whole_bytes = sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
     with guard.at("building the optimizer", 0):
-        whole, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
+        described, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
     rules = task.parallelize()
     blocks = blocks_of(blueprint.model, rules).modules if plan.recompute != "none" else ()
     trainable = tuple(fqn for fqn, tensor in tensors(blueprint.parameters).items() if tensor.requires_grad)
@@ -55,7 +57,7 @@ def assemble(
     recompute_blocks([block for block in blocks if block in present], plan.recompute)
     allocate(blueprint, device)
     parameters = tensors(blueprint.parameters)
-    optimizer = optimizers.move(whole, groups, parameters)  # type: ignore[arg-type]
+    optimizer = optimizers.move(described, groups, parameters)  # type: ignore[arg-type]
     with guard.collective("trying the optimizer", 0):
         ndims = {fqn: len(shapes[fqn]) for group in groups for fqn in group}
         for axis in ("dp_shard", "tp"):
@@ -89,12 +91,5 @@ def assemble(
         optimizer=optimizer,
         schedule=schedule,
         device=device,
+        whole_bytes=whole_bytes,
     )
-
-
-def _shapes(blueprint: Blueprint) -> dict[str, tuple[int, ...]]:
-    return {
-        fqn: tuple(tensor.shape)
-        for named in (blueprint.parameters, blueprint.buffers)
-        for fqn, tensor in tensors(named).items()
-    }

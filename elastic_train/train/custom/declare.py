@@ -17,6 +17,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.train.custom.abort import Declared
 from elastic_train.train.model.registered_state import Registered, check_registered
 from elastic_train.train.model.several_models import Models, Optimizers, check_model, check_optimizer
+from elastic_train.train.on_meta import without_values
 
 T = TypeVar("T")
 Loop = Callable[[Any], object]
@@ -28,6 +29,7 @@ class Declaration:
     """What a loop declares. `settings` are the groups of each optimizer as they were built."""
 
     models: Models
+    where: torch.device
     inits: dict[str, Init] = field(default_factory=dict[str, Init])
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict[str, torch.optim.Optimizer])
     settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
@@ -46,8 +48,9 @@ class Declaration:
 
 
 def declare(loop: Loop) -> Declaration:
-    """The first pass. Called where new tensors are on the meta device; the loop's own are on the CPU."""
-    declaration = Declaration(models=Models())
+    """The first pass. Models are built where new tensors are now: on the meta device, or for real. The loop's
+    own are on the CPU."""
+    declaration = Declaration(models=Models(), where=torch.get_default_device())
     with torch.device("cpu"):
         _passed(loop, _First(declaration))
     if not list(declaration.models.children()):
@@ -108,8 +111,9 @@ class _Declaring:
 class _First(_Declaring):
     def model(self, name: str, build: Callable[[], nn.Module], *, init: Init | None = None) -> nn.Module:
         self._new(name, "model")
-        with torch.device("meta"):
-            model = check_model(name, build())
+        with torch.device(self._declaration.where):
+            on_meta = self._declaration.where.type == "meta"
+            model = check_model(name, without_values(build) if on_meta else build())
         self._declaration.models.add_module(name, model)
         if init is not None:
             self._declaration.inits[name] = init

@@ -73,7 +73,7 @@ def divide(
 
 def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
     """ConfigError where the task's rules do not allow the plan; nothing is started."""
-    blueprint, rules = draw(task, spec.precision), task.parallelize()
+    blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
     _check_context(plan)
     if plan.mesh.ep > 1:
         check_experts(blueprint.model, rules, plan.mesh.ep)

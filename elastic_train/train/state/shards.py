@@ -54,6 +54,7 @@ class Shards:
     optimizer: torch.optim.Optimizer
     schedule: Schedule | None
     device: torch.device
+    whole_bytes: int = 0  # of the model's parameters and buffers
     step: int | None = None
     reached: int | None = None
     applied: Vote | None = None

@@ -54,8 +54,8 @@ def give_values(task: Task, spec: RunSpec, shards: Shards) -> tuple[str, ...]:
         return (
             f"initial values: {needed // max(shards.whole_bytes, 1)} copies of a model of "
             f"{bytes_text(shards.whole_bytes)} take too much of a node's memory ({bytes_text(room)}), so "
-            "each module was initialised alone, by its reset_parameters(); model() in one process draws other "
-            "values. Define Task.init to choose them",
+            "each module was initialised alone, by its reset_parameters(); model() in one process draws "
+            "other values. Define Task.init to choose them",
         )
     values = built_values(task, spec)
     if shards.mesh is not None:

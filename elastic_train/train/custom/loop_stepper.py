@@ -23,6 +23,7 @@ from elastic_train.train.custom.declare import declared
 from elastic_train.train.custom.update_images import Image
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import collate, rows
+from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
@@ -156,7 +157,8 @@ class LoopStepper(Stepper):
                 for parameter in parameters:
                     if parameter.grad is not None:
                         local_gradient(parameter).mul_(factor)
-            with whole.only(name):
+            seed_all(derive(spec.batch.seed, f"update {name}", step), self._shards.device)
+            with whole.only(name), self._shards.moving.watching(whole):
                 whole.step()
         for parameter in parameters:
             parameter.grad = None
@@ -200,6 +202,9 @@ class LoopStepper(Stepper):
         """The step was broken off: undo what was updated inside it."""
         for image in self._images.values():
             image.put_back()
+        if self._images:
+            moving = self._shards.moving
+            moving.restore(self._shards.optimizer, moving.document(), self._shards.device)
         self._images = {}
 
     def done(self) -> None:

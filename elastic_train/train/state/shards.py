@@ -20,6 +20,7 @@ from elastic_train.train.model.build import Blueprint
 from elastic_train.train.model.lr_schedule import Schedule
 from elastic_train.train.model.optimizer import Groups
 from elastic_train.train.model.registered_state import Registered
+from elastic_train.train.moving import Moving
 from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.undo.partial_update import Progressive
 
@@ -54,6 +55,7 @@ class Shards:
     optimizer: torch.optim.Optimizer
     schedule: Schedule | None
     device: torch.device
+    moving: Moving = field(default_factory=Moving)  # what the optimizer changes beside its state
     whole_bytes: int = 0  # of the model's parameters and buffers
     step: int | None = None
     reached: int | None = None

@@ -13,6 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic_train.data.order import MicroBatch
 from elastic_train.errors import ConfigError
+from elastic_train.train.census import check_unchanged, versions
 from elastic_train.train.collectives.gradient_reduction import (
     agree_on_presence,
     local_gradient,
@@ -68,6 +69,7 @@ class LoopStepper(Stepper):
         self._spoken: StepStatistics | None = None  # of the last update inside the step
         self.number, self._passes, self._within = step, 0, False
         self._jobs = self.work(step)
+        self._versions = versions(self._shards.parameters)
         self._job, self._images = None, {}
         self._micro_batches = self._order.micro_batches(step)
 
@@ -89,6 +91,7 @@ class LoopStepper(Stepper):
                 with (
                     self._randomness.micro_batch(step, index),
                     self._buffers.watch(index, job.filler),
+                    self._census.micro_batch(),
                     compute_in(self._shards.device, self._spec.precision == "bf16"),
                 ):
                     yield batch
@@ -176,6 +179,13 @@ class LoopStepper(Stepper):
             raise ConfigError(
                 field="ctx.step", problem="the batch was not iterated.", remedy="Iterate it inside the block."
             )
+        updated = {
+            id(p)
+            for name in self._images
+            for g in self._optimizers.parts[name].param_groups
+            for p in g["params"]
+        }
+        check_unchanged(self._versions, self._shards.parameters, self._several, updated)
         due = set(self._optimizers.parts) - self._images.keys()
         backward = self._with_counts is not None
         statistics = self._summed(due)

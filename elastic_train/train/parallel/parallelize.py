@@ -96,8 +96,9 @@ def _check_context(plan: Plan) -> None:
 
 def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -> None:
     parameters = tensors(blueprint.parameters)
-    # FSDP2 cuts along dim 0 and refuses tensors without one: they stay whole and are reduced like replicas.
-    whole = {p for p in parameters.values() if p.ndim == 0 and isinstance(p, nn.Parameter)}
+    # FSDP2 cuts along dim 0 and fails for tensors without one or without elements: they stay whole and are
+    # reduced like replicas.
+    whole = {p for p in parameters.values() if (p.ndim == 0 or not p.numel()) and isinstance(p, nn.Parameter)}
     for module in units:
         if isinstance(module, FSDPModule):
             continue  # experts that are a unit of the rules too

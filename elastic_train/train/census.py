@@ -23,6 +23,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.train.model.rng import Randomness
 from elastic_train.train.model.several_models import Models
 from elastic_train.train.model.tensor_names import canonical
+from elastic_train.train.module_state import keeps_extra_state
 from elastic_train.train.prints import print_of
 from elastic_train.train.state.live_fragments import numpy_bits
 from elastic_train.train.step.changing_buffers import ChangingBuffers
@@ -45,15 +46,18 @@ class Census:
         *,
         buffers: ChangingBuffers,
         randomness: Randomness,
+        parameters: Mapping[str, nn.Parameter],
         device: torch.device,
         several: bool,
     ) -> None:
-        """`several`: whether more than one rank may ever run the model."""
+        """`parameters` are those that this rank keeps; `several`: whether more than one rank may ever run
+        the model.
+        """
         self._roots = {} if model is None else {"": model}
         if isinstance(model, Models):
             self._roots = dict(model.named_children())
         self._buffers, self._randomness = buffers, randomness
-        self._device, self._several = device, several
+        self._parameters, self._device, self._several = parameters, device, several
         self._inside = False
         self._first: dict[str, tuple[dict[Place, Hashable], list[Any]]] = {}
         self._hooks: list[Any] = []
@@ -88,14 +92,14 @@ class Census:
             if self._inside or path in self._first:
                 return
             self._inside = True
-            before = dict(_parameters(root, path))
-            extra = _extra_states(root)
+            before = _marks(self._parameters)
+            extra = [] if self._several else _extra_states(root)
             args, kwargs = pytree.tree_map_only(torch.Tensor, _again, (args, kwargs))
             try:
                 with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
                     output = root(*args, **kwargs)
                     self._first[path] = _attributes(root, path), _leaves(output)
-                    self._check_parameters(before, dict(_parameters(root, path)))
+                    self._check_parameters(before, _marks(self._parameters))
             finally:
                 self._inside = False
                 for module, state in extra:
@@ -111,7 +115,7 @@ class Census:
             self._first[path] = {}, []  # only the first call
             if not attributes and not first:
                 return
-            declared = {path for path, module in _modules(root, path) if _keeps_extra_state(module)}
+            declared = {path for path, module in _modules(root, path) if keeps_extra_state(module)}
             for place, mark in _attributes(root, path).items():
                 kept = place[0] in declared and not self._several
                 if attributes.get(place) != mark and not kept:
@@ -131,12 +135,12 @@ class Census:
         """Between FSDP2's own hooks, where parameters are gathered: what is written there is lost."""
 
         def before(module: nn.Module, args: Any) -> None:
-            self._gathered[id(module)] = dict(_parameters(module, path, gathered=True))
+            self._gathered[id(module)] = _marks(_gathered(module, path))
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             marks = self._gathered.pop(id(module), None)
             if marks is not None:
-                self._check_parameters(marks, dict(_parameters(module, path, gathered=True)))
+                self._check_parameters(marks, _marks(_gathered(module, path)))
 
         self._hooks.append(unit.register_forward_pre_hook(before))
         self._hooks.append(unit.register_forward_hook(after, prepend=True))
@@ -223,23 +227,25 @@ def _modules(root: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
         yield canonical(f"{path}.{inner}".strip(".")), module
 
 
-def _parameters(root: nn.Module, path: str, *, gathered: bool = False) -> Iterator[tuple[str, Hashable]]:
-    """Version and content of each; of those that FSDP2 gathered alone, or of what this rank keeps."""
-    for inner, parameter in root.named_parameters():
-        if gathered and isinstance(parameter, DTensor):
-            continue
+def _gathered(root: nn.Module, path: str) -> dict[str, nn.Parameter]:
+    """What FSDP2 gathered."""
+    named = root.named_parameters()
+    return {canonical(f"{path}.{inner}".strip(".")): p for inner, p in named if not isinstance(p, DTensor)}
+
+
+def _marks(parameters: Mapping[str, nn.Parameter]) -> dict[str, Hashable]:
+    """Version and content of each."""
+    found: dict[str, Hashable] = {}
+    for fqn, parameter in parameters.items():
         local = _local(parameter)
         flat = local.reshape(-1)
         ends = torch.cat([flat[:SAMPLED], flat[-SAMPLED:]]).cpu()
-        yield canonical(f"{path}.{inner}".strip(".")), (local._version, zlib.crc32(numpy_bits(ends).data))
+        found[fqn] = local._version, zlib.crc32(numpy_bits(ends).data)
+    return found
 
 
 def _extra_states(root: nn.Module) -> list[tuple[nn.Module, Any]]:
-    return [(module, module.get_extra_state()) for module in root.modules() if _keeps_extra_state(module)]
-
-
-def _keeps_extra_state(module: nn.Module) -> bool:
-    return type(module).get_extra_state is not nn.Module.get_extra_state
+    return [(module, module.get_extra_state()) for module in root.modules() if keeps_extra_state(module)]
 
 
 def _leaves(output: Any) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from elastic_train.errors import ConfigError, ElasticTrainError
 from elastic_train.geometry.fragments import ITEM_BYTES
+from elastic_train.train.hooks import without_memory
 from elastic_train.train.model import rng
 from elastic_train.train.model.skip_init import SkipInit
 from elastic_train.train.plain import default_dtype, seed_as_a_script_does
@@ -38,7 +39,7 @@ def built_on_meta(build: Callable[[], nn.Module], dtype: torch.dtype, seed: int)
 
 def without_values(build: Callable[[], T]) -> T:
     """What `build` makes on the meta device. NeedsValues where it draws from torch's generator on the host,
-    which has moved less than it would have, or where it keeps tensors without values in plain attributes."""
+    which has moved less than it would have, or keeps tensors without values in plain attributes or hooks."""
     before = torch.get_rng_state()
     made = build()
     if not torch.equal(before, torch.get_rng_state()):
@@ -46,6 +47,8 @@ def without_values(build: Callable[[], T]) -> T:
     if isinstance(made, nn.Module):
         slots = {id(t) for kind in (made.parameters(), made.buffers()) for t in kind}
         if any(stray.tensor.is_meta and id(stray.tensor) not in slots for stray in strays(made)):
+            raise NeedsValues
+        if without_memory(made):
             raise NeedsValues
     return made
 

@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from elastic_train.config import Precision
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run
+from elastic_train.train.hooks import TensorHooks, hooks_of
 from elastic_train.train.model.tensor_names import Named, buffers_of, canonical, parameters_of
 from elastic_train.train.on_meta import built_on_meta, check_tensors
 from elastic_train.train.plain import DTYPE_OF, default_dtype, plainly
@@ -37,6 +38,7 @@ class Blueprint:
     constants: Mapping[str, torch.Tensor]
     givers: tuple[tuple[str, nn.Module], ...] = ()
     fused: Mapping[str, tuple[Run, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    hooks: Mapping[str, TensorHooks] = field(default_factory=lambda: MappingProxyType({}))
 
 
 def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
@@ -57,6 +59,7 @@ def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
     parameters, buffers = parameters_of(model), buffers_of(model)
     check_tensors(model, {**tensors(parameters), **tensors(buffers)})
     constants: dict[str, torch.Tensor] = {}
+    hooks = hooks_of(tensors(parameters))
     for kind in (parameters, buffers):
         for fqn, tensor in tensors(kind).items():
             if not tensor.is_meta:
@@ -65,7 +68,7 @@ def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
                 put(kind, fqn, _like(tensor, tensor.detach().to("meta")))
     if not parameters.slots:
         raise ConfigError(field="task.model", problem="the model has no parameters.")
-    return Blueprint(model=model, parameters=parameters, buffers=buffers, constants=constants)
+    return Blueprint(model=model, parameters=parameters, buffers=buffers, constants=constants, hooks=hooks)
 
 
 def tensors(named: Named) -> dict[str, torch.Tensor]:

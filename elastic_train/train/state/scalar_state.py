@@ -14,6 +14,7 @@ from torch import nn
 from elastic_train.checkpoint.merging import STAGE
 from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train import module_state
 from elastic_train.train.model.optimizer import hyperparameters
 from elastic_train.train.state.compatibility import in_own_names
 from elastic_train.train.state.live_fragments import DTYPE_NAMES, DTYPES, is_empty, is_fragment, shard_like
@@ -62,6 +63,7 @@ def describe(shards: Shards) -> dict[str, Any]:
         },
         "schedule": shards.schedule.document() if shards.schedule else None,
         "registered": dict(shards.registered.scalars) if shards.registered else {},
+        "modules": dict(shards.modules),
     } | ({STAGE: shards.place.stage} if shards.place.leads_a_stage else {})
 
 
@@ -101,6 +103,8 @@ def restore(
     driven = frozenset[str]()
     if shards.schedule is not None and scheduled:
         driven = shards.schedule.driven_by(document["schedule"])
+    shards.modules = dict(document.get("modules", {}))
+    module_state.restore(shards.model, shards.modules, shards.device)
     shards.moving.restore(shards.optimizer, kept.get("moving", []), shards.device)
     if shards.registered is not None:
         shards.registered.scalars = dict(document.get("registered", {}))

@@ -151,6 +151,7 @@ class Stepper:
             shards.model if shards.step == 0 and replayed is None else None,
             buffers=self._buffers,
             randomness=self._randomness,
+            parameters=shards.parameters,
             device=shards.device,
             several=self._several,
         )

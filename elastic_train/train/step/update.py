@@ -55,6 +55,7 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
             shards.schedule.step(statistics.loss / statistics.count)
         for fqn, value in shards.pending_buffers.items():
             shards.buffers[fqn].copy_(value)
+    shards.look_at_modules()
     with shards.lock:
         shards.pending_buffers = {}
         shards.reached, shards.applied, shards.step = None, vote, vote.step
@@ -111,6 +112,7 @@ def finish(shards: Shards, vote: Vote) -> None:
             shards.buffers[fqn].copy_(value)
             made.arrived(fqn)
         made.finished = True
+    shards.look_at_modules()
     with shards.lock:
         shards.pending_buffers = {}
         shards.reached, shards.applied, shards.step = None, vote, vote.step

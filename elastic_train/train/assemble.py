@@ -11,15 +11,15 @@ from elastic_train.planner.plan import Plan
 from elastic_train.train.collectives.mesh_position import place_on
 from elastic_train.train.custom.declare import registered
 from elastic_train.train.custom.loop_task import LoopTask
-from elastic_train.train.hooks import hang
 from elastic_train.train.model import optimizer as optimizers
 from elastic_train.train.model.build import allocate, draw, tensors
 from elastic_train.train.model.lr_schedule import scheduler_of
+from elastic_train.train.model.module_state import modes_of
+from elastic_train.train.model.moving_state import Moving
 from elastic_train.train.model.optimizer import Groups
 from elastic_train.train.model.optimizer_probe import check_apart, check_sharded_update, moving_of
 from elastic_train.train.model.recompute import recompute_blocks
-from elastic_train.train.module_state import modes_of
-from elastic_train.train.moving import Moving
+from elastic_train.train.model.user_hooks import hang
 from elastic_train.train.parallel.parallelize import divide
 from elastic_train.train.parallel.pipeline_stages import blocks_of
 from elastic_train.train.state.shards import Shards

@@ -20,9 +20,9 @@ from elastic_train.testing.gang import Gang, call
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
 from elastic_train.train.custom.loop_task import LoopTask, task_of
 from elastic_train.train.model.collate import caller, collate
+from elastic_train.train.model.plain_build import default_dtype
 from elastic_train.train.model.rng import Randomness
 from elastic_train.train.model.several_models import Models
-from elastic_train.train.plain import default_dtype
 from elastic_train.train.task import Task
 
 SEED, STEPS, SAMPLES = 3, 6, 24

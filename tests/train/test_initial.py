@@ -19,7 +19,7 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
 from elastic_train.train.custom.loop_task import task_of
-from elastic_train.train.plain import default_dtype
+from elastic_train.train.model.plain_build import default_dtype
 from elastic_train.train.task import Task
 
 pytestmark = pytest.mark.ring2
@@ -369,7 +369,7 @@ def test_a_model_that_is_another_one_each_time_is_refused(
 
 
 def leave_no_room(state: dict[str, Any]) -> None:
-    from elastic_train.train import initial
+    from elastic_train.train.model import initial_values as initial
 
     plain = initial.memory_room
     initial.memory_room = lambda: 100

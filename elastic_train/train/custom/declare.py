@@ -15,10 +15,10 @@ from torch import nn
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.abort import Declared
-from elastic_train.train.hooks import keys_of_hooks, put_back, take_away
+from elastic_train.train.model.meta_build import without_values
 from elastic_train.train.model.registered_state import Registered, check_registered
 from elastic_train.train.model.several_models import Models, Optimizers, check_model, check_optimizer
-from elastic_train.train.on_meta import without_values
+from elastic_train.train.model.user_hooks import keys_of_hooks, put_back, take_away
 
 T = TypeVar("T")
 Loop = Callable[[Any], object]

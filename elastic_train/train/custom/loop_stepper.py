@@ -13,7 +13,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic_train.data.order import MicroBatch
 from elastic_train.errors import ConfigError
-from elastic_train.train.census import check_unchanged, versions
 from elastic_train.train.collectives.gradient_reduction import (
     agree_on_presence,
     local_gradient,
@@ -28,6 +27,7 @@ from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
+from elastic_train.train.step.rehearsal import check_unchanged, versions
 from elastic_train.train.step.stepper import Stepper, Tally, Work
 from elastic_train.train.step.update import gradient_factor, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
@@ -91,7 +91,7 @@ class LoopStepper(Stepper):
                 with (
                     self._randomness.micro_batch(step, index),
                     self._buffers.watch(index, job.filler),
-                    self._census.micro_batch(),
+                    self._rehearsal.micro_batch(),
                     compute_in(self._shards.device, self._spec.precision == "bf16"),
                 ):
                     yield batch

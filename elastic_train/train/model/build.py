@@ -19,10 +19,10 @@ from torch.distributed.tensor import DTensor
 from elastic_train.config import Precision
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run
-from elastic_train.train.hooks import TensorHooks, hooks_of
+from elastic_train.train.model.meta_build import built_on_meta, check_tensors
+from elastic_train.train.model.plain_build import DTYPE_OF, default_dtype, plainly
 from elastic_train.train.model.tensor_names import Named, buffers_of, canonical, parameters_of
-from elastic_train.train.on_meta import built_on_meta, check_tensors
-from elastic_train.train.plain import DTYPE_OF, default_dtype, plainly
+from elastic_train.train.model.user_hooks import TensorHooks, hooks_of
 from elastic_train.train.task import Task
 
 

@@ -11,11 +11,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.collectives.process_group import is_collective_error
+from elastic_train.train.model.moving_state import Moving, check_storable, prints
 from elastic_train.train.model.optimizer import Groups, twin
 from elastic_train.train.model.rng import preserved
 from elastic_train.train.model.several_models import Optimizers
-from elastic_train.train.moving import Moving, check_storable, prints
-from elastic_train.train.prints import print_of
+from elastic_train.train.model.value_prints import print_of
 
 STEPS = 2
 TOLERANCE = 1e-9

@@ -14,7 +14,7 @@ from torch import nn
 from elastic_train.checkpoint.merging import STAGE
 from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.recovery.evidence import Vote
-from elastic_train.train import module_state
+from elastic_train.train.model import module_state
 from elastic_train.train.model.optimizer import hyperparameters
 from elastic_train.train.state.compatibility import in_own_names
 from elastic_train.train.state.live_fragments import DTYPE_NAMES, DTYPES, is_empty, is_fragment, shard_like

@@ -14,15 +14,15 @@ from torch.distributed.device_mesh import DeviceMesh
 from elastic_train.geometry.fused import Run
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import LocalState, Vote
-from elastic_train.train import module_state
 from elastic_train.train.boundary.boundary_log import BoundaryLog
 from elastic_train.train.boundary.logged_edges import Edges, SubstitutedRanks
 from elastic_train.train.collectives.mesh_position import MeshPosition
+from elastic_train.train.model import module_state
 from elastic_train.train.model.build import Blueprint
 from elastic_train.train.model.lr_schedule import Schedule
+from elastic_train.train.model.moving_state import Moving
 from elastic_train.train.model.optimizer import Groups
 from elastic_train.train.model.registered_state import Registered
-from elastic_train.train.moving import Moving
 from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.undo.partial_update import Progressive
 

@@ -19,7 +19,6 @@ from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.boundary.sender import Sender
 from elastic_train.train.boundary.tied_gradients import add_kept_ties
-from elastic_train.train.census import Census, check_unchanged, versions
 from elastic_train.train.collectives.gradient_reduction import (
     agree_on_presence,
     align,
@@ -44,6 +43,7 @@ from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
+from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
 from elastic_train.train.step.split_backward import Postponed, backward_to_input
 from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
 from elastic_train.train.step.vote import StepStatistics
@@ -147,7 +147,7 @@ class Stepper:
             part=shards.regions.part if shards.regions else None,
         )
         # What a run is made of is looked at once, at its start.
-        self._census = Census(
+        self._rehearsal = Rehearsal(
             shards.model if shards.step == 0 and replayed is None else None,
             buffers=self._buffers,
             randomness=self._randomness,
@@ -326,7 +326,7 @@ class Stepper:
             self._randomness.micro_batch(step, micro.index) as draws,
             self._buffers.watch(micro.index, job.filler),
             self._guard.at("forward", step),
-            self._census.micro_batch(),
+            self._rehearsal.micro_batch(),
             compute_in(shards.device, self._spec.precision == "bf16"),
         ):
             output = self._call(None if batch is None else self._task.inputs(batch), received)

@@ -20,11 +20,11 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.module_state import keeps_extra_state
 from elastic_train.train.model.rng import Randomness
 from elastic_train.train.model.several_models import Models
 from elastic_train.train.model.tensor_names import canonical
-from elastic_train.train.module_state import keeps_extra_state
-from elastic_train.train.prints import print_of
+from elastic_train.train.model.value_prints import print_of
 from elastic_train.train.state.live_fragments import numpy_bits
 from elastic_train.train.step.changing_buffers import ChangingBuffers
 
@@ -37,7 +37,7 @@ Place = tuple[str, str]
 """A module's path, and the name of its attribute."""
 
 
-class Census:
+class Rehearsal:
     """Of a model, or of each of several; without one it sees nothing."""
 
     def __init__(

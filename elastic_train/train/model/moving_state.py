@@ -16,9 +16,9 @@ import torch
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.model.optimizer import TORCHS_OWN
+from elastic_train.train.model.plain_values import Unstorable, decoded, encoded
 from elastic_train.train.model.several_models import Optimizers
-from elastic_train.train.plain_values import Unstorable, decoded, encoded
-from elastic_train.train.prints import print_of
+from elastic_train.train.model.value_prints import print_of
 
 Name = tuple[str, str, str]
 """("group", its number, entry), ("attribute", part, name) or ("state", part, key)."""

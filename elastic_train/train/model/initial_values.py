@@ -23,12 +23,12 @@ from elastic_train.planner.plan import bytes_text
 from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.build import in_rank_order, initialise, tensors
+from elastic_train.train.model.plain_build import DTYPE_OF, plainly
 from elastic_train.train.model.tensor_names import buffers_of, canonical, parameters_of
-from elastic_train.train.plain import DTYPE_OF, plainly
+from elastic_train.train.model.unwritten import is_unwritten
 from elastic_train.train.state.live_fragments import cut_into, numpy_bits
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.task import Task
-from elastic_train.train.unwritten import is_unwritten
 
 MOST_OF_A_NODE = 0.5
 """Share of a node's memory that the models which its ranks build for their first values may take."""

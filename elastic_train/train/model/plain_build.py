@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from elastic_train.train.model import rng
-from elastic_train.train.unwritten import MarkUnwritten
+from elastic_train.train.model.unwritten import MarkUnwritten
 
 T = TypeVar("T")
 

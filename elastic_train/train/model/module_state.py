@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.plain_values import Unstorable, decoded, encoded
 from elastic_train.train.model.tensor_names import canonical
-from elastic_train.train.plain_values import Unstorable, decoded, encoded
 
 State = dict[str, dict[str, Any]]
 """By the path of a module, JSON values."""
@@ -43,8 +43,8 @@ def capture(model: nn.Module, modes: Mapping[str, bool]) -> State:
                 raise ConfigError(
                     field=f"model.{path}" if path else "model",
                     problem=f"its get_extra_state() holds {error}, which cannot be stored.",
-                    remedy="Return numbers, texts, small tensors, and lists and mappings of them; register large "
-                    "tensors as buffers.",
+                    remedy="Return numbers, texts, small tensors, and lists and mappings of them; register "
+                    "large tensors as buffers.",
                 ) from error
         if own:
             found[path] = own

@@ -11,11 +11,11 @@ from torch.nn.parameter import UninitializedTensorMixin
 
 from elastic_train.errors import ConfigError, ElasticTrainError
 from elastic_train.geometry.fragments import ITEM_BYTES
-from elastic_train.train.hooks import without_memory
 from elastic_train.train.model import rng
+from elastic_train.train.model.plain_build import default_dtype, seed_as_a_script_does
 from elastic_train.train.model.skip_init import SkipInit
-from elastic_train.train.plain import default_dtype, seed_as_a_script_does
-from elastic_train.train.strays import strays
+from elastic_train.train.model.stray_tensors import strays
+from elastic_train.train.model.user_hooks import without_memory
 
 T = TypeVar("T")
 

@@ -219,8 +219,8 @@ class Worker:
         """Fill the new shards from the seed."""
 
         def fill() -> Filled:
-            self._owner.initialise()
-            return Filled(digest=self._owner.digest(), step=0)
+            notes = self._owner.initialise()
+            return Filled(digest=self._owner.digest(), step=0, notes=notes)
 
         return self._timed(generation, fill)
 

@@ -19,7 +19,7 @@ from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.gradients import check_edits, edited, edits
-from elastic_train.train.step.rehearsal import rehearse
+from elastic_train.train.step.rehearse_ahead import rehearse
 from elastic_train.train.step.stepper import Mark, Stepper
 from elastic_train.train.step.update import commit, gradient_norm
 from elastic_train.train.step.vote import StepStatistics

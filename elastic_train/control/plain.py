@@ -64,8 +64,8 @@ def reader(kind: Any) -> Callable[[Any], Any]:
 
 def _choice_reader(choices: list[Any]) -> Callable[[Any], Any]:
     """One of several dataclasses, by the name that it was written with."""
-    named = {choice.__name__: reader(choice) for choice in choices if is_dataclass(choice)}
-    assert len(named) == len(choices), choices
+    assert all(is_dataclass(choice) for choice in choices), choices
+    named = {kind.__name__: reader(kind) for kind in cast("list[type]", choices)}
     return lambda value: named[value[NAME]](value)
 
 

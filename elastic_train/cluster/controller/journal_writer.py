@@ -69,4 +69,9 @@ class JournalWriter:
             self._fenced(ending.error)
         elif not isinstance(ending, Done):
             why = why_not("flushing the journal", ending).detail
-            log.warning("the journal is not durable yet; %d records wait: %s", self._journal.waiting, why)
+            log.warning(
+                "the journal is not durable yet; %d records wait, %d were given up: %s",
+                self._journal.waiting,
+                self._journal.given_up,
+                why,
+            )

@@ -223,9 +223,9 @@ class Member:
         """Copy boxes from an own holding into the new shards."""
         self.fill(boxes, self.read(generation, self.held.step_of(generation), boxes))
 
-    def initialise(self) -> None:
-        """Start fresh: every tensor gets its initial value under the run's seed."""
-        self._forming.initialise()
+    def initialise(self) -> tuple[str, ...]:
+        """Start fresh: every tensor gets its initial value. All ranks call it; what a person should see."""
+        return self._forming.initialise()
 
     def load(self, document: dict[str, Any]) -> list[str]:
         """Take a document's scalars, after `fill`; sentences about what differs from the code."""

@@ -53,7 +53,7 @@ def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelSha
     shape = model_shape(task, spec)
     if isinstance(task, LoopTask):
         return shape
-    blueprint, rules = draw(task, spec.precision), task.parallelize()
+    blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
     found = blocks_of(blueprint.model, rules)
     path, blocks = found.path, list(found.modules)
     if len(blocks) < 2:

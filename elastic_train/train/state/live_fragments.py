@@ -88,6 +88,11 @@ def is_fragment(state: str, value: object, parameter: torch.Tensor) -> bool:
     return value.ndim > 0 or parameter.ndim == 0
 
 
+def is_empty(value: object) -> bool:
+    """Whether it is a tensor without elements: nothing of it is stored but its shape."""
+    return isinstance(value, torch.Tensor) and value.numel() == 0
+
+
 def shard_like(
     parameter: nn.Parameter, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:

@@ -43,6 +43,7 @@ from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
+from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
 from elastic_train.train.step.split_backward import Postponed, backward_to_input
 from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
 from elastic_train.train.step.vote import StepStatistics
@@ -120,7 +121,9 @@ class Stepper:
         }
         data = shards.place.data
         self._tally = Tally()
-        self._buffers = ChangingBuffers(shards.model, shards.plan.world_size, data)
+        most = max(shards.plan.world_size, spec.max_workers)
+        self._buffers = ChangingBuffers(shards.model, most, data)
+        self._several = most > 1
         self._fence = fence
         self._updates = None
         if spec.optimizer_in_backward and replayed is None:  # what is replayed is updated after its vote
@@ -143,6 +146,15 @@ class Stepper:
             around=shards.regions.around if shards.regions else None,
             part=shards.regions.part if shards.regions else None,
         )
+        # What a run is made of is looked at once, at its start.
+        self._rehearsal = Rehearsal(
+            shards.model if shards.step == 0 and replayed is None else None,
+            buffers=self._buffers,
+            randomness=self._randomness,
+            parameters=shards.parameters,
+            device=shards.device,
+            several=self._several,
+        )
 
     def gradients(self, step: int) -> StepStatistics:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
@@ -161,8 +173,10 @@ class Stepper:
         self._presence.reset()
         self._tally = Tally()
         work = self.work(step)
+        before = versions(self._shards.parameters) if self._updates is None else {}
         for _ in self.passes(step, work):
             pass
+        check_unchanged(before, self._shards.parameters, self._several)
         if self._updates is not None and not work:
             self._open(step)
         self._mark("reduce", step, -1)
@@ -319,6 +333,7 @@ class Stepper:
             self._randomness.micro_batch(step, micro.index) as draws,
             self._buffers.watch(micro.index, job.filler),
             self._guard.at("forward", step),
+            self._rehearsal.micro_batch(),
             compute_in(shards.device, self._spec.precision == "bf16"),
         ):
             output = self._call(None if batch is None else self._task.inputs(batch), received)

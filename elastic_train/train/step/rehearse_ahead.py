@@ -15,7 +15,8 @@ from torch import nn
 from elastic_train.data.order import SampleOrder
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
-from elastic_train.train.step.stepper import Stepper, Work
+from elastic_train.train.step.flight import Work
+from elastic_train.train.step.stepper import Stepper
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

@@ -22,7 +22,7 @@ from elastic_train.checkpoint.checksums import LARGEST
 from elastic_train.checkpoint.document import VERSION, check_version
 from elastic_train.checkpoint.dtypes import element
 from elastic_train.checkpoint.manifest_pages import ROWS, Ints, Pages, encode_index
-from elastic_train.checkpoint.validate.parquet import decoded, open_parquet
+from elastic_train.checkpoint.validate.parquet import Parquet
 from elastic_train.checkpoint.validate.rows import (
     FROM_WHOM,
     check_columns,
@@ -30,7 +30,7 @@ from elastic_train.checkpoint.validate.rows import (
     malformed,
     two_voices,
 )
-from elastic_train.errors import ChecksumMismatch, FormatUnsupported, FragmentMissing
+from elastic_train.errors import FormatUnsupported, FragmentMissing
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.coverage import untiled
 from elastic_train.geometry.fragments import Fragments
@@ -193,21 +193,18 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, *, url: str) -> Manifest:
-        try:
-            file = open_parquet(data, SCHEMA, url=url)
-            found = {k.decode(): v.decode() for k, v in (file.metadata.metadata or {}).items()}
-            words = {k.removeprefix(_KEY): v for k, v in found.items() if k.startswith(_KEY)}
-            version = words.pop("version", "")
-            requires = words.pop("requires", "")
-            check_version(int(version) if version.isdecimal() else version, requires.split(), url=url)
-            if int(words.pop("page_bytes")) != LARGEST:
-                raise FormatUnsupported(url=url, problem=f"its largest pages aren't of {LARGEST} bytes.")
-            index = words.pop("index", None)
-            if index is not None:
-                return cls(extra=words, pages=Pages(file, SCHEMA, index, url=url), url=url)
-            table = decoded(file, None, SCHEMA, url=url)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise ChecksumMismatch(url=url, problem=f"its manifest can't be read ({error}).") from error
+        file = Parquet(data, SCHEMA, url=url)
+        words = {k.removeprefix(_KEY): v for k, v in file.words.items() if k.startswith(_KEY)}
+        version, requires = words.pop("version", ""), words.pop("requires", "")
+        number = int(version) if version.isdecimal() and len(version) < 10 else version
+        check_version(number, requires.split(), url=url)
+        if (page := words.pop("page_bytes", "")) != str(LARGEST):
+            problem = f"its largest pages are of {page:.20} bytes and not of {LARGEST}."
+            raise FormatUnsupported(url=url, problem=problem)
+        index = words.pop("index", None)
+        if index is not None:
+            return cls(extra=words, pages=Pages(file, SCHEMA, index, url=url), url=url)
+        table = file.read()
         return cls.from_table(table, url=url, extra=words)
 
     def counts(self) -> dict[tuple[str, str], int]:
@@ -295,7 +292,7 @@ def _padded(column: pa.ChunkedArray, fill: int) -> tuple[npt.NDArray[np.int64], 
     lengths = values.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
     dims = int(lengths.max()) if len(lengths) else 0
     if len(lengths) and int(lengths.min()) == dims:
-        return values.flatten().to_numpy(zero_copy_only=False).reshape(-1, dims), lengths
+        return values.flatten().to_numpy(zero_copy_only=False).reshape(len(lengths), dims), lengths
     padded = np.full((len(lengths), dims), fill, dtype=np.int64)
     padded[np.arange(dims) < lengths[:, None]] = values.flatten().to_numpy(zero_copy_only=False)
     return padded, lengths

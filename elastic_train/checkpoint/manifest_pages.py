@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from elastic_train.checkpoint.validate.index import read_index
-from elastic_train.checkpoint.validate.parquet import decoded
+from elastic_train.checkpoint.validate.parquet import Parquet
 from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.fragments import Fragments
 
@@ -42,10 +41,9 @@ def encode_index(fragments: Fragments) -> str | None:
 class Pages:
     """Safe to use from several threads. What was decoded is kept."""
 
-    def __init__(self, file: pq.ParquetFile, schema: pa.Schema, index: str, *, url: str) -> None:
+    def __init__(self, file: Parquet, schema: pa.Schema, index: str, *, url: str) -> None:
         self._file, self._schema, self._url = file, schema, url
-        groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-        self._starts: Ints = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
+        self._starts: Ints = np.concatenate([[0], np.cumsum(file.group_rows)]).astype(np.int64)
         said = read_index(index, len(self), url=url)
         self.names, self.dtypes, self.shapes = said.names, said.dtypes, said.shapes
         self.firsts: Ints = np.array(said.firsts, dtype=np.int64)
@@ -98,5 +96,5 @@ class Pages:
         with self._lock:
             missing = [n for n in numbers if n not in self._decoded]
             for number in missing:
-                self._decoded[number] = decoded(self._file, [number], self._schema, url=self._url)
+                self._decoded[number] = self._file.read([number])
             return pa.concat_tables([self._decoded[n] for n in numbers])

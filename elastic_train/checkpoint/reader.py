@@ -15,6 +15,7 @@ from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files, fetch
 from elastic_train.checkpoint.importers.detect import import_checkpoint, is_file
+from elastic_train.checkpoint.importers.hint import substituted
 from elastic_train.checkpoint.lazy_arrays import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import RangeIndex, Request
@@ -35,14 +36,15 @@ def open_checkpoint(
     url: str,
     *,
     options: Options | None = None,
-    allow_roots: Sequence[str] = (),
     names: Sequence[str] | None = None,
+    allow_roots: Sequence[str] = (),
 ) -> Checkpoint:
     """The newest checkpoint of a run, the one in a checkpoint's directory, or another system's.
 
-    A directory inside a run must be in the run's log; one that was copied out of it stands for itself. Files
-    that it names elsewhere are read under `allow_roots` alone, or where the run recorded it at an import.
-    `names` are the optimizer's parameters in its order, for another system's checkpoint that has numbers.
+    `names` are the optimizer's parameters in its order, for another system's checkpoint that only has numbers
+    for them. A directory inside a run must be in the run's log; one that was copied out of it stands for
+    itself. Files that it names elsewhere are read under `allow_roots` alone, or where the run recorded it at
+    an import.
     """
     checkpoint = _open(url, options, names)
     checkpoint.files.places.allow(allow_roots)
@@ -67,7 +69,7 @@ def _open(url: str, options: Options | None, names: Sequence[str] | None) -> Che
             return newest
     foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
-        raise NoCheckpoint(url=url, problem="nothing was committed here. Check the path, or wait for a save.")
+        raise NoCheckpoint(url=url, problem=f"nothing was committed here. {substituted(store, url)}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 
@@ -77,7 +79,8 @@ def open_foreign(
     """Another system's checkpoint, indexed where it lies: a file, its directory, or one with a `latest`."""
     foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
-        raise NoCheckpoint(url=url, problem="no known system wrote a checkpoint here. Check the path.")
+        hint = substituted(open_store(url, options=options), url)
+        raise NoCheckpoint(url=url, problem=f"no known system wrote a checkpoint here. {hint}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 

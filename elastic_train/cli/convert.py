@@ -7,11 +7,11 @@ import platform
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from elastic_train.checkpoint.differences import differences
 from elastic_train.checkpoint.exporters.dcp import export_dcp
 from elastic_train.checkpoint.exporters.hf import DTYPES, export_hf
-from elastic_train.checkpoint.exporters.target import Exported
 from elastic_train.checkpoint.exporters.ucp import export_ucp
 from elastic_train.checkpoint.import_run import adopt
 from elastic_train.checkpoint.language.describe import describe
@@ -21,9 +21,10 @@ from elastic_train.checkpoint.language.specification import IDENTITY, Spec
 from elastic_train.checkpoint.language.translated_view import as_ours, as_theirs
 from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
-from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.exits import FINISHED, USER_ERROR
+from elastic_train.cli.places import absence_told, run_there
+from elastic_train.cli.say import say, say_json, say_line
 from elastic_train.errors import ConfigError, LeaseHeld, TensorMismatch
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import AXES, bytes_text
@@ -49,6 +50,7 @@ def export_checkpoint(
     dtype: str | None,
     config: str | None,
     show: bool,
+    as_json: bool,
     allow_roots: Sequence[str] = (),
 ) -> None:
     if to not in FORMS:
@@ -57,23 +59,26 @@ def export_checkpoint(
         raise ConfigError(field="--dtype", problem="and --config are for `--to hf`; states keep their bits.")
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(field="--dtype", problem=f"{dtype!r} is none of {', '.join(DTYPES)}.")
+    settings = None if config is None else _settings(config)
     source: Readable = opened(run, step, allow_roots=allow_roots)
     if spec is not None:
         mapped = as_theirs(source, _spec(spec))
         source = mapped
         if show:
-            print(describe(mapped.resolved))
+            say(describe(mapped.resolved))
             return
     store = open_store(out)
     match to:
         case "hf":
-            settings = None if config is None else json.loads(Path(config).read_text())
             done = export_hf(source, store, dtype=DTYPES[dtype] if dtype else None, config=settings)
         case "ucp":
             done = export_ucp(source, store)
         case _:
             done = export_dcp(source, store)
-    _report(done, out)
+    if as_json:
+        say_json({"out": out, "files": list(done.files), "bytes": done.bytes})
+    else:
+        say_line(f"{len(done.files)} files, {bytes_text(done.bytes)} in {out}")
 
 
 def import_checkpoint(
@@ -83,21 +88,29 @@ def import_checkpoint(
     spec: str | None,
     copy: bool,
     show: bool,
-    allow_roots: Sequence[str] = (),
+    as_json: bool = False,
     names: str | None = None,
+    allow_roots: Sequence[str] = (),
 ) -> None:
-    mapped = as_ours(_with_names(source, names, allow_roots), _spec(spec))
+    with absence_told(source):
+        mapped = as_ours(_with_names(source, names, allow_roots), _spec(spec))
     if show:
-        print(describe(mapped.resolved))
+        say(describe(mapped.resolved))
         return
     stored = adopt(mapped, open_store(run), holder=_holder(), copy=copy)
     count = len({tensor for tensor, _ in mapped.tensors})
     how = "copied into" if copy else "indexed in place for"
-    print(f"{count} tensors of {source} {how} {run}: step {stored.step}")
-    for lost in (mapped.document.get("foreign") or {}).get("not_restored", ()):
-        print(f"not restored: {lost}")
-    for taken in (mapped.document.get("foreign") or {}).get("assumed", ()):
-        print(f"assumed: {taken}")
+    foreign = mapped.document.get("foreign") or {}
+    missing, assumed = list(foreign.get("not_restored", ())), list(foreign.get("assumed", ()))
+    if as_json:
+        reported = {"source": source, "run": run, "copied": copy, "step": stored.step, "tensors": count}
+        say_json({**reported, "not_restored": missing, "assumed": assumed})
+        return
+    say_line(f"{count} tensors of {source} {how} {run}: step {stored.step}")
+    for lost in missing:
+        say_line(f"not restored: {lost}")
+    for taken in assumed:
+        say_line(f"assumed: {taken}")
 
 
 def _with_names(source: str, file: str | None, allow_roots: Sequence[str]) -> Checkpoint:
@@ -129,27 +142,34 @@ def _names(path: str) -> list[str]:
     file = Path(path)
     if not file.is_file():
         raise ConfigError(field="--names", problem=f"there is no file {path}.")
-    text = file.read_text()
+    text = _text(file, "--names")
     if not text.lstrip().startswith("["):
-        return text.split()
+        return [line.strip() for line in text.splitlines() if line.strip()]
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(field="--names", problem=f"{path} is no JSON list ({error}).") from error
     if not all(isinstance(name, str) for name in found):
         raise ConfigError(field="--names", problem=f"{path} has an entry that is no name.")
     return found
 
 
-def diff_checkpoints(a: str, b: str, *, spec: str | None, allow_roots: Sequence[str] = ()) -> int:
+def diff_checkpoints(
+    a: str, b: str, *, spec: str | None, as_json: bool, allow_roots: Sequence[str] = ()
+) -> int:
     """Prints the differences; 0 if there are none, else 1."""
-    one, theirs = (open_checkpoint(url, allow_roots=allow_roots) for url in (a, b))
+    with absence_told(a, b):
+        one, theirs = (open_checkpoint(url, allow_roots=allow_roots) for url in (a, b))
     other = as_ours(theirs, _spec(spec)) if spec else theirs
+    if as_json:
+        every = [{"where": d.where, "what": d.what} for d in differences(one, other)]
+        say_json({"differences": every})
+        return USER_ERROR if every else FINISHED
     found = 0
     for difference in differences(one, other):
-        print(difference)
+        say_line(difference)
         found += 1
-    print(f"{found} differences" if found else "no differences")
+    say(f"{found} differences" if found else "no differences")
     return USER_ERROR if found else FINISHED
 
 
@@ -173,7 +193,7 @@ def show_read_plan(
     plan = read_plan(checkpoint, ranks)
     if as_json:
         ranks = [{n: getattr(r, n) for n in r.__dataclass_fields__} for r in plan.ranks]
-        print(json.dumps({"amplification": plan.amplification, "ranks": ranks}))
+        say_json({"amplification": plan.amplification, "ranks": ranks})
         return
     table = [("rank", "state", "read", "ranges", "peak memory")]
     table += [
@@ -186,20 +206,20 @@ def show_read_plan(
         )
         for r in plan.ranks
     ]
-    print(columns(table))
-    print(f"read amplification {plan.amplification:.3f}")
+    say(columns(table))
+    say(f"read amplification {plan.amplification:.3f}")
 
 
-def collect_garbage(run: str, *, dry_run: bool, wait: bool = False, unpin: str | None = None) -> None:
+def collect_garbage(
+    run: str, *, dry_run: bool, wait: bool = False, unpin: str | None = None, as_json: bool = False
+) -> None:
     """A run that is held deletes by itself what it doesn't need, and may be writing what nobody refers to
     yet: it is left alone. With `wait` it is taken over where its holder shows no life for its lease.
     """
-    directory = RunDirectory(open_store(run))
+    directory = run_there(run)
     keep = [c.slot for c in directory.commits()]
     if unpin is not None and not dry_run and not directory.unpin(unpin):
         raise ConfigError(field="--unpin", problem=f"{unpin} reads nothing of {run}.")
-    for pin in directory.log.pins():
-        print(f"kept for {pin.holder}: {pin.path}")
     _, sizes = directory.unneeded(keep)
     if not dry_run and (sizes or directory.leftovers()):
         lease = Lease(directory.store, holder=_holder(), lease_s=LEASE_S)
@@ -214,9 +234,16 @@ def collect_garbage(run: str, *, dry_run: bool, wait: bool = False, unpin: str |
         finally:
             lease.release()
         sizes = {path: sizes.get(path, 0) for path in gone}
+    pins = [(pin.holder, pin.path) for pin in directory.log.pins()]
+    if as_json:
+        kept = [{"run": holder, "path": path} for holder, path in pins]
+        say_json({"removed": not dry_run, "bytes_by_directory": sizes, "kept_for": kept})
+        return
+    for holder, path in pins:
+        say_line(f"kept for {holder}: {path}")
     for path, size in sizes.items():
-        print(f"{'would remove' if dry_run else 'removed'} {path}: {bytes_text(size)}")
-    print(f"{len(sizes)} directories, {bytes_text(sum(sizes.values()))}")
+        say_line(f"{'would remove' if dry_run else 'removed'} {path}: {bytes_text(size)}")
+    say(f"{len(sizes)} directories, {bytes_text(sum(sizes.values()))}")
 
 
 def _spec(path: str | None) -> Spec:
@@ -225,7 +252,28 @@ def _spec(path: str | None) -> Spec:
     file = Path(path)
     if not file.is_file():
         raise ConfigError(field="--spec", problem=f"there is no file {path}.")
-    return parse(file.read_text(), origin=file.name)
+    return parse(_text(file, "--spec"), origin=file.name)
+
+
+def _settings(path: str) -> dict[str, Any]:
+    """What becomes config.json: an object of JSON, read before anything is written."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(field="--config", problem=f"there is no file {path}.")
+    try:
+        settings = json.loads(_text(file, "--config"))
+    except ValueError as error:
+        raise ConfigError(field="--config", problem=f"{path} is no JSON: {error}.") from error
+    if not isinstance(settings, dict):
+        raise ConfigError(field="--config", problem=f"{path} holds no JSON object.")
+    return cast("dict[str, Any]", settings)
+
+
+def _text(file: Path, field: str) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(field=field, problem=f"{file} can't be read: {error}.") from error
 
 
 def _axes(text: str) -> dict[str, int]:
@@ -243,7 +291,3 @@ def _axes(text: str) -> dict[str, int]:
 
 def _holder() -> str:
     return f"elastic-train ckpt on {platform.node()}, {uuid.uuid4().hex[:8]}"
-
-
-def _report(done: Exported, out: str) -> None:
-    print(f"{len(done.files)} files, {bytes_text(done.bytes)} in {out}")

@@ -188,7 +188,7 @@ class StoreContract:
         first.flush()
         first.append({"n": "too late"})
         second = Journal(store, log.begin_term("second"))
-        assert [r for part in second.begin() for r in part.records] == [{"n": 1}]
+        assert [r for part in second.begin().parts for r in part.records] == [{"n": 1}]
         with pytest.raises(Fenced):
             first.flush()
         second.append({"n": 2})

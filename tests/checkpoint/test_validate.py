@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from elastic_train.checkpoint.checksums import crc, digest
-from elastic_train.checkpoint.manifest import SCHEMA
+from elastic_train.checkpoint.manifest import SCHEMA, Manifest
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.errors import (
@@ -152,6 +152,22 @@ def test_more_rows_than_bytes_are_refused_before_they_are_decoded(made: Made) ->
         writer.add_key_value_metadata({k: v for k, v in words.items() if k.startswith(b"elastic")})
     with pytest.raises(Malformed, match=r"bytes claims 524288 rows"):
         read(url)
+
+
+def test_a_page_that_holds_more_than_the_footer_says_is_refused(made: Made) -> None:
+    """The footer's claims are mended to hide what the pages hold."""
+    url = made([GOOD] * 9)
+    path = Path(url) / "manifest.parquet"
+    data = path.read_bytes()
+    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
+    refused = 0
+    for at in range(footer, len(data) - 8):
+        if data[at] == 18:  # 9 as the footer has it: of rows and of values
+            path.write_bytes(data[:at] + bytes([2]) + data[at + 1 :])
+            with pytest.raises(CheckpointError):
+                read(url)
+            refused += 1
+    assert refused > 5
 
 
 @pytest.mark.parametrize(
@@ -304,3 +320,7 @@ def test_a_far_slot_costs_nothing(tmp_path: Path, save: Callable[..., Stored]) -
     (tmp_path / "commits" / "99999999.json").write_bytes(b"x")
     with pytest.raises(NoCheckpoint, match=f"slot {stored.slot + 1} is missing"):
         open_checkpoint(str(tmp_path))
+
+
+def test_a_manifest_without_rows_is_one() -> None:
+    assert len(Manifest.decode(Manifest.of([]).encode(), url="x")) == 0

@@ -33,7 +33,7 @@ def test_what_a_term_began_from_stays_what_lies_before_its_own_words(acts: list[
     for number, (which, act) in enumerate(acts):
         if act == "begin" or not writers:
             writers.append(Journal(store, log.begin_term("x")))
-            taken.append([record["n"] for part in writers[-1].begin() for record in part.records])
+            taken.append([record["n"] for part in writers[-1].begin().parts for record in part.records])
             continue
         term = min(which, len(writers) - 1) + 1
         if act == "append":
@@ -68,7 +68,7 @@ def test_a_flush_that_is_under_way_while_the_next_term_begins_is_void() -> None:
     thread.start()
     hold.reached.wait()
     second = Journal(store, 2)
-    assert [part.records for part in second.begin()] == [[]]
+    assert [part.records for part in second.begin().parts] == [[]]
     hold.go.set()
     thread.join()
     second.append({"n": "in time"})

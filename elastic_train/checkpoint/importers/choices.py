@@ -6,8 +6,10 @@ import re
 from collections.abc import Sequence
 
 from elastic_train.checkpoint.importers.weight_files import STATES, names_in
+from elastic_train.checkpoint.importers.zip_index import LEGACY
 from elastic_train.storage.store import Store
 
+SHOWN = 8
 _MODEL = (".pt", ".pth", ".bin", ".ckpt", ".pt.tar", ".pth.tar")
 _SAFE = ".safetensors"
 _MARKS = frozenset(
@@ -30,17 +32,28 @@ def is_model(name: str) -> bool:
 def lone_model(store: Store) -> str | None:
     """The one model's file of a directory, as jobs of Ray Train write it."""
     found = [n for n in names_in(store, "") if _may_be_model(n)]
-    return found[0] if len(found) == 1 and not found[0].endswith(_SAFE) else None
+    if len(found) != 1 or found[0].endswith(_SAFE):
+        return None
+    head = store.read(found[0], 0, min(store.size(found[0]), len(LEGACY)))
+    return found[0] if head.startswith((b"PK", LEGACY)) else None
+
+
+def told(url: str, found: Sequence[str]) -> str:
+    """A sentence with the choices."""
+    files = [path for path in found if _may_be_model(path.rpartition("/")[2])]
+    some = ", ".join(f"{url.rstrip('/')}/{path}" for path in found[:SHOWN])
+    more = f" (and {len(found) - SHOWN} more)" if len(found) > SHOWN else ""
+    return f"Name the {'file' if len(files) == len(found) else 'directory'} that is meant: {some}{more}."
 
 
 def choices(store: Store) -> list[str]:
-    """Directories and files inside, in the order of their numbers."""
+    """Directories and files inside, those with the highest numbers first."""
     directories: dict[str, list[str]] = {}
     for path in store.list(""):
         directory, _, name = path.rpartition("/")
         directories.setdefault(directory, []).append(name)
     found = [path for at, names in directories.items() for path in _in_directory(at, names)]
-    return sorted(found, key=_numbers)
+    return sorted(found, key=_numbers, reverse=True)
 
 
 def _in_directory(at: str, names: Sequence[str]) -> list[str]:

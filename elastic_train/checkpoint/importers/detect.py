@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from elastic_train.checkpoint.importers.choices import choices, is_model, lone_model
+from elastic_train.checkpoint.importers.choices import choices, is_model, lone_model, told
 from elastic_train.checkpoint.importers.dcp import METADATA, open_dcp
 from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
 from elastic_train.checkpoint.importers.full_pt import open_full
@@ -78,12 +78,7 @@ def _import(url: str, options: Options | None, names: Names) -> Imported | None:
         return open_full(store, lone, options, names=names)
     found = choices(store)
     if found:
-        some = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
-        raise NoCheckpoint(
-            url=url,
-            problem=f"by itself it is no checkpoint; in it are {some}. Open one of them, as "
-            f"{url}/{found[-1]}.",
-        )
+        raise NoCheckpoint(url=url, problem=f"nothing was committed here. {told(url, found)}")
     return None
 
 

@@ -166,7 +166,5 @@ def test_files_beside_weights_say_that_they_are_no_model(written: Path) -> None:
 def test_a_directory_of_checkpoints_names_the_newest(written: Path, tmp_path: Path) -> None:
     for step in (20, 100, 3):
         shutil.copytree(written / "trainer", tmp_path / f"checkpoint-{step}")
-    with pytest.raises(
-        NoCheckpoint, match=r"checkpoint-3, checkpoint-20, checkpoint-100.*as .*checkpoint-100"
-    ):
+    with pytest.raises(NoCheckpoint, match=r"Name the directory.*-100, .*-20, .*-3\."):
         open_checkpoint(str(tmp_path))

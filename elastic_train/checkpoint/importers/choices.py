@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from elastic_train.checkpoint.importers.weight_files import STATES, names_in
+from elastic_train.checkpoint.importers.weight_files import MODELS, SAFE, STATES, TORCH, names_in
 from elastic_train.checkpoint.importers.zip_index import LEGACY
 from elastic_train.storage.store import Store
 
 SHOWN = 8
-_MODEL = (".pt", ".pth", ".bin", ".ckpt", ".pt.tar", ".pth.tar")
-_SAFE = ".safetensors"
 _MARKS = frozenset(
     (
         ".metadata", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
@@ -26,13 +24,13 @@ _PARTS = re.compile(r"(.*_)?(mp|pp|expp)_rank_\d+.*|layer_\d+-.*|.*\.distcp|__\d
 
 def is_model(name: str) -> bool:
     """Whether a file has a name that models of torch have, and none of those that lie beside them."""
-    return name.endswith(_MODEL)
+    return name.endswith((*MODELS, TORCH))
 
 
 def lone_model(store: Store) -> str | None:
     """The one model's file of a directory, as jobs of Ray Train write it."""
     found = [n for n in names_in(store, "") if _may_be_model(n)]
-    if len(found) != 1 or found[0].endswith(_SAFE):
+    if len(found) != 1 or found[0].endswith(SAFE):
         return None
     head = store.read(found[0], 0, min(store.size(found[0]), len(LEGACY)))
     return found[0] if head.startswith((b"PK", LEGACY)) else None
@@ -64,7 +62,7 @@ def _in_directory(at: str, names: Sequence[str]) -> list[str]:
 
 
 def _may_be_model(name: str) -> bool:
-    known = is_model(name) or name.endswith(_SAFE)
+    known = is_model(name) or name.endswith(SAFE)
     return known and not STATES.fullmatch(name) and not _PARTS.fullmatch(name)
 
 

@@ -58,7 +58,9 @@ def open_tag(store: Store, directory: str, *, optimizer: bool = True) -> Tag:
     experts = [n for n in names if _EXPERT.fullmatch(n)]
     if experts:
         raise FormatUnsupported(
-            url=url, problem=f"it has experts in files of their own ({experts[0]}), which can't be read yet."
+            url=url,
+            problem=f"it has experts in files of their own ({experts[0]}), which can't be read yet. "
+            "Load it with DeepSpeed and save it with torch.distributed.checkpoint.",
         )
     optimizers = _by_rank(_OPTIM, names, url) if optimizer else {}
     models = {(0, int(m[1])): n for n in names if (m := _MODEL.fullmatch(n))}

@@ -15,6 +15,8 @@ from elastic_train.errors import ChecksumMismatch, NoCheckpoint, StorageError
 from elastic_train.storage.store import Store, check_path
 
 SAFE, TORCH = ".safetensors", ".bin"
+MODELS = (".pt", ".pth", ".ckpt", ".pt.tar", ".pth.tar")
+"""How files are called that hold a model and whatever a job keeps beside it."""
 SINGLE = {SAFE: ("model.safetensors",), TORCH: ("pytorch_model.bin", "pytorch_model_fsdp.bin")}
 INDEX = ".index.json"
 _PART = re.compile(r"(.+)-(\d{1,9})-of-(\d{1,9})(\.safetensors|\.bin)")
@@ -68,7 +70,10 @@ def weight_files(store: Store, at: str, names: Sequence[str]) -> WeightFiles | N
             raise ambiguous(url, found)
         else:
             chosen = found
-        beside = [
+        others = [n for n in names if n.endswith(MODELS) and not STATES.fullmatch(n)]
+        if others and listed is None and not usual and len(chosen) == 1:
+            raise ambiguous(url, [*chosen, *others])
+        beside = [*others] + [
             n for n in names if n.endswith((SAFE, TORCH)) and n not in chosen and not STATES.fullmatch(n)
         ]
         return WeightFiles(names=chosen, suffix=suffix, listed=listed, beside=beside)

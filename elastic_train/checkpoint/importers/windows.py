@@ -77,9 +77,12 @@ def _of_file(store: Store, file: str, items: Mapping[str, Item]) -> dict[str, Wi
         if item.start < 0 or item.length < 0 or item.start + item.length > size:
             problem = f"{name} ends at byte {item.start + item.length} of {size}: the file is truncated."
             raise ChecksumMismatch(url=url, problem=f"{problem} Copy it again.")
-    ranges = [(i.start, i.length if i.length <= WHOLE else HEAD) for i in items.values()]
-    blocks = store.read_ranges(file, ranges)
+    distinct = sorted({(item.start, item.length) for item in items.values()})
+    if sum(length for _, length in distinct) > size:
+        raise ChecksumMismatch(url=url, problem="its items lie in one another: its metadata is damaged.")
+    ranges = [(start, length if length <= WHOLE else HEAD) for start, length in distinct]
+    heads = dict(zip(distinct, store.read_ranges(file, ranges), strict=True))
     return {
-        name: Window(store=store, item=item, head=block)
-        for (name, item), block in zip(items.items(), blocks, strict=True)
+        name: Window(store=store, item=item, head=heads[item.start, item.length])
+        for name, item in items.items()
     }

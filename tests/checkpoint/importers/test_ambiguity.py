@@ -51,6 +51,11 @@ def two_files_of_torch(at: Path) -> None:
     torch.save({"w": torch.ones(2)}, at / "best.pt")
 
 
+def weights_and_a_file_of_torch(at: Path) -> None:
+    save_file(ONE, at / "weights.safetensors")
+    torch.save({"model": {"w": torch.ones(2)}}, at / "checkpoint.pt")
+
+
 def tags_without_a_pointer(at: Path) -> None:
     for tag in ("global_step4", "global_step8"):
         (at / tag).mkdir()
@@ -66,6 +71,7 @@ def tags_without_a_pointer(at: Path) -> None:
         (a_part_missing, ("model-00001-of-00003", "model-00002-of-00003")),
         (whole_and_index, ("model.safetensors", "model.safetensors.index.json")),
         (two_files_of_torch, ("last.pt", "best.pt")),
+        (weights_and_a_file_of_torch, ("weights.safetensors", "checkpoint.pt")),
         (tags_without_a_pointer, ("global_step4", "global_step8")),
     ],
 )

@@ -6,7 +6,7 @@ A run of as many workers as nodes begins, saves a checkpoint, loses a node, and 
 notice. Every event goes through `control.transition`, as in the controller's one deciding thread, under a
 planner that costs next to nothing: what is measured is control and recovery. A decision is one event.
 Reported are the slowest one, and all of an incident together, from the loss to the order to form again. The
-growth exponent is that of the slowest decision over the number of workers: 1 is linear. Seconds are the thread's own.
+growth exponent is that of the slowest decision over the number of workers: 1 is linear.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from elastic_train.control.spread import spread
 from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Waiting, Worker
 from elastic_train.planner.plan import Plan, WorkerSlot
 
-NO_FLAP = ("preemption", "user")
+NO_FLAP = ("preemption", "user", "storage")
 
 
 @remembered

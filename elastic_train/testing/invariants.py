@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from elastic_train.control.commands import Commit, Form, Go, StopWorker
@@ -67,7 +68,9 @@ def _check_form(before: State, form: Form, after: Facts, cluster: SimulatedClust
         held += [LocalState(generation=s.generation, rank=s.rank, step=s.step) for s in peers]
         like = next(h for h in held if h.generation == origin.generation)
         known = replace(facts, stored=after.stored)  # the event may be the commit of a nearer base
-        there = _assembled(like, held, known, step, _known(facts, cluster))
+        replays = form.origin.replays if isinstance(form.origin, Mixed) else ()
+        near = {r.base for r in replays if r.peers and cluster.peers.reported.issuperset(r.peers)}
+        there = _assembled(like, held, known, step, _known(facts, cluster), near)
         assert there, "what a group starts from is held, or logged, every part of it"
     _follow_line(form, step, cluster)
     group = cluster.group
@@ -112,7 +115,12 @@ def _known(facts: Facts, cluster: SimulatedCluster) -> list[SimulatedWorker]:
 
 
 def _assembled(
-    like: LocalState, held: list[LocalState], facts: Facts, step: int, logs: list[SimulatedWorker]
+    like: LocalState,
+    held: list[LocalState],
+    facts: Facts,
+    step: int,
+    logs: list[SimulatedWorker],
+    near: Collection[int] = (),
 ) -> bool:
     """Whether every part is held at a step, or can be replayed up to it from the logs of workers."""
     plan = dict(facts.plans).get(like.generation)
@@ -130,7 +138,7 @@ def _assembled(
         return True  # what nobody holds is in the checkpoint of that step
     if plan.mesh.pp == 1 or like.generation <= facts.unreplayed:
         return not lacking
-    bases = [0] if facts.stored is None else [facts.stored.step]
+    bases = [*near, 0 if facts.stored is None else facts.stored.step]  # `near` are in peer memory
     return all(replayable(stage, like, step, plan, bases, logs) for stage, _ in lacking)
 
 

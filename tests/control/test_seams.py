@@ -1,5 +1,5 @@
-"""Weather at the seams: commits that nobody answers, storage that hangs, long evaluations, slow code of the job,
-an observer that sees nobody, ranks that hang. A failure prints its seed."""
+"""Weather at the seams: commits that nobody answers, storage that hangs, long evaluations, slow code of the
+job, an observer that sees nobody, ranks that hang. A failure prints its seed."""
 
 from __future__ import annotations
 

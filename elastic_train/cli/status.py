@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from datetime import UTC, datetime
 
 from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cli.say import say, say_json, say_line
 from elastic_train.cli.steer import STALE_S, WATCH_S, alive
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import StorageNotFound
@@ -39,50 +39,49 @@ def show_status(run: str, *, as_json: bool, watch_s: float = WATCH_S) -> None:
     stale = held and silent and not alive(store, watch_s)
     if as_json:
         book = ledger(records)
-        print(
-            json.dumps(
-                {
-                    "run": run,
-                    "phase": progress.phase,
-                    "step": progress.step,
-                    "max_steps": config.get("max_steps"),
-                    "loss": progress.loss,
-                    "saved": progress.saved,
-                    "cadence": cadence,
-                    "peer_memory": [asdict(held) for held in peers_held(records)],
-                    "plan": planning(records),
-                    "restarts": progress.restarts,
-                    "ended": progress.ended,
-                    "last_event": records[-1].wall,
-                    "stale": stale,
-                    "holder": None if lease is None or lease.released else lease.holder,
-                    "losses": book.losses,
-                    "changes": [asdict(change) for change in changes],
-                }
-            )
+        say_json(
+            {
+                "run": run,
+                "phase": progress.phase,
+                "step": progress.step,
+                "max_steps": config.get("max_steps"),
+                "loss": progress.loss,
+                "saved": progress.saved,
+                "cadence": cadence,
+                "peer_memory": [asdict(held) for held in peers_held(records)],
+                "plan": planning(records),
+                "restarts": progress.restarts,
+                "skipped": sum(entry.skipped for entry in book.kept),
+                "ended": progress.ended,
+                "last_event": records[-1].wall,
+                "stale": stale,
+                "holder": None if lease is None or lease.released else lease.holder,
+                "losses": book.losses,
+                "changes": [asdict(change) for change in changes],
+            }
         )
         return
-    print(line(progress, int(config.get("max_steps", 0))))
-    print(f"last event {records[-1].wall}: {progress.reason}")
+    say(line(progress, int(config.get("max_steps", 0))))
+    say_line(f"last event {records[-1].wall}: {progress.reason}")
     if planned := planning(records):
-        print(f"plan: {planned}")
-    print(cadence)
-    print(words(goodput(records)))
+        say(f"plan: {planned}")
+    say(cadence)
+    say(words(goodput(records)))
     if stale:
-        print(f"stale since {records[-1].wall}: its controller shows no life; submit the run again to go on")
+        say(f"stale since {records[-1].wall}: its controller shows no life; submit the run again to go on")
     elif held and lease is not None:
-        print(f"held by {lease.holder}")
+        say_line(f"held by {lease.holder}")
     if changes:
-        print("\n" + columns(history_table(changes)))
+        say("\n" + columns(history_table(changes)))
 
 
 def show_events(run: str, *, as_json: bool) -> None:
     _, records = _records(run)
     for record in records:
         if as_json:
-            print(json.dumps(to_json(record)))
-        elif record.reason and not isinstance(record.event, StepCommitted):
-            print(f"{record.wall[:19]}  {record.phase:9}  {record.reason}")
+            say_json(to_json(record))
+        elif record.reason and (not isinstance(record.event, StepCommitted) or record.event.skipped):
+            say_line(f"{record.wall[:19]}  {record.phase:9}  {record.reason}")
 
 
 def _records(run: str) -> tuple[Store, list[Record]]:

@@ -6,6 +6,7 @@ storage waits for it, and so does the end of a run.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from elastic_train.control.commands import Commit
@@ -26,8 +27,15 @@ def commit_command(facts: Facts, attempt: Attempt) -> Commit:
         generation=attempt.generation,
         step=attempt.step,
         parts=attempt.parts,
-        metrics=dict(facts.metrics).get(attempt.step, ()),
+        metrics=_metrics(facts, attempt),
     )
+
+
+def _metrics(facts: Facts, attempt: Attempt) -> tuple[tuple[str, float], ...]:
+    """What is known of the step, by its reports and by its parts; what is no number is no metric."""
+    reported = dict(facts.metrics).get(attempt.step, ())
+    reported = dict(reported) | {name: value for part in attempt.parts for name, value in part.metrics}
+    return tuple((name, value) for name, value in reported.items() if math.isfinite(value))
 
 
 def due_at(facts: Facts, attempt: Attempt, policy: Policy) -> float:

@@ -9,6 +9,7 @@ from elastic_train.control.commands import Save
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.incidents import progressed
 from elastic_train.control.membership import proven
+from elastic_train.control.not_finite import end_by_row, row_with, too_long
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Outcome, Paced, Pausing, Running, State
 from elastic_train.control.trouble import rests
@@ -31,7 +32,7 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
     if event.step <= facts.reported:
         return _reported_again(state, event)
     facts = _noted(facts, event)
-    said = f"step {event.step} is committed"
+    said = f"step {event.step} is committed" + (", skipped: not finite" if event.skipped else "")
     if isinstance(phase, Pausing):
         return Outcome(state=replace(state, facts=facts, phase=replace(phase, heard=event.at)), reason=said)
     if not isinstance(phase, Running):
@@ -41,6 +42,8 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
         phase = replace(phase, proven=True)
     elif facts.saving is None:  # nor the first step of a group, which is longer
         facts = replace(facts, paced=_paced(facts.paced, phase.plan, event.seconds))
+    if facts.unfit is not None and too_long(facts.unfit, policy.not_finite):
+        return end_by_row(State(facts=facts, phase=phase), facts.unfit)
     if event.step >= policy.max_steps:
         state = State(facts=facts, phase=replace(phase, final_since=event.at))
         return Outcome(state=state, reason=f"{said}, the last; its checkpoint is awaited")
@@ -84,6 +87,7 @@ def _noted(facts: Facts, event: StepCommitted) -> Facts:
         seen=(event.generation, Vote(step=event.step, values=event.vote)),
         metrics=(*facts.metrics[1 - METRICS_KEPT :], (event.step, metrics)),
         step_s=event.seconds,
+        unfit=row_with(facts.unfit, event.step, skipped=event.skipped),
         **_paces(facts, event.seconds),
     )
     facts = progressed(facts, event.generation)

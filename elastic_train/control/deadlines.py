@@ -151,7 +151,7 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
         ):
             return _no_capacity(state, phase, policy, at)
         case Forming() if at > forming_due_at(phase, policy, moved):
-            limit = form_limit_s(phase.origin, policy)
+            limit = form_limit_s(phase.origin, policy.timing)
             reads = checkpoint_of(phase.origin) is not None  # a mount that hangs raises nothing
             detail = f"the group did not form within {limit:.0f} s"
             cause = Cause(kind="storage" if reads else "silence", detail=detail)

@@ -223,6 +223,7 @@ class PartWritten:
     manifest: str  # part manifest's path, relative to the checkpoint's directory
     digest: str  # of the part manifest's bytes
     state_digest: int = 0  # this part's share of the digest of the whole state
+    metrics: tuple[tuple[str, float], ...] = ()  # of the step, which may be known sooner than its report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,6 +272,14 @@ class CheckpointRejected:
     stored: Stored
     problem: str
     fallback: Stored | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerFailed:
+    """What this controller itself could not do, by a fault of ours: the run ends with its words."""
+
+    at: float
+    detail: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,6 +341,7 @@ Event = (
     | PeersHeld
     | CheckpointCommitted
     | CheckpointRejected
+    | ControllerFailed
     | FencedOff
     | StopRequested
     | SaveRequested

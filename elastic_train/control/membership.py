@@ -170,10 +170,11 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     if staying + room < policy.min_workers:  # a node that rests is better than none
         barred = leaving | _resting(facts, policy, at)
     born, started = facts.born, list[Worker]()
-    for node in _in_turns(n for n in facts.nodes if n.name not in barred):
-        for _ in range(max(min(node.slots - taken[node.name], wanted), 0)):
-            born, wanted = born + 1, wanted - 1
-            started.append(Worker(name=f"w{born:04d}", node=node.name, status="starting", since=at))
+    for node in _places((n for n in facts.nodes if n.name not in barred), taken, spread=policy.spread)[
+        :wanted
+    ]:
+        born += 1
+        started.append(Worker(name=f"w{born:04d}", node=node, status="starting", since=at))
     if not started:
         return Outcome(state=state)
     facts = replace(facts, workers=(*facts.workers, *started), born=born)
@@ -183,6 +184,16 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
         reason=f"starting {len(started)} worker{'s' * (len(started) > 1)} on "
         + ", ".join(dict.fromkeys(w.node for w in started)),
     )
+
+
+def _places(nodes: Iterable[Node], taken: Mapping[str, int], *, spread: bool) -> list[str]:
+    """The free places of nodes, in the order in which they are taken: node by node, or spread over them."""
+    free = [
+        (place, node.name)
+        for node in _in_turns(nodes)
+        for place in range(taken.get(node.name, 0), node.slots)
+    ]
+    return [name for _, name in (sorted(free, key=lambda entry: entry[0]) if spread else free)]
 
 
 def _in_turns(nodes: Iterable[Node]) -> list[Node]:

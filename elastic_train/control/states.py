@@ -149,6 +149,7 @@ class Facts:
     saving: float | None = None  # the same of the one that is being written, so far
     quiet_step_s: float | None = None  # a step's seconds while none is
     uncovered: int = 0  # failures after which storage was read, or nothing was left
+    unfit: tuple[int, int] | None = None  # the row of steps without a finite loss that the newest one ends
     ended: int | None = None  # the step with which the job's own loop ended the run, short of the last
     save_asked: float | None = None  # when a checkpoint was last asked for, where control asks
     final_tries: int = 0

@@ -26,9 +26,11 @@ from elastic_train.control.deadlines import tick
 from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Adopted,
+    Cause,
     CauseKind,
     CheckpointCommitted,
     CheckpointRejected,
+    ControllerFailed,
     Event,
     FencedOff,
     FinalReport,
@@ -100,6 +102,9 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return checkpoint_committed(state, event, policy)
         case CheckpointRejected():
             return checkpoint_rejected(state, event, policy)
+        case ControllerFailed(detail=detail):
+            cause = Cause(kind="engine", detail=detail.rstrip().rpartition("\n")[2])
+            return end(state, "infrastructure", detail, cause=cause)
         case FencedOff(by_term=term):
             return end(state, "fenced", f"term {term} owns the run now")
         case SaveRequested():

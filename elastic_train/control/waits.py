@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import assert_never
 
+from elastic_train.config import Timing
 from elastic_train.control import commits, last_save
 from elastic_train.control.membership import present, starting
 from elastic_train.control.policy import Policy
@@ -84,14 +85,14 @@ def pause_due_at(facts: Facts, phase: Pausing, policy: Policy, moved: float) -> 
 
 def forming_due_at(phase: Forming, policy: Policy, moved: float) -> float:
     """The engine's own part has `form_s`; members inside the job's own code move, while that may last."""
-    limit = form_limit_s(phase.origin, policy)
+    limit = form_limit_s(phase.origin, policy.timing)
     return min(max(phase.since, moved), phase.since + policy.timing.user_code_s) + limit
 
 
-def form_limit_s(origin: Origin, policy: Policy) -> float:
+def form_limit_s(origin: Origin, timing: Timing) -> float:
     """Seconds that forming a group may take. Steps that are replayed count as steps."""
     replays = isinstance(origin, Mixed) and origin.replays
-    return policy.timing.form_s + (policy.timing.progress_s if replays else 0.0)
+    return timing.form_s + (timing.progress_s if replays else 0.0)
 
 
 def peers_due_at(facts: Facts, policy: Policy) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -106,13 +107,14 @@ def _check_whole(found: Mapping[Rank, str], url: str) -> None:
     """No rank is missing below the highest that is there."""
     if found:
         dp, mp = max(r for r, _ in found) + 1, max(m for _, m in found) + 1
-        gone = [(r, m) for r in range(dp) for m in range(mp) if (r, m) not in found]
-        if gone:
-            r, m = gone[0]
+        missing = dp * mp - len(found)
+        if missing:  # the first one is among as many ranks as there are files, however large numbers are
+            ranks = itertools.product(range(dp), range(mp))
+            r, m = next(rank for rank in ranks if rank not in found)
             raise FragmentMissing(
                 url=url,
                 problem=f"the file of dp rank {r}, mp rank {m} beside {next(iter(found.values()))} is gone; "
-                f"{len(gone)} of {dp * mp} are missing. Copy them from where it was.",
+                f"{missing} of {dp * mp} are missing. Copy them from where it was.",
             )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_train.checkpoint.document import Json
-from elastic_train.checkpoint.importers.pickle_free import Opaque, TensorRef
+from elastic_train.checkpoint.importers.pickle_free import OddTensor, Opaque, TensorRef
 from elastic_train.checkpoint.importers.torch_file import TorchFile
 
 _DEPTH = 32
+FEW = 8
+"""Lines of an account that one entry of a file may have."""
 NO_DATA_CURSOR = "the position in the data: a run goes on with the sample order of its own seed at this step"
 NO_RANDOM_STATE = "random states: a run draws from its own seed"
 
@@ -41,8 +44,12 @@ def document(
     system: str,
     facts: Mapping[str, Json],
     not_restored: Iterable[str],
+    assumed: Iterable[str] = (),
 ) -> dict[str, Json]:
-    """The fields of a run's own checkpoints, and `foreign`: the system, its facts, what isn't restored."""
+    """The fields of a run's own checkpoints, and `foreign`: the system, its facts, what isn't restored, and
+    what had to be assumed.
+    """
+    taken = list(assumed)
     return {
         "step": step,
         "vote": None,
@@ -63,6 +70,7 @@ def document(
             "system": system,
             **facts,
             "not_restored": [*not_restored, NO_DATA_CURSOR, NO_RANDOM_STATE],
+            **({"assumed": taken} if taken else {}),
         },
     }
 
@@ -86,6 +94,31 @@ def scalar(file: TorchFile, value: Any) -> dict[str, Json]:
     if isinstance(value, TensorRef):
         return {"value": file.scalar(value), "dtype": value.dtype}
     return {"value": value}
+
+
+def steps_in(facts: Any, words: Iterable[str]) -> int | None:
+    """The number of steps under one of these words, if it is a number of steps."""
+    for word in words:
+        value = facts.get(word) if isinstance(facts, Mapping) else None
+        if type(value) is int and 0 <= value < 2**63:
+            return value
+    return None
+
+
+def in_short(lost: Iterable[str]) -> list[str]:
+    """The account with one line for what one entry of a file has many of."""
+    entries: dict[str, list[str]] = {}
+    for line in lost:
+        entries.setdefault(re.split(r"[.:\[]", line, maxsplit=1)[0], []).append(line)
+    return [
+        line
+        for entry, lines in entries.items()
+        for line in (
+            lines
+            if len(lines) <= FEW
+            else [f"{entry}: {len(lines)} parts that are no numbers or text, as {lines[0]}"]
+        )
+    ]
 
 
 def plain(value: Any, place: str = "") -> tuple[Json, list[str]]:
@@ -113,6 +146,8 @@ def _plain(value: Any, place: str, lost: list[str], depth: int) -> Json:
             lost.append(f"{place}: a tensor of {value.dtype} {list(value.shape)}")
         case Opaque():
             lost.append(f"{place}: a {value.kind}")
+        case OddTensor():
+            lost.append(f"{place}: {value.what}")
         case _:
             lost.append(f"{place}: a {type(value).__name__}")
     return None

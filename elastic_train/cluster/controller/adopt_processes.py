@@ -12,7 +12,7 @@ from ray.exceptions import RayError, RayTaskError
 from elastic_train.cluster.actor_names import NAMESPACE, peer_store_of, worker_of
 from elastic_train.cluster.controller.performer import Performer
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.cluster.ray_calls import named_actors
+from elastic_train.cluster.ray_calls import answer, named_actors
 from elastic_train.cluster.reported_events import each_once
 from elastic_train.control.events import StepCommitted
 
@@ -55,9 +55,9 @@ def _heard(handles: dict[str, Any], performer: Performer, verdict_s: float) -> F
         try:
             if any(call in pending for call in three):
                 raise TimeoutError
-            heartbeat, ready, said = ray.get(list(three))
+            heartbeat, ready, said = (answer(call, verdict_s) for call in three)
         except (TimeoutError, RayTaskError):  # it is there: still loading its job, say, or with an error
-            performer.meet(worker, handles[worker])
+            performer.workers.meet(worker, handles[worker])
             silent.append(worker)
         except RayError:
             continue

@@ -5,8 +5,10 @@ Judging is done in `control`; here the stacks are collected and the events are p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling
@@ -15,21 +17,18 @@ from elastic_train.control.states import Facts, Pausing, Running, State
 from elastic_train.control.stragglers import Pace
 from elastic_train.planner.plan import Mesh
 
+log = logging.getLogger(__name__)
+SLACK_S = 5.0
 Stacks = Callable[[tuple[str, ...]], Mapping[str, str]]
 
 
 class HangWatch:
-    """`stacks` asks members for their stacks and may take a while; `aside` runs a call on another thread."""
+    """`stacks` asks members for their stacks, within the verdict time."""
 
     def __init__(
-        self,
-        timing: Timing,
-        *,
-        post: Callable[[Event], None],
-        stacks: Stacks,
-        aside: Callable[[Callable[[], None]], None],
+        self, timing: Timing, *, post: Callable[[Event], None], stacks: Stacks, effects: Effects
     ) -> None:
-        self._timing, self._post, self._stacks, self._aside = timing, post, stacks, aside
+        self._timing, self._post, self._stacks, self._effects = timing, post, stacks, effects
         self._reported = 0  # the generation that was last found to stand still
         self._paced = 0
         self._pace = Pace()
@@ -51,7 +50,7 @@ class HangWatch:
         if stall is not None:
             self._reported = facts.generation
             nodes = {s.worker: s.node for s in group}
-            self._aside(lambda: self._name(facts.generation, stall, nodes))
+            self._name(facts.generation, stall, nodes)
 
     def moved_s(self, state: State, heartbeats: Iterable[Heartbeat]) -> float | None:
         """For how long no member of the group entered a phase or a micro-batch; None: nobody looks."""
@@ -60,7 +59,26 @@ class HangWatch:
         return min((s.phase_s for s in _group(state, state.phase, heartbeats)), default=None)
 
     def _name(self, generation: int, stall: Stall, nodes: Mapping[str, str]) -> None:
-        stacks = self._stacks(tuple(nodes))
+        """Ends in Hung, without stacks where none could be collected."""
+
+        def ended(ending: Ending[Mapping[str, str]]) -> None:
+            if not isinstance(ending, Done):
+                log.warning("no stacks of generation %d: %s", generation, ending)
+            self._say(generation, stall, nodes, ending.value if isinstance(ending, Done) else {})
+
+        self._effects.begin(
+            Effect(
+                name=f"the stacks of generation {generation}",
+                lane=Lane.URGENT,
+                within_s=self._timing.verdict_s + SLACK_S,
+                call=lambda: self._stacks(tuple(nodes)),
+                ended=ended,
+            )
+        )
+
+    def _say(
+        self, generation: int, stall: Stall, nodes: Mapping[str, str], stacks: Mapping[str, str]
+    ) -> None:
         who = culprit(stall, stacks)
         at = who or stall.suspects[0]
         subject = f"{at.worker} (rank {at.rank}, node {nodes[at.worker]}) has"

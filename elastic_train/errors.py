@@ -16,6 +16,7 @@ ElasticTrainError
 |-- MemoryTooSmall            what is to be kept in memory does not fit
 |-- SnapshotFailed            more snapshots in a row failed than the budget allows
 |-- StorageError              a storage operation failed after its retries
+|   |-- StorageUnavailable    trouble that may pass: no answer, throttling, credentials that ended
 |   |-- StorageNotFound       nothing at that path
 |   `-- AlreadyExists         a conditional create lost
 |-- LeaseHeld                 another controller owns the run
@@ -243,6 +244,13 @@ class StorageError(ElasticTrainError):
 
 
 @dataclass(kw_only=True, eq=False)
+class StorageUnavailable(StorageError):
+    """The storage is in trouble that may pass, and did not pass within the time of the retries. Nothing is
+    known of what lies there, and no machine is to blame.
+    """
+
+
+@dataclass(kw_only=True, eq=False)
 class StorageNotFound(StorageError):
     """Nothing is at that path."""
 
@@ -257,8 +265,11 @@ class LeaseHeld(ElasticTrainError):
     run: str
     holder: str
     age_s: float
+    detail: str = ""  # where nobody watched whether it is renewed
 
     def __str__(self) -> str:
+        if self.detail:
+            return f"run {self.run} is held by {self.holder}. {self.detail}"
         return (
             f"run {self.run} is already active: {self.holder} renewed its lease {self.age_s:.0f} s ago. "
             "Wait for it, stop it with `elastic-train stop`, or choose another run name."

@@ -55,6 +55,9 @@ def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> S
     term = run.begin_term(holder)
     lease.renew(term)
     directory = attempt_path(step=document["step"], generation=GENERATION)
+    store.delete_tree(
+        directory
+    )  # what an import left that ended before it committed, maybe of another source
     if copy:
         parts = list(_parts(source, store, directory))
         views = as_json(views_of(source.resolved))

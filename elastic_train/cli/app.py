@@ -263,8 +263,11 @@ def plan_reads(
 def gc(
     run: Run,
     dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Take over a run whose controller shows no life for a lease time.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove what no committed checkpoint needs."""
+    """Remove what no committed checkpoint needs. A run that somebody holds is left alone."""
     with exits():
-        convert.collect_garbage(run, dry_run=dry_run, as_json=as_json)
+        convert.collect_garbage(run, dry_run=dry_run, wait=wait, as_json=as_json)

@@ -25,7 +25,7 @@ from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.exits import FINISHED, USER_ERROR
 from elastic_train.cli.places import absence_told, run_there
 from elastic_train.cli.say import say, say_json, say_line
-from elastic_train.errors import ConfigError, TensorMismatch
+from elastic_train.errors import ConfigError, LeaseHeld, TensorMismatch
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import AXES, bytes_text
 from elastic_train.storage.fsspec_store import open_store
@@ -33,6 +33,10 @@ from elastic_train.storage.lease import Lease
 
 FORMS = ("hf", "ucp", "dcp")
 LEASE_S = 10.0
+HELD = (
+    "It deletes by itself what it doesn't need. Stop it with `elastic-train stop`; if it is dead, `--wait` "
+    "takes the run over once its lease has passed without a sign of life."
+)
 DATA_AXES = {"dp_shard", "dp_replicate"}
 
 
@@ -202,12 +206,18 @@ def show_read_plan(
     say(f"read amplification {plan.amplification:.3f}")
 
 
-def collect_garbage(run: str, *, dry_run: bool, as_json: bool) -> None:
+def collect_garbage(run: str, *, dry_run: bool, wait: bool = False, as_json: bool = False) -> None:
+    """A run that is held deletes by itself what it doesn't need, and may be writing what nobody refers to
+    yet: it is left alone. With `wait` it is taken over where its holder shows no life for its lease.
+    """
     directory = run_there(run)
     keep = [c.slot for c in directory.commits()]
     _, sizes = directory.unneeded(keep)
     if not dry_run and sizes:
         lease = Lease(directory.store, holder=_holder(), lease_s=LEASE_S)
+        held = lease.look()
+        if held is not None and not held.released and not wait:
+            raise LeaseHeld(run=run, holder=held.holder, age_s=0.0, detail=HELD)
         lease.acquire()
         term = directory.begin_term(_holder())
         lease.renew(term)

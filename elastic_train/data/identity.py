@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from elastic_train.data.numbered import NumberedSamples, numbered
+from elastic_train.data.numbered import NumberedSamples, numbered, tell_epoch
 from elastic_train.data.seeding import Seeding, unseeded
 from elastic_train.errors import ConfigError, DataMismatch
 
@@ -51,24 +51,29 @@ def identify(dataset: NumberedSamples, *, seed: int = 0, seeding: Seeding = unse
     """
     dataset = numbered(dataset)
     length = len(dataset)
+    tell_epoch(dataset, 0)
     digest = hashlib.blake2b(digest_size=16)
     describe = getattr(dataset, "describe", None)
     _absorb(digest, describe() if callable(describe) else None)
-    for index in spread(length):
+    for index in spread(dataset):
         with seeding(seed, 0, index):
             _absorb(digest, dataset[index])
     return DataIdentity(length=length, fingerprint=digest.hexdigest())
 
 
-def spread(length: int) -> list[int]:
-    """Numbers of samples from the first to the last."""
+def spread(dataset: NumberedSamples) -> list[int]:
+    """Numbers of samples from the first to the last, or the first ones of what is read in order."""
+    length = len(dataset)
+    if getattr(dataset, "sequential", False):
+        return list(range(min(SAMPLED, length)))
     return sorted({round(i * (length - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if length else ())
 
 
 def check_repeatable(dataset: NumberedSamples, *, seed: int = 0, seeding: Seeding = unseeded) -> None:
     """ConfigError where a sample differs when it is read again, after others and in another order."""
     first: dict[int, bytes] = {}
-    numbers = spread(len(dataset))
+    numbers = spread(dataset)
+    tell_epoch(dataset, 0)
     for index in (*numbers, *reversed(numbers)):
         digest = hashlib.blake2b(digest_size=16)
         with seeding(seed, 0, index):

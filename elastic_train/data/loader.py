@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import Any
 
-from elastic_train.data.numbered import NumberedSamples, numbered
+from elastic_train.data.numbered import NumberedSamples, follows_epochs, numbered
 from elastic_train.data.order import MicroBatch
 from elastic_train.data.process import Combine, Job, LoaderProcess, samples_alone
 from elastic_train.data.seeding import Seeding, unseeded
@@ -43,7 +43,8 @@ class Loader:
     ):
         if workers < 0:
             raise ConfigError(field="loader.workers", problem=f"must be 0 or more, got {workers}.")
-        draws_nothing = bool(getattr(dataset, "draws_nothing", False))
+        # A thread beside training must not change the epoch of a data set that others read too.
+        draws_nothing = bool(getattr(dataset, "draws_nothing", False)) and not follows_epochs(dataset)
         # A thread beside training must not touch the global generators, not even to put them back.
         used = seeding if workers or not draws_nothing else unseeded
         self._job = Job(dataset=numbered(dataset), seed=seed, seeding=used, combine=combine)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from elastic_train.data.numbered import NumberedSamples
+from elastic_train.data.numbered import NumberedSamples, tell_epoch
 from elastic_train.data.order import MicroBatch
 from elastic_train.data.seeding import Seeding
 from elastic_train.errors import LoaderLost, SampleFailed
@@ -33,6 +33,7 @@ class Job:
 
     def read(self, micro_batch: MicroBatch) -> list[Any]:
         """Its samples, each under its own seed."""
+        tell_epoch(self.dataset, micro_batch.epoch)
         samples: list[Any] = []
         for sample in micro_batch.ids:
             with self.seeding(self.seed, micro_batch.epoch, sample):

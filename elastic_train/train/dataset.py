@@ -15,6 +15,7 @@ from elastic_train.data.identity import DataIdentity, check_repeatable, identify
 from elastic_train.data.loader import Loader
 from elastic_train.data.numbered import NumberedSamples, numbered
 from elastic_train.data.order import MicroBatch, SampleOrder
+from elastic_train.errors import ConfigError
 from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.collate import Collate, stacked
@@ -78,6 +79,13 @@ def build(task: Task, spec: RunSpec, guard: UserCodeGuard, dumps: Dumps) -> Data
         began = time.monotonic()
         dataset = _built(task, seed)
         build_s = time.monotonic() - began
+        if spec.batch.shuffle and getattr(dataset, "sequential", False):
+            raise ConfigError(
+                field="batch.shuffle",
+                problem=f"{type(dataset).__name__} is read in the order of its numbers, and a shuffled order "
+                "would read most of it for each sample.",
+                remedy="Set Batch(shuffle=False); a Stream of shards shuffles itself with shuffle=True.",
+            )
         identity = identify(dataset, seed=seed, seeding=seeded_sections.sample)
         loader = loader_of(task, dataset, spec, dumps, seed=seed)
     order = SampleOrder(identity.length, spec.batch)
@@ -110,7 +118,7 @@ def check_at_start(data: Data, task: Task, spec: RunSpec, shards: Shards, guard:
 
 def _check_fit(data: Data, task: Task, spec: RunSpec) -> None:
     """Make micro-batches of samples from all over the data set, for the errors in it."""
-    combine, numbers = collated(task, spec.batch.seed), spread(data.identity.length)
+    combine, numbers = collated(task, spec.batch.seed), spread(data.dataset)
     for index, start in enumerate(range(0, len(numbers), spec.batch.micro_size)):
         ids = tuple(numbers[start : start + spec.batch.micro_size])
         micro_batch = MicroBatch(step=0, index=index, epoch=0, ids=ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -109,8 +108,9 @@ def _check_whole(found: Mapping[Rank, str], url: str) -> None:
         dp, mp = max(r for r, _ in found) + 1, max(m for _, m in found) + 1
         missing = dp * mp - len(found)
         if missing:  # the first one is among as many ranks as there are files, however large numbers are
-            ranks = itertools.product(range(dp), range(mp))
-            r, m = next(rank for rank in ranks if rank not in found)
+            few = len(found) + 1
+            places = ((r, m) for r in range(min(dp, few)) for m in range(min(mp, few)))
+            r, m = next(place for place in places if place not in found)
             raise FragmentMissing(
                 url=url,
                 problem=f"the file of dp rank {r}, mp rank {m} beside {next(iter(found.values()))} is gone; "

@@ -179,6 +179,12 @@ def facts_of(tag: Tag) -> tuple[dict[str, Json], list[str]]:
         "lr_scheduler": kept("lr_scheduler", tree.get("lr_scheduler")),
         "client_state": {str(k): kept(str(k), v) for k, v in tree.items() if k not in _ENGINE},
     }
+    if len(tag.models) > 1 and tree.get("buffer_names"):
+        lost.append("buffers as other ranks than the first have them, which nobody compared")
+    if facts["client_state"]:
+        lost.append(
+            f"{', '.join(facts['client_state'])}: what of them is numbers and text is in foreign.client_state"
+        )
     if tree.get("lr_scheduler") is not None:
         lost.append(
             "the learning rate schedule: its state is in foreign.lr_scheduler, and the code's own starts anew"

@@ -34,6 +34,7 @@ class OptimizerState:
     scalars: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)  # fqn -> state -> value and dtype
     states: tuple[tuple[str, str], ...] = ()
     kind: str | None = None  # its class, where that is known
+    lost: tuple[str, ...] = ()  # settings that are neither numbers nor text
 
 
 def document(
@@ -69,24 +70,39 @@ def document(
         "foreign": {
             "system": system,
             **facts,
-            "not_restored": [*not_restored, NO_DATA_CURSOR, NO_RANDOM_STATE],
+            "not_restored": [*not_restored, *optimizer.lost, NO_DATA_CURSOR, NO_RANDOM_STATE],
             **({"assumed": taken} if taken else {}),
         },
     }
 
 
 def hyperparameters(file: TorchFile, group: Mapping[str, Any]) -> dict[str, Json]:
-    """A group's settings; what is no number, text or flag is left out."""
+    """A group's settings; what is no number, text or flag is left out, and `lost_settings` names it."""
     found: dict[str, Json] = {}
     for name, value in group.items():
         if name not in ("params", "param_names"):
-            single = (
-                file.scalar(value) if isinstance(value, TensorRef) and value.shape in ((), (1,)) else value
-            )
+            single = file.scalar(value) if _is_number(value) else value
             kept, lost = plain(single)
             if not lost:
                 found[str(name)] = list(kept) if isinstance(kept, tuple) else kept
     return found
+
+
+def lost_settings(groups: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """A line for each setting that `hyperparameters` leaves out."""
+    return tuple(
+        dict.fromkeys(
+            line
+            for group in groups
+            for name, value in group.items()
+            if name not in ("params", "param_names") and not _is_number(value)
+            for line in plain(value, f"the optimizer's {name}")[1]
+        )
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, TensorRef) and value.shape in ((), (1,))
 
 
 def scalar(file: TorchFile, value: Any) -> dict[str, Json]:

@@ -10,6 +10,7 @@ from elastic_train.checkpoint.importers.foreign_document import (
     OptimizerState,
     ParameterGroup,
     hyperparameters,
+    lost_settings,
     scalar,
 )
 from elastic_train.checkpoint.importers.foreign_rows import whole_row
@@ -176,6 +177,7 @@ def optimizer_in(
         ),
         scalars=scalars,
         states=tuple(sorted((r.tensor, r.state) for r in rows)),
+        lost=lost_settings(states.groups),
     )
 
 

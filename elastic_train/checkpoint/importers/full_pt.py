@@ -82,6 +82,9 @@ def open_full(
         more, kept = optimizer_in(file, name, states, aliases, model.shapes)
         rows += more
     lost += model.lost
+    kept_apart = [str(k)[:80] for k in parts.rest if steps_in({k: parts.rest[k]}, _STEPS) is None]
+    if kept_apart:
+        lost.append(f"{', '.join(kept_apart)}: what of them is numbers and text is in foreign.client_state")
     lost.append("which tensors are buffers: the file doesn't say, and all are `param`")
     if states is None and parts.optimizer is None:
         lost.append("the optimizer: the file has none, and which parameters are trained isn't known")

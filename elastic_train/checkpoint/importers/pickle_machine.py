@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 
-FLOOR, FACTOR = 64 << 20, 64
+FLOOR, FACTOR = 32 << 20, 64
 """Bytes of memory that any pickle may take, and as many more for each of its own."""
 SET, ENTRY, OBJECT = 216, 100, 160
 """Bytes of memory that sets, their items and objects take; what other instructions make is below FACTOR."""

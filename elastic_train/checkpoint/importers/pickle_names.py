@@ -45,7 +45,8 @@ KEPT = (
 
 WORDS_OF_PYTHON = frozenset(
     (
-        "argparse", "datetime", "decimal", "enum", "fractions", "ipaddress", "pathlib", "uuid", "zoneinfo",
+        "argparse", "datetime", "decimal", "enum", "fractions", "ipaddress", "pathlib", "typing", "uuid",
+        "zoneinfo", "types.GenericAlias", "types.NoneType", "types.UnionType", "dataclasses._MISSING_TYPE",
         "collections.Counter", "collections.deque", "collections.ChainMap", "collections.UserDict",
         "collections.UserList", "copyreg._reconstructor", "copy_reg._reconstructor", "functools.partial",
         "types.SimpleNamespace", "types.MappingProxyType", "random.Random", "re._compile", "logging.Logger",

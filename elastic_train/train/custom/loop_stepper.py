@@ -27,8 +27,9 @@ from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
+from elastic_train.train.step.flight import Tally, Work
 from elastic_train.train.step.rehearsal import check_unchanged, versions
-from elastic_train.train.step.stepper import Stepper, Tally, Work
+from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.update import gradient_factor, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
 

@@ -15,7 +15,8 @@ from torch import nn
 from elastic_train.data.order import SampleOrder
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
-from elastic_train.train.step.stepper import Stepper, Work
+from elastic_train.train.step.flight import Work
+from elastic_train.train.step.stepper import Stepper
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -30,8 +31,8 @@ def rehearse(
     smallest = order.smallest(max_steps)
     if smallest is not None:
         with untouched(shards.model):
-            work = [Work(micro_batch=smallest, filler=True)]
-            for _ in stepper.passes(smallest.step, work, rehearsed=True):
+            # Where this rank is meanwhile is before the end of step 1, whichever step the samples are of.
+            for _ in stepper.passes(1, [Work(micro_batch=smallest, filler=True)], rehearsed=True):
                 pass
         shards.drop_gradients()
     if evaluator is not None:

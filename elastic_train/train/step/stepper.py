@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ from elastic_train.train.collectives.gradient_reduction import (
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import caller, placed
-from elastic_train.train.model.rng import Draws, Randomness
+from elastic_train.train.model.rng import Randomness
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.gradient_presence import Presence
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
@@ -41,10 +41,11 @@ from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whol
 from elastic_train.train.state.live_fragments import replica_of
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
+from elastic_train.train.step.flight import Flight, Tally, Work
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
 from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
-from elastic_train.train.step.split_backward import Postponed, backward_to_input
+from elastic_train.train.step.split_backward import backward_to_input
 from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.task import Task
@@ -52,39 +53,6 @@ from elastic_train.train.user_code_guard import UserCodeGuard
 
 Mark = Callable[[str, int, int], None]
 """Told (phase, step, micro-batch) where a step enters a phase."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One forward and backward. A filler repeats a micro-batch that another round or rank counts."""
-
-    micro_batch: MicroBatch
-    filler: bool
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Flight:
-    """A micro-batch between its forward and its backward. `output` is the loss on the last stage."""
-
-    job: Work
-    draws: Draws
-    received: torch.Tensor | None
-    output: torch.Tensor
-    postponed: Postponed | None = None  # gradients that its backward left to do
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Tally:
-    """Sums over a rank's forwards of a step, fillers left out, in their order."""
-
-    loss: torch.Tensor | float = 0.0
-    count: float = 0.0
-    ids: list[int] = field(default_factory=list[int])
-
-    def add(self, loss: torch.Tensor, count: float, micro_batch: MicroBatch) -> None:
-        self.loss = self.loss + loss.detach().double()
-        self.count += count
-        self.ids += micro_batch.ids
 
 
 class Stepper:

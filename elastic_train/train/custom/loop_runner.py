@@ -170,7 +170,7 @@ class UsersLoop(Loop):
         )
         self._mark("evaluation", step, -1)
         try:
-            return evaluator.run(step)
+            return evaluator.run(step, lambda micro: self._mark("evaluation", step, micro))
         finally:
             evaluator.close()
 

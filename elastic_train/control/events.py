@@ -307,11 +307,14 @@ class Tick:
     """Time passes. Deadlines are judged here and nowhere else.
 
     `late` is by how much the controller's own clockwork missed this tick: it stood still for so long, and so
-    nobody's silence in that time counts.
+    nobody's silence in that time counts. `moved_s` is for how long no member of the group was seen to move,
+    which is to enter a phase or a micro-batch of training or evaluation, or to write bytes of a checkpoint. A
+    member that forms a group moves while it is inside the job's own code. None: nobody looks.
     """
 
     at: float
     late: float = 0.0
+    moved_s: float | None = None
 
 
 Event = (

@@ -25,7 +25,7 @@ from elastic_train.cluster.controller.effect_endings import awaited
 from elastic_train.cluster.controller.effects import Effects, Lane
 from elastic_train.cluster.controller.end_run import finish
 from elastic_train.cluster.controller.event_hooks import EventHook
-from elastic_train.cluster.controller.hang_watch import HangWatch
+from elastic_train.cluster.controller.hang_watch import HangWatch, moved_s
 from elastic_train.cluster.controller.journal_writer import JournalWriter
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.performer import Performer
@@ -309,11 +309,12 @@ class Controller:
     def _tick(self, due: float) -> Tick:
         """Time passes: look at what nobody reports."""
         now = self._now()
-        event = Tick(at=now, late=max(0.0, now - due))
+        heartbeats = self._watch.heartbeats()
+        event = Tick(at=now, late=max(0.0, now - due), moved_s=moved_s(self._state, heartbeats))
         if event.late > self._policy.late_ticks * self._policy.tick_s:
             self._watch.forgive()
         self._silence.check()
-        self._hangs.check(self._state, self._watch.heartbeats())
+        self._hangs.check(self._state, heartbeats)
         self._check_driver()
         return event
 

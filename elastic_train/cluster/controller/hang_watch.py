@@ -12,8 +12,8 @@ from elastic_train.cluster.controller.effects import Done, Effect, Effects, Endi
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling
-from elastic_train.control.stall import Mark, Stall, culprit, stalled
-from elastic_train.control.states import Facts, Pausing, Running, State
+from elastic_train.control.stall import ORDER, Mark, Stall, culprit, stalled
+from elastic_train.control.states import Facts, Forming, Pausing, Running, State
 from elastic_train.control.stragglers import Pace
 from elastic_train.planner.plan import Mesh
 
@@ -43,6 +43,8 @@ class HangWatch:
         self._compare(facts.generation, phase.plan.mesh, group)
         if self._reported == facts.generation or len(group) < phase.plan.world_size:
             return
+        if any(s.user_code and s.phase not in ORDER and s.phase_s <= self._timing.user_code_s for s in group):
+            return  # it builds its data set, say, and the others wait for it
         marks = [
             Mark(worker=s.worker, rank=s.rank, step=s.step, phase=s.phase, seconds=s.phase_s) for s in group
         ]
@@ -124,6 +126,16 @@ class HangWatch:
                 )
         kept = self._slow.keys() & now.keys() - changed
         self._slow = {rank: self._slow[rank] if rank in kept else factor for rank, factor in now.items()}
+
+
+def moved_s(state: State, heartbeats: Iterable[Heartbeat]) -> float | None:
+    """For how long no member of the group was seen to move; None where there is no group."""
+    phase = state.phase
+    if not isinstance(phase, Forming | Running | Pausing):
+        return None
+    group = [s for s in heartbeats if s.worker in phase.plan.workers]
+    forming = isinstance(phase, Forming)
+    return min((0.0 if forming and s.user_code else s.phase_s for s in group), default=None)
 
 
 def _step_s(facts: Facts, phase: Running | Pausing) -> float:

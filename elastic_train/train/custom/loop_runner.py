@@ -147,7 +147,7 @@ class UsersLoop(Loop):
         )
         self._mark("evaluation", step, -1)
         try:
-            return evaluator.run(step)
+            return evaluator.run(step, self._mark)
         finally:
             evaluator.close()
 

@@ -176,7 +176,7 @@ class Loop:
         if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
             return
         self._mark("evaluation", step, -1)
-        metrics = evaluator.run(step)
+        metrics = evaluator.run(step, self._mark)
         self._shards.evaluated = step
         self._on_step(replace(report, metrics=tuple(sorted(metrics.items()))))
 

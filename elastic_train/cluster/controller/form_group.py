@@ -7,7 +7,7 @@ digest of the whole state is compared with what the holders had. Nothing here ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,8 +46,8 @@ class Participants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long members may take for an answer. While `busy` says that one of them is inside the job's own code,
-    which has a deadline of its own, no time passes.
+    """How long members may take for an answer. While `busy` says that one of them is inside the job's own
+    code, which has a deadline of its own, no time passes.
     """
 
     limit_s: float

@@ -14,7 +14,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import ray
 
@@ -33,7 +32,7 @@ from elastic_train.cluster.controller.request_watch import RequestWatch
 from elastic_train.cluster.controller.silent_workers import SilentWorkers
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch, at
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.cluster.run_updates import Board, RunUpdate
+from elastic_train.cluster.run_updates import Board, Driven, RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
 from elastic_train.control.anticipated_questions import likely
@@ -64,15 +63,6 @@ log = logging.getLogger(__name__)
 FLUSH_S = 5.0  # how old an undecided event may get before it is durable
 DURABLE_S = 10.0  # how long whoever asks for a stop waits until it is durable
 DRIVER_LEASES = 3  # lease times that the driver may be silent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driven:
-    """Who drives the run, and for how long it has said nothing."""
-
-    driver: str
-    silent_s: float
-    ended: bool
 
 
 class Controller:
@@ -277,7 +267,9 @@ class Controller:
         self._term = committer.take_over()
         self._committer = committer
         old = [from_json(line).event for _, part in read_journal(committer.store) for line in part]
-        self._journal = JournalWriter(Journal(committer.store, self._term), self._effects)
+        self._journal = JournalWriter(
+            Journal(committer.store, self._term), self._effects, fenced=self._fenced_off
+        )
         return old, committer.newest()
 
     def _own_name(self) -> tuple[str, str]:
@@ -377,7 +369,10 @@ class Controller:
         try:
             self._committer.renew()
         except Fenced as error:
-            self._post(FencedOff(at=0.0, by_term=error.by_term))
+            self._fenced_off(error.by_term)
+
+    def _fenced_off(self, by_term: int) -> None:
+        self._post(FencedOff(at=0.0, by_term=by_term))
 
     def _check_driver(self) -> None:
         silent = self._driver_silent_s

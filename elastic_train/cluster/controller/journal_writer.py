@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from elastic_train.cluster.controller.effect_endings import why_not
-from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Failed, Lane
+from elastic_train.errors import Fenced
 from elastic_train.storage.journal import Journal
 
 log = logging.getLogger(__name__)
@@ -20,8 +22,17 @@ LATE_S = 60.0  # when a flush that has no answer is said to be late
 class JournalWriter:
     """Belongs to the deciding thread. One flush is under way at a time."""
 
-    def __init__(self, journal: Journal, effects: Effects, *, wait_s: float = WAIT_S) -> None:
+    def __init__(
+        self,
+        journal: Journal,
+        effects: Effects,
+        *,
+        fenced: Callable[[int], None],
+        wait_s: float = WAIT_S,
+    ) -> None:
+        """`fenced` hears the term that owns the run now, where this one is over."""
         self._journal, self._effects, self._wait_s = journal, effects, wait_s
+        self._fenced = fenced
         self._idle = threading.Event()
         self._idle.set()
 
@@ -57,6 +68,8 @@ class JournalWriter:
             self._idle.set()  # also where it was late
 
     def _ended(self, ending: Ending[None]) -> None:
-        if not isinstance(ending, Done):
+        if isinstance(ending, Failed) and isinstance(ending.error, Fenced):
+            self._fenced(ending.error.by_term)
+        elif not isinstance(ending, Done):
             why = why_not("flushing the journal", ending).detail
             log.warning("the journal is not durable yet; %d records wait: %s", self._journal.waiting, why)

@@ -231,8 +231,9 @@ class Controller:
             for command in resume_commands(state, self._policy):
                 performer.perform(command)
             return False
-        found = find_workers(self._run, performer, verdict_s=self._spec.timing.verdict_s, adopt=again)
         find_peer_stores(self._run, performer, adopt=again)
+        found = find_workers(self._run, performer, self._roster, timing=self._spec.timing, adopt=again)
+        performer.pair()
         self._found = True
         self._post(
             TermBegan(

@@ -8,6 +8,9 @@ from typing import Any
 STAGE = "stage"
 """In a document, the stage of a pipeline whose first rank wrote it."""
 
+METRICS = "metrics"
+"""The entry of a share's document that goes into the commit, so that no commit overtakes its metrics."""
+
 
 def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One document of a whole state, from those of ranks that hold all of it between them."""
@@ -20,4 +23,6 @@ def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "scalars": dict(sorted(scalars.items(), key=lambda item: order.get(item[0], 0))),
         "states": [list(row) for row in sorted(dict.fromkeys(states), key=lambda row: order.get(row[0], 0))],
     }
-    return {**{k: v for k, v in first.items() if k != STAGE}, "optimizer": whole}
+    modules = {path: own for document in documents for path, own in document.get("modules", {}).items()}
+    merged = {**{k: v for k, v in first.items() if k != STAGE}, "optimizer": whole}
+    return merged | ({"modules": modules} if modules else {})

@@ -15,6 +15,7 @@ from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files, fetch
 from elastic_train.checkpoint.importers.detect import import_checkpoint, is_file
+from elastic_train.checkpoint.importers.hint import substituted
 from elastic_train.checkpoint.lazy_arrays import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import RangeIndex, Request
@@ -30,10 +31,14 @@ from elastic_train.storage.fsspec_store import Options, is_local, open_store
 from elastic_train.storage.store import Store
 
 
-def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
+def open_checkpoint(
+    url: str, *, options: Options | None = None, names: Sequence[str] | None = None
+) -> Checkpoint:
     """The newest checkpoint of a run, the one in a checkpoint's directory, or another system's.
 
-    A directory inside a run must be in the run's log; one that was copied out of it stands for itself.
+    `names` are the optimizer's parameters in its order, for another system's checkpoint that only has numbers
+    for them. A directory inside a run must be in the run's log; one that was copied out of it stands for
+    itself.
     """
     parent, _, name = url.rstrip("/").rpartition("/")
     store = open_store(url, options=options)
@@ -50,17 +55,20 @@ def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
         newest = Checkpoint.newest(RunDirectory(store), options=options)
         if newest is not None:
             return newest
-    foreign = import_checkpoint(url, options=options)
+    foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
-        raise NoCheckpoint(url=url, problem="nothing was committed here. Check the path, or wait for a save.")
+        raise NoCheckpoint(url=url, problem=f"nothing was committed here. {substituted(store, url)}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 
-def open_foreign(url: str, *, options: Options | None = None) -> Checkpoint:
+def open_foreign(
+    url: str, *, options: Options | None = None, names: Sequence[str] | None = None
+) -> Checkpoint:
     """Another system's checkpoint, indexed where it lies: a file, its directory, or one with a `latest`."""
-    foreign = import_checkpoint(url, options=options)
+    foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
-        raise NoCheckpoint(url=url, problem="no known system wrote a checkpoint here. Check the path.")
+        hint = substituted(open_store(url, options=options), url)
+        raise NoCheckpoint(url=url, problem=f"no known system wrote a checkpoint here. {hint}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 

@@ -12,6 +12,7 @@ from elastic_train.checkpoint.checksums import running_hash
 from elastic_train.checkpoint.commit import check_aliases, check_coverage
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import THREADS, verify_pages
+from elastic_train.checkpoint.foreign_proof import damage_of_foreign_files
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.ranges import MOST, strides_of
 from elastic_train.checkpoint.reader import Checkpoint
@@ -54,7 +55,11 @@ def verify(checkpoint: Checkpoint) -> Report:
         fragments=len(manifest),
         bytes=int(manifest.fragments.nbytes.sum()),
         unverified=manifest.table.column("checksums").null_count,
-        problems=(*_structure(checkpoint), *damaged),
+        problems=(
+            *_structure(checkpoint),
+            *damaged,
+            *damage_of_foreign_files(checkpoint.files, manifest),
+        ),
     )
 
 

@@ -30,7 +30,8 @@ CauseKind = Literal[
 class Cause:
     """Why something ended. `detail` is one line; `traceback` the user's own where there is one.
 
-    After a corruption `trusted` is the last step at which replicas held the same.
+    After a corruption `trusted` is the last step at which replicas held the same. `worker` is whose process
+    ended, where one did.
     """
 
     kind: CauseKind
@@ -41,6 +42,7 @@ class Cause:
     node: str = ""
     traceback: str = ""
     trusted: int | None = None
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,6 +223,7 @@ class PartWritten:
     manifest: str  # part manifest's path, relative to the checkpoint's directory
     digest: str  # of the part manifest's bytes
     state_digest: int = 0  # this part's share of the digest of the whole state
+    metrics: tuple[tuple[str, float], ...] = ()  # of the step, which may be known sooner than its report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,8 +295,11 @@ class FencedOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
+    """The run is to end with a checkpoint; said again, at once, unless who says it is `patient`."""
+
     at: float
     reason: str
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,19 +38,35 @@ class Reconfiguration:
     seconds: float | None = None
 
 
-def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
-    """Every reconfiguration after the first group, oldest first."""
-    done: list[Reconfiguration] = []
+LATEST = 1000
+"""Changes that are remembered one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """The reconfigurations after the first group, folded one record at a time."""
+
+    done: tuple[Reconfiguration, ...] = ()  # the latest, oldest first
     current: Reconfiguration | None = None
-    workers, step, ready = tuple[str, ...](), 0, False
-    began = False  # whether the first group was up: what happens before is no change of it
-    over = False  # whether the run had ended, and is submitted again
-    for record in records:
+    workers: tuple[str, ...] = ()
+    step: int = 0
+    ready: bool = False
+    began: bool = False  # whether the first group was up: what happens before is no change of it
+    over: bool = False  # whether the run had ended, and is submitted again
+
+    @property
+    def all(self) -> tuple[Reconfiguration, ...]:
+        return (*self.done, self.current) if self.current is not None else self.done
+
+    def after(self, record: Record) -> Changes:
+        """The changes after one more record."""
+        done, current, workers = self.done, self.current, self.workers
+        step, ready, began, over = self.step, self.ready, self.began, self.over
         event = record.event
         leaves = began and record.phase not in ("running", "ended")
         if leaves and (current is None or ready):
             if current is not None:
-                done.append(current)
+                done = (*done[1 - LATEST :], current)
             current, ready = _begin(record, workers, step, over=over), False
         elif current is not None and not ready:
             current = _name(current, record)
@@ -73,9 +89,19 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
             if current is not None and not ready:  # told late, or on the way to a pause
                 current = replace(current, step=max(current.step, event.step))
         if current is not None and ready and _in_use(record, current.generation):
-            done.append(replace(current, seconds=record.seconds - current.at))
+            done = (*done[1 - LATEST :], replace(current, seconds=record.seconds - current.at))
             current, ready = None, False
-    return (*done, current) if current is not None else tuple(done)
+        return Changes(
+            done=done, current=current, workers=workers, step=step, ready=ready, began=began, over=over
+        )
+
+
+def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
+    """Every reconfiguration after the first group, oldest first."""
+    changes = Changes()
+    for record in records:
+        changes = changes.after(record)
+    return changes.all
 
 
 def table(reconfigurations: Sequence[Reconfiguration]) -> list[tuple[str, ...]]:

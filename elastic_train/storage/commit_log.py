@@ -101,6 +101,12 @@ class CommitLog:
             self._refresh()
             self._check(term)
 
+    def newest_term(self) -> int:
+        """The highest term that began; 0 for none."""
+        with self._lock:
+            self._refresh()
+            return self._known.term
+
     def records(self) -> tuple[CommitRecord, ...]:
         """Every record that counts, void ones left out, in the order of the log."""
         with self._lock:

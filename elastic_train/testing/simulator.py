@@ -100,6 +100,8 @@ def simulated_policy(
             form_s=20.0,
             join_window_s=3.0,
             start_worker_s=20.0,
+            progress_s=60.0,
+            storage_trouble_s=120.0,
         ),
         quarantine_s=20.0,
         logs=stages,
@@ -182,7 +184,8 @@ class Simulation:
         self.controller = SimulatedController(term=term, began=self.clock.now, state=folded)
         storage = self.cluster.storage
         self._handle(
-            self.controller, TermBegan(at=0.0, term=term, stored=storage.newest(), ever_stored=storage.ever)
+            self.controller,
+            TermBegan(at=0.0, term=term, stored=storage.newest(), ever_stored=storage.ever, again=term > 1),
         )
         if term > 1:
             living = tuple(

@@ -57,7 +57,8 @@ class Cluster:
     def __init__(self) -> None:
         self.noted: dict[str, bytes] = {}
         self.at_work: set[str] = set()
-        self.heartbeat: list[dict[str, float]] = []
+        self.current: list[dict[str, float]] = []
+        self.labels: list[dict[str, str]] = []
 
     def put(self, key: str, value: bytes) -> None:
         self.noted[key] = value
@@ -68,8 +69,8 @@ class Cluster:
     def all(self) -> dict[str, bytes]:
         return dict(self.noted)
 
-    def request(self, wanted: list[dict[str, float]]) -> None:
-        self.heartbeat = wanted
+    def request(self, wanted: list[dict[str, float]], labels: list[dict[str, str]]) -> None:
+        self.current, self.labels = wanted, labels
 
     def demand(self, run: str, **changes: Any) -> Demand:
         is_there = self.at_work.__contains__
@@ -93,10 +94,10 @@ def test_whoever_starts_ends_or_is_killed_in_whatever_order_the_others_keep_thei
             cluster.at_work.discard(run)
             if what == "release":
                 runs[run].release()
-    cluster.heartbeat = []  # a stranger's request for its own alone
+    cluster.current = []  # a stranger's request for its own alone
     for run in cluster.at_work:  # each asks again from time to time
         runs[run].ask()
-    assert len(cluster.heartbeat) == sum(SIZES[run] for run in cluster.at_work)
+    assert len(cluster.current) == sum(SIZES[run] for run in cluster.at_work)
 
 
 def test_a_run_that_ends_lets_go_of_its_own_and_of_nothing_else() -> None:
@@ -105,18 +106,18 @@ def test_a_run_that_ends_lets_go_of_its_own_and_of_nothing_else() -> None:
     cluster.at_work |= {"one", "other"}
     one.ask()
     other.ask()
-    assert len(cluster.heartbeat) == 3 + 5
+    assert len(cluster.current) == 3 + 5
     one.release()
-    assert len(cluster.heartbeat) == 5
+    assert len(cluster.current) == 5
     other.release()
-    assert cluster.heartbeat == []
+    assert cluster.current == []
 
 
 def test_a_run_that_does_not_ask_leaves_the_request_of_the_cluster_alone() -> None:
     cluster = Cluster()
-    cluster.heartbeat = [{"CPU": 7.0}]
+    cluster.current = [{"CPU": 7.0}]
     quiet = cluster.demand("quiet", ask_autoscaler=False)
     quiet.ask()
     quiet.release()
-    assert cluster.heartbeat == [{"CPU": 7.0}]
+    assert cluster.current == [{"CPU": 7.0}]
     assert not cluster.noted

@@ -19,11 +19,14 @@ from ray.exceptions import RayError
 
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import NAMESPACE, controller_name
+from elastic_train.cluster.labels import selected
 from elastic_train.config import RunSpec
 
 log = logging.getLogger(__name__)
 ASK_AGAIN_S = 20.0
 Bundles = list[dict[str, float]]
+Labels = list[dict[str, str]]
+"""The labels that the node of each bundle needs."""
 
 
 def bundles(spec: RunSpec) -> Bundles:
@@ -39,9 +42,16 @@ def one_worker(spec: RunSpec) -> dict[str, float]:
     return {name: amount for name, amount in needed.items() if amount}
 
 
-def slots_of(spec: RunSpec, resources: Mapping[str, float]) -> int:
-    """Workers that a node of these resources has room for."""
-    return min(int(resources.get(name, 0.0) / amount) for name, amount in one_worker(spec).items())
+def slots_of(spec: RunSpec, resources: Mapping[str, float], labels: Mapping[str, str] | None = None) -> int:
+    """Workers that a node of these resources and labels has room for."""
+    if not selected(labels or {}, spec.labels):
+        return 0
+    room = min(int(resources.get(name, 0.0) / amount) for name, amount in one_worker(spec).items())
+    return min(room, 1) if spec.placement == "STRICT_SPREAD" else room
+
+
+def request_bundles(wanted: Bundles, labels: Labels) -> None:
+    request_resources(bundles=wanted, bundle_label_selectors=labels if any(labels) else None)
 
 
 class Notes(Protocol):
@@ -61,7 +71,7 @@ class Demand:
         spec: RunSpec,
         *,
         notes: Notes | None = None,
-        request: Callable[[Bundles], None] = lambda wanted: request_resources(bundles=wanted),
+        request: Callable[[Bundles, Labels], None] = request_bundles,
         is_there: Callable[[str], bool] | None = None,
     ) -> None:
         self._run, self._spec = run, spec
@@ -71,7 +81,11 @@ class Demand:
     def ask(self) -> None:
         """Ask for what all runs of the cluster could use."""
         if self._spec.ask_autoscaler:
-            request = {"each": one_worker(self._spec), "count": len(bundles(self._spec))}
+            request = {
+                "each": one_worker(self._spec),
+                "count": len(bundles(self._spec)),
+                "labels": dict(self._spec.labels),
+            }
             self._notes.put(self._run, json.dumps(request).encode())
             self._ask_for_all()
 
@@ -83,14 +97,16 @@ class Demand:
 
     def _ask_for_all(self) -> None:
         wanted: Bundles = []
+        labels: Labels = []
         for run, value in sorted(self._notes.all().items()):
             if run != self._run and not self._is_there(run):
                 self._notes.delete(run)
                 continue
             request = json.loads(value)
             wanted += [request["each"]] * request["count"]
+            labels += [request["labels"]] * request["count"]
         try:
-            self._request(wanted)
+            self._request(wanted, labels)
         except (RayError, RuntimeError) as error:
             log.warning("the autoscaler was not asked: %s", error)
 

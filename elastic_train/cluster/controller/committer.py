@@ -23,6 +23,7 @@ from elastic_train.control.commands import Commit, Prune
 from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, SaveFailed
 from elastic_train.errors import Fenced
 from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.lease import Lease
 
@@ -53,6 +54,10 @@ class Committer:
         self._lease.renew(self._term)
         return self._term
 
+    @property
+    def log(self) -> CommitLog:
+        return self._run.log
+
     def newest(self) -> Stored | None:
         return self._run.newest()
 
@@ -60,7 +65,8 @@ class Committer:
         return self._run.before(stored)
 
     def renew(self) -> None:
-        """Raises Fenced where another controller took the run."""
+        """Raises Fenced where another controller took the run: the log says so, whatever the lease does."""
+        self._run.log.check(self._term)
         self._lease.renew(self._term)
 
     def release(self) -> None:

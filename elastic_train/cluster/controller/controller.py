@@ -19,12 +19,13 @@ import ray
 
 from elastic_train.cluster.controller.adopt_processes import find_peer_stores, find_workers
 from elastic_train.cluster.controller.autoscaler_demand import ASK_AGAIN_S, Demand
+from elastic_train.cluster.controller.chronicle import Chronicle
 from elastic_train.cluster.controller.committer import Committer
 from elastic_train.cluster.controller.effect_endings import awaited
 from elastic_train.cluster.controller.effects import Effects, Lane
 from elastic_train.cluster.controller.end_run import finish
 from elastic_train.cluster.controller.event_hooks import EventHook
-from elastic_train.cluster.controller.hang_watch import HangWatch, moved_s
+from elastic_train.cluster.controller.hang_watch import HangWatch
 from elastic_train.cluster.controller.journal_writer import JournalWriter
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.performer import Performer
@@ -48,16 +49,16 @@ from elastic_train.control.events import (
     WorkerLost,
 )
 from elastic_train.control.faults import FaultSchedule
-from elastic_train.control.journal_codec import changed, fold
+from elastic_train.control.journal_codec import changed
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced
-from elastic_train.observe.records import from_json, record, to_json, wall_text
+from elastic_train.observe.records import record, wall_text
 from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.question import Planner
 from elastic_train.recovery.evidence import Stored
-from elastic_train.storage.journal import Journal, read_journal
+from elastic_train.storage.journal import Journal
 
 log = logging.getLogger(__name__)
 FLUSH_S = 5.0  # how old an undecided event may get before it is durable
@@ -195,7 +196,7 @@ class Controller:
     def _begin(self) -> bool:
         """Own the run, fold its journal, take over whoever is alive. False if it had only to tell its end."""
         again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        old, newest = awaited(
+        state, newest = awaited(
             self._effects,
             "taking over the run",
             Lane.STORAGE,
@@ -226,7 +227,7 @@ class Controller:
             self._watch, effects=self._effects, roster=self._roster, peer_stores=performer.peer_stores.handles
         )
         performer.prepare_store()
-        self._state = state = fold(old, self._policy)
+        self._state = state
         if again and isinstance(state.phase, Ended):  # it died between deciding the end and telling it
             for command in resume_commands(state, self._policy):
                 performer.perform(command)
@@ -261,17 +262,20 @@ class Controller:
         self._effects.every("demand", ASK_AGAIN_S, self._demand.ask)
         return True
 
-    def _take_over(self) -> tuple[list[Event], Stored | None]:
-        """Storage's part of the beginning: the events so far, and the newest checkpoint."""
+    def _take_over(self) -> tuple[State, Stored | None]:
+        """Storage's part of the beginning: the state that led here, and the newest checkpoint."""
         holder = f"{self._driver}, controller {str(ray.get_runtime_context().get_actor_id())[:12]}"
         committer = Committer(self._spec, holder, self._post, self._effects)
         self._term = committer.take_over()
         self._committer = committer
-        old = [from_json(line).event for _, part in read_journal(committer.store) for line in part]
-        self._journal = JournalWriter(
-            Journal(committer.store, self._term), self._effects, fenced=self._fenced_off
-        )
-        return old, committer.newest()
+        journal = Journal(committer.store, self._term, log=committer.log)
+        chronicle = Chronicle(committer.store, journal, self._policy)
+        state = chronicle.begin()
+        self._journal, self._chronicle = JournalWriter(journal, self._effects, fenced=self._fenced), chronicle
+        return state, committer.newest()
+
+    def _fenced(self, error: Fenced) -> None:
+        self._post(FencedOff(at=0.0, by_term=error.by_term))
 
     def _own_name(self) -> tuple[str, str]:
         context = ray.get_runtime_context()
@@ -303,7 +307,8 @@ class Controller:
         """Time passes: look at what nobody reports."""
         now = self._now()
         heartbeats = self._watch.heartbeats()
-        event = Tick(at=now, late=max(0.0, now - due), moved_s=moved_s(self._state, heartbeats))
+        moved_s = self._hangs.moved_s(self._state, heartbeats)
+        event = Tick(at=now, late=max(0.0, now - due), moved_s=moved_s)
         if event.late > self._policy.late_ticks * self._policy.tick_s:
             self._watch.forgive()
         self._silence.check()
@@ -335,10 +340,9 @@ class Controller:
             self._plans.prepare(question)
 
     def _note(self, event: Event, outcome: Outcome) -> None:
-        assert self._journal is not None
         now = wall_text(time.time())  # noqa: TID251 - for people
         noted = self._board.put(lambda number: record(number, now, event, outcome))
-        self._journal.append(to_json(noted))
+        self._chronicle.note(noted, outcome.state)
         if self._hook is not None:
             self._hook.hear(noted)
 
@@ -370,16 +374,14 @@ class Controller:
         try:
             self._committer.renew()
         except Fenced as error:
-            self._fenced_off(error.by_term)
-
-    def _fenced_off(self, by_term: int) -> None:
-        self._post(FencedOff(at=0.0, by_term=by_term))
+            self._fenced(error)
 
     def _check_driver(self) -> None:
         silent = self._driver_silent_s
         if silent > DRIVER_LEASES * self._spec.timing.lease_s:
-            self._post(StopRequested(at=0.0, reason=f"the driver has been silent for {silent:.0f} s"))
-            self._driver_heard = time.monotonic()  # a second request would not wait for the checkpoint
+            reason = f"the driver has been silent for {silent:.0f} s"
+            self._post(StopRequested(at=0.0, reason=reason, patient=True))
+            self._driver_heard = time.monotonic()
 
     @property
     def _driver_silent_s(self) -> float:

@@ -39,7 +39,7 @@ class HangWatch:
         phase, facts = state.phase, state.facts
         if not isinstance(phase, Running | Pausing):
             return
-        group = [s for s in heartbeats if s.generation == facts.generation and s.worker in phase.plan.workers]
+        group = _group(state, phase, heartbeats)
         self._compare(facts.generation, phase.plan.mesh, group)
         if self._reported == facts.generation or len(group) < phase.plan.world_size:
             return
@@ -53,6 +53,19 @@ class HangWatch:
             self._reported = facts.generation
             nodes = {s.worker: s.node for s in group}
             self._name(facts.generation, stall, nodes)
+
+    def moved_s(self, state: State, heartbeats: Iterable[Heartbeat]) -> float | None:
+        """For how long no member of the group entered a phase or a micro-batch; None: nobody looks. One that
+        forms a group moves while it is inside the job's own code.
+        """
+        phase = state.phase
+        if isinstance(phase, Forming):  # members mark the new generation on the way
+            members = set(phase.plan.workers)
+            group = [s for s in heartbeats if s.worker in members]
+            return min((0.0 if s.user_code else s.phase_s for s in group), default=None)
+        if not isinstance(phase, Running | Pausing):
+            return None
+        return min((s.phase_s for s in _group(state, phase, heartbeats)), default=None)
 
     def _name(self, generation: int, stall: Stall, nodes: Mapping[str, str]) -> None:
         """Ends in Hung, without stacks where none could be collected."""
@@ -128,14 +141,9 @@ class HangWatch:
         self._slow = {rank: self._slow[rank] if rank in kept else factor for rank, factor in now.items()}
 
 
-def moved_s(state: State, heartbeats: Iterable[Heartbeat]) -> float | None:
-    """For how long no member of the group was seen to move; None where there is no group."""
-    phase = state.phase
-    if not isinstance(phase, Forming | Running | Pausing):
-        return None
-    group = [s for s in heartbeats if s.worker in phase.plan.workers]
-    forming = isinstance(phase, Forming)
-    return min((0.0 if forming and s.user_code else s.phase_s for s in group), default=None)
+def _group(state: State, phase: Running | Pausing, heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
+    members, generation = set(phase.plan.workers), state.facts.generation
+    return [s for s in heartbeats if s.generation == generation and s.worker in members]
 
 
 def _step_s(facts: Facts, phase: Running | Pausing) -> float:

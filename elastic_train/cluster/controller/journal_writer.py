@@ -7,7 +7,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import Any
 
 from elastic_train.cluster.controller.effect_endings import why_not
 from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Failed, Lane
@@ -20,24 +19,22 @@ LATE_S = 60.0  # when a flush that has no answer is said to be late
 
 
 class JournalWriter:
-    """Belongs to the deciding thread. One flush is under way at a time."""
+    """Belongs to the deciding thread. One flush is under way at a time. `fenced` hears that a higher term has
+    the journal.
+    """
 
     def __init__(
         self,
         journal: Journal,
         effects: Effects,
         *,
-        fenced: Callable[[int], None],
         wait_s: float = WAIT_S,
+        fenced: Callable[[Fenced], None] = lambda error: None,
     ) -> None:
-        """`fenced` hears the term that owns the run now, where this one is over."""
         self._journal, self._effects, self._wait_s = journal, effects, wait_s
         self._fenced = fenced
         self._idle = threading.Event()
         self._idle.set()
-
-    def append(self, record: dict[str, Any]) -> None:
-        self._journal.append(record)
 
     def flush(self) -> None:
         """Wait a moment until everything is durable. Where the flush before is stuck, nothing is waited for:
@@ -69,7 +66,12 @@ class JournalWriter:
 
     def _ended(self, ending: Ending[None]) -> None:
         if isinstance(ending, Failed) and isinstance(ending.error, Fenced):
-            self._fenced(ending.error.by_term)
+            self._fenced(ending.error)
         elif not isinstance(ending, Done):
             why = why_not("flushing the journal", ending).detail
-            log.warning("the journal is not durable yet; %d records wait: %s", self._journal.waiting, why)
+            log.warning(
+                "the journal is not durable yet; %d records wait, %d were given up: %s",
+                self._journal.waiting,
+                self._journal.given_up,
+                why,
+            )

@@ -68,7 +68,7 @@ class NodeWatch:
         """`draining`: seconds that are left, by node."""
         found: dict[str, Node] = {}
         for name, info in self._roster.reachable().items():
-            slots = slots_of(self._spec, info["Resources"])
+            slots = slots_of(self._spec, info["Resources"], info.get("Labels", {}))
             if not slots:
                 continue
             if name in draining:

@@ -177,7 +177,7 @@ class WorkerProcesses:
                 num_gpus=spec.gpus_per_worker,
                 max_restarts=0,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
-                runtime_env={"env_vars": self._environment | OF_WORKERS},
+                runtime_env=self._environment_of_workers(),
             )
             .remote(
                 name=name,
@@ -187,3 +187,8 @@ class WorkerProcesses:
                 **self._arguments,
             )
         )
+
+    def _environment_of_workers(self) -> dict[str, Any]:
+        """Ours, and over it a person's own."""
+        own = dict(self._spec.worker_environment)
+        return own | {"env_vars": self._environment | own.get("env_vars", {}) | OF_WORKERS}

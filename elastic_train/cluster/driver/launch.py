@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.checkpoint.begin import begin
@@ -26,11 +25,13 @@ from elastic_train.cluster.driver.takeover import take_over
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_calls import remote
-from elastic_train.config import ResumeFrom, RunSpec
+from elastic_train.cluster.sending import sent
+from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.preflight import Token, probe
+from elastic_train.storage.urls import parse
 from elastic_train.train.task import Task
 
 PROCESS_ENVIRONMENT: Mapping[str, str] = {
@@ -55,18 +56,19 @@ def fit(
     address: str | None,
     local_nodes: int,
     quiet: bool,
+    prints: Prints = "none",
     chaos: Chaos | None = None,
     resume_from: ResumeFrom | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Result:
     """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
+    job = sent(task)  # before the model is built: what building leaves behind in the task is not the job
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
     store = open_store(child_url(spec.storage_path, spec.name))
     reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
-    job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
-    with signals_restored(), _cluster(address, local_nodes):
+    with signals_restored(), _cluster(_joined(address), local_nodes):
         try:
             _check_nodes_see(spec, token)
         finally:
@@ -74,7 +76,15 @@ def fit(
         if resume_from is not None:
             begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
         controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
-        return follow(controller, spec, quiet=quiet, grace_s=_grace_s(), chaos=chaos, callbacks=reported)
+        return follow(
+            controller,
+            spec,
+            quiet=quiet,
+            prints=prints,
+            grace_s=_grace_s(),
+            chaos=chaos,
+            callbacks=reported,
+        )
 
 
 def prepare_local_environment() -> None:
@@ -88,12 +98,25 @@ def process_environment() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in PROCESS_ENVIRONMENT.items()}
 
 
+def _joined(address: str | None) -> str | None:
+    """The cluster to join, as said or as in a submitted job by the environment; None where there is none."""
+    field = "address" if address else "RAY_ADDRESS"
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address.startswith("ray://"):
+        raise ConfigError(
+            field=field,
+            problem=f"{address} is for Ray's client, and a driver has to be on a machine of the cluster.",
+            remedy="Submit the job: `ray job submit --working-dir . -- python JOB.py`.",
+        )
+    return None if address == "local" else address
+
+
 @contextlib.contextmanager
 def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
     if ray.is_initialized():
         yield
     elif address:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        _connect(address)
         try:
             yield
         finally:
@@ -102,6 +125,17 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
         prepare_local_environment()
         with LocalCluster(local_nodes):
             yield
+
+
+def _connect(address: str) -> None:
+    try:
+        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            field="address",
+            problem=f"there is no Ray cluster to join at {address}: {error}".splitlines()[0],
+            remedy="Start it, correct address or RAY_ADDRESS, or say 'local' for one on this machine.",
+        ) from error
 
 
 def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:
@@ -144,10 +178,11 @@ def _grace_s() -> float:
 
 def _absolute(path: str) -> str:
     """A submitted job works in a copy of its directory, which Ray removes: paths start at home there."""
-    if "://" in path:
+    address = parse(path)
+    if address.protocol:
         return path
     copied = RAY_COPIES in Path.cwd().parts
-    return str((Path.home() if copied else Path.cwd()) / path)
+    return str((Path.home() if copied else Path.cwd()) / address.root)
 
 
 def _check_nodes_see(spec: RunSpec, token: Token) -> None:

@@ -51,6 +51,10 @@ class WorkerReporter:
             memory=memory_now(),
         )
 
+    def rank(self) -> int:
+        """This worker's rank in the group that it is in, -1 without one."""
+        return self.member.progress().rank if self.member is not None else -1
+
     def failed(self, generation: int, error: BaseException) -> Cause:
         """The cause of a generation's end: the first error that was met in it."""
         progress = self.member.progress() if self.member is not None else None

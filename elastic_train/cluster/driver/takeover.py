@@ -15,9 +15,9 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from elastic_train.cluster.actor_names import NAMESPACE, controller_name, peer_store_of
 from elastic_train.cluster.controller.autoscaler_demand import Demand
-from elastic_train.cluster.controller.controller import Driven
 from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.ray_calls import answer, named_actors
+from elastic_train.cluster.run_updates import Driven
 from elastic_train.config import RunSpec
 from elastic_train.errors import LeaseHeld
 

@@ -170,7 +170,7 @@ class UsersLoop(Loop):
         )
         self._mark("evaluation", step, -1)
         try:
-            return evaluator.run(step, lambda micro: self._mark("evaluation", step, micro))
+            return evaluator.run(step, self._mark)
         finally:
             evaluator.close()
 

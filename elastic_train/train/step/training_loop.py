@@ -190,7 +190,7 @@ class Loop:
         if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
             return
         self._mark("evaluation", step, -1)
-        metrics = evaluator.run(step, lambda micro: self._mark("evaluation", step, micro))
+        metrics = evaluator.run(step, self._mark)
         self._shards.evaluated = step
         self._best.check_measured(metrics)
         self._found = metrics

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import ray
@@ -15,6 +16,12 @@ def remote(definition: Any, **settings: Any) -> Any:
 def answer(call: Any, timeout: float) -> Any:
     """What a call returns; GetTimeoutError after `timeout` seconds, RayError where the actor is gone."""
     return ray.get(call, timeout=timeout)
+
+
+def leave(*, after_s: float) -> None:
+    """End this actor after a moment, on purpose: a process that just exits is told to every driver as lost."""
+    own = ray.get_runtime_context().current_actor
+    threading.Timer(after_s, ray.kill, (own,), {"no_restart": True}).start()
 
 
 def named_actors() -> list[Any]:

@@ -67,7 +67,7 @@ def fit(
     reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
-    with signals_restored(), _cluster(_joined(address), local_nodes):
+    with signals_restored(), _cluster(joined(address), local_nodes):
         try:
             _check_nodes_see(spec, token)
         finally:
@@ -97,7 +97,7 @@ def process_environment() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in PROCESS_ENVIRONMENT.items()}
 
 
-def _joined(address: str | None) -> str | None:
+def joined(address: str | None) -> str | None:
     """The cluster to join, as said or as in a submitted job by the environment; None where there is none."""
     field = "address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or "local"

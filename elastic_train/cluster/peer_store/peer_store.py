@@ -28,7 +28,7 @@ from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.peer_store.peer_figures import PeerFigures, SnapshotSizes
 from elastic_train.cluster.peer_store.segments import Segment
 from elastic_train.cluster.peer_store.snapshot_store import SnapshotStore, WorkerSnapshots
-from elastic_train.cluster.ray_calls import answer
+from elastic_train.cluster.ray_calls import answer, leave
 from elastic_train.config import RunSpec
 from elastic_train.errors import ElasticTrainError
 from elastic_train.geometry.fragments import Fragments
@@ -80,7 +80,7 @@ class PeerStore:
     @ray.method(concurrency_group=CONTROL)
     def stop(self) -> None:
         self._drop_segments(lambda _: True)
-        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
+        leave(after_s=0.2)  # let this call's answer leave first
 
     # -- from the workers of this node
 

@@ -24,6 +24,7 @@ from elastic_train.cluster.error_causes import loading
 from elastic_train.cluster.faults.fault_injector import FaultInjector
 from elastic_train.cluster.messages import Filled, Heartbeat, Offer, Ready
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
+from elastic_train.cluster.ray_calls import leave
 from elastic_train.cluster.stage_replays import StageReplay
 from elastic_train.cluster.worker.capture_output import CapturedOutput
 from elastic_train.cluster.worker.compute_time import Stopwatch
@@ -131,7 +132,7 @@ class Worker:
 
     def stop(self) -> None:
         self._over.set()
-        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
+        leave(after_s=0.2)  # let this call's answer leave first
 
     # -- forming a group
 

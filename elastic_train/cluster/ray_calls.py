@@ -19,7 +19,7 @@ def answer(call: Any, timeout: float) -> Any:
 
 
 def leave(*, after_s: float) -> None:
-    """End this actor after a moment, on purpose: a process that just exits is told to every driver as lost."""
+    """End this actor after a moment, on purpose: Ray tells drivers of a process that just exits as lost."""
     own = ray.get_runtime_context().current_actor
     threading.Timer(after_s, ray.kill, (own,), {"no_restart": True}).start()
 

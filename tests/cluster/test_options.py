@@ -235,6 +235,17 @@ def test_a_script_joins_the_cluster_of_its_environment_and_is_the_same_run_again
     assert "finished" in said[1]
 
 
+def test_another_address_than_that_of_the_connection_is_told(cluster: LocalCluster, tmp_path: Path) -> None:
+    made = et.ElasticTrainer(
+        TinyTask(),
+        batch=et.Batch(global_size=4, micro_size=1),
+        max_steps=2,
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    )
+    with pytest.raises(ConfigError, match=r"10\.255\.255\.1:6379, and this process is connected to"):
+        made.fit(address="10.255.255.1:6379")
+
+
 def test_a_cluster_that_is_not_there_is_told() -> None:
     with pytest.raises(ConfigError, match=r"ray://.*is for Ray's client.*ray job submit"):
         joined("ray://head:10001")

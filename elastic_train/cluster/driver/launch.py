@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -67,7 +68,7 @@ def fit(
     reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
-    with signals_restored(), _cluster(joined(address), local_nodes):
+    with signals_restored(), _cluster(address, local_nodes):
         try:
             _check_nodes_see(spec, token)
         finally:
@@ -112,10 +113,14 @@ def joined(address: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
+    """The cluster that this process is connected to, else the one to join, else a local one."""
     if ray.is_initialized():
+        _check_connected(address)
         yield
-    elif address:
-        _connect(address)
+        return
+    to_join = joined(address)
+    if to_join is not None:
+        _connect(to_join)
         try:
             yield
         finally:
@@ -124,6 +129,26 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
         prepare_local_environment()
         with LocalCluster(local_nodes):
             yield
+
+
+def _check_connected(address: str | None) -> None:
+    """Refuse an address that a person gives and that this process is not connected to."""
+    connected = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, "", "auto") and _resolved(str(address)) != _resolved(connected):
+        raise ConfigError(
+            field="address",
+            problem=f"it says {address}, and this process is connected to {connected}.",
+            remedy="Leave it out, or call ray.shutdown() before.",
+        )
+
+
+def _resolved(address: str) -> str:
+    """The address with its host as a number, where it has one."""
+    host, _, port = address.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError:
+        return address
 
 
 def _connect(address: str) -> None:

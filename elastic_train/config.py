@@ -55,7 +55,7 @@ def _fits(value: object, hint: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str) and value in arguments
     if hint in (int, float):
-        kind = numbers.Integral if hint is int else numbers.Real
+        kind: Any = numbers.Integral if hint is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
     return isinstance(value, origin or hint)
 

@@ -26,6 +26,18 @@ class Evaluation:
     metric: Callable[[Any, Any], Any] | None = None
     every: int = 0
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.every, int) or self.every < 0:
+            raise ConfigError(
+                field="task.evaluation.every",
+                problem=f"must be a whole number of steps, or 0 for the end of the run, got {self.every!r}.",
+            )
+        if self.metric is not None and not callable(self.metric):
+            raise ConfigError(
+                field="task.evaluation.metric",
+                problem=f"must be a function of output and micro-batch, got {type(self.metric).__name__}.",
+            )
+
 
 Style = Literal["column", "column_gathered", "column_loss", "row"]
 """torch's styles of tensor parallelism, by what is cut: the outputs of a projection, which stay cut or are
@@ -162,6 +174,16 @@ class Task:
 
 REQUIRED = ("model", "optimizer", "dataset", "loss")
 OPTIONAL = ("init", "schedule", "inputs", "evaluation", "parallelize")
+
+
+def evaluation_of(task: Task) -> Evaluation | None:
+    """What the task evaluates; ConfigError where its method returns something else."""
+    made = task.evaluation()
+    if made is not None and not isinstance(made, Evaluation):
+        raise ConfigError(
+            field="task.evaluation", problem=f"returned {type(made).__name__}, not an Evaluation or None."
+        )
+    return made
 
 
 def check_task(task: Task) -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from typing import Any
 
 import ray
+
+from elastic_train.errors import ConfigError
+
+
+KNOCK_S = 2.0
 
 
 def remote(definition: Any, **settings: Any) -> Any:
@@ -16,6 +22,31 @@ def remote(definition: Any, **settings: Any) -> Any:
 def answer(call: Any, timeout: float) -> Any:
     """What a call returns; GetTimeoutError after `timeout` seconds, RayError where the actor is gone."""
     return ray.get(call, timeout=timeout)
+
+
+def connect(address: str, **settings: Any) -> None:
+    """Connect this process to the cluster at an address; ConfigError where there is none."""
+    try:
+        _knock(address)  # Ray would wait for minutes for what is refused at once
+        ray.init(address=address, log_to_driver=False, **settings)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            field="address",
+            problem=f"there is no Ray cluster to join at {address}: {error}".splitlines()[0],
+            remedy="Start it, correct address or RAY_ADDRESS, or say 'local' for one on this machine.",
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """ConnectionRefusedError where nothing listens; whatever else may be wrong is Ray's to say."""
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdecimal():
+            socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+    except ConnectionRefusedError:
+        raise
+    except OSError:
+        return
 
 
 def leave(*, after_s: float) -> None:

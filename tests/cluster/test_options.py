@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 import elastic_train as et
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.app import app
-from elastic_train.cluster.driver.launch import joined, prepare_local_environment
+from elastic_train.cluster.driver.launch import prepare_local_environment
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.errors import CapacityTimeout, ConfigError, NotFinite
@@ -244,9 +244,3 @@ def test_another_address_than_that_of_the_connection_is_told(cluster: LocalClust
     )
     with pytest.raises(ConfigError, match=r"10\.255\.255\.1:6379, and this process is connected to"):
         made.fit(address="10.255.255.1:6379")
-
-
-def test_a_cluster_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"ray://.*is for Ray's client.*ray job submit"):
-        joined("ray://head:10001")
-    assert joined("local") is None

@@ -25,7 +25,7 @@ from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.cluster.driver.takeover import take_over
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.ray_calls import remote
+from elastic_train.cluster.ray_calls import connect, remote
 from elastic_train.cluster.sending import sent
 from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
@@ -120,7 +120,7 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
         return
     to_join = joined(address)
     if to_join is not None:
-        _connect(to_join)
+        connect(to_join, namespace=NAMESPACE)
         try:
             yield
         finally:
@@ -149,17 +149,6 @@ def _resolved(address: str) -> str:
         return f"{socket.gethostbyname(host)}:{port}"
     except OSError:
         return address
-
-
-def _connect(address: str) -> None:
-    try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
-        raise ConfigError(
-            field="address",
-            problem=f"there is no Ray cluster to join at {address}: {error}".splitlines()[0],
-            remedy="Start it, correct address or RAY_ADDRESS, or say 'local' for one on this machine.",
-        ) from error
 
 
 def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:

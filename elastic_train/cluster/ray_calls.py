@@ -10,7 +10,6 @@ import ray
 
 from elastic_train.errors import ConfigError
 
-
 KNOCK_S = 2.0
 
 

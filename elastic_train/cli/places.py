@@ -9,7 +9,7 @@ from itertools import islice
 from elastic_train.checkpoint.importers.detect import is_file
 from elastic_train.checkpoint.importers.hint import local_path, meant_instead
 from elastic_train.checkpoint.run_directory import CONFIG, RunDirectory
-from elastic_train.errors import ConfigError, NoCheckpoint, StorageNotFound
+from elastic_train.errors import NoCheckpoint, StorageNotFound
 from elastic_train.storage.fsspec_store import is_local, open_store
 
 LEASE = "lease.json"
@@ -18,9 +18,6 @@ LEASE = "lease.json"
 @contextmanager
 def absence_told(*urls: str) -> Iterator[None]:
     """Where no checkpoint was found, say of a path that nothing is there at all."""
-    for url in urls:
-        if not url:
-            _check_there(url)
     try:
         yield
     except NoCheckpoint:
@@ -46,10 +43,6 @@ def _began(directory: RunDirectory) -> bool:
 
 
 def _check_there(url: str) -> None:
-    if not url:
-        raise ConfigError(
-            field="path", problem="it is empty.", remedy="'.' is the directory that you are in."
-        )
     if is_local(url):
         there = local_path(url).exists()
     else:

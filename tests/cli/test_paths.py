@@ -66,7 +66,7 @@ def test_an_empty_directory_is_no_run(tmp_path: Path, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["ls", "gc", "show", "verify"])
 def test_no_path_is_not_the_present_directory(verb: str) -> None:
-    assert "it is empty" in run("ckpt", verb, "", code=USAGE)
+    assert "the path is empty" in run("ckpt", verb, "", code=USAGE)
 
 
 def test_a_large_tree_is_not_walked_for_a_hint() -> None:

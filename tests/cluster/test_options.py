@@ -232,7 +232,7 @@ def test_a_script_joins_the_cluster_of_its_environment_and_is_the_same_run_again
     formed = [record.formed for record in records if record.formed is not None]
     assert len(formed) == 1
     assert set(formed[0].nodes) <= nodes
-    assert "finished" in said[1]
+    assert "already complete" in said[1]
 
 
 def test_another_address_than_that_of_the_connection_is_told(cluster: LocalCluster, tmp_path: Path) -> None:

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import nn
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 class EngineHook:
@@ -37,14 +34,17 @@ def _copied(unit: Any, memo: dict[int, Any]) -> nn.Module:
     made = plain.__new__(plain)
     memo[id(unit)] = made
     for name, value in unit.__dict__.items():
-        if name in _HOOKS:
+        if name.endswith("_hooks"):
             value = OrderedDict((key, hook) for key, hook in value.items() if not _is_fsdps(hook))
         made.__dict__[name] = copy.deepcopy(value, memo)
     return made
 
 
 def _is_fsdps(hook: Any) -> bool:
-    return isinstance(getattr(hook, "__self__", None), FSDPState)
+    """Hooks of calls, and those that torch wraps around loading and saving."""
+    hook = getattr(hook, "hook", hook)
+    owner = getattr(hook, "__func__", hook)
+    return getattr(owner, "__module__", "").startswith("torch.distributed.fsdp")
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

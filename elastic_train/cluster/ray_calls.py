@@ -8,14 +8,16 @@ from typing import Any
 
 import ray
 
+from elastic_train.errors import ConfigError
+
 LOOK_S = 0.2
 """How often whoever waits for long looks whether there is still a reason to."""
 
 FETCH_S = 60.0
 """How long an answer may take that is here already."""
-from elastic_train.errors import ConfigError
 
 KNOCK_S = 2.0
+"""How long an address may take to answer before Ray is asked to try it."""
 
 
 def remote(definition: Any, **settings: Any) -> Any:

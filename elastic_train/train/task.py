@@ -44,8 +44,6 @@ class Evaluation:
                 problem="of keep and summary one is given without the other.",
                 remedy="Give both: what to keep of each micro-batch, and what to compute of all of it.",
             )
-
-    def __post_init__(self) -> None:
         if not isinstance(self.every, int) or self.every < 0:
             raise ConfigError(
                 field="task.evaluation.every",

@@ -61,6 +61,7 @@ class ArrowRows:
                     self._check(batch.schema)
                 self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
                 self._files = files
+                return files
             return self._files
 
     def _check(self, schema: pa.Schema) -> None:

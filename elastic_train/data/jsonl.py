@@ -73,6 +73,7 @@ class JsonLines:
                 self._lines = [_lines(file.url) for file in files]
                 self._counts = np.cumsum([len(starts) for starts, _ in self._lines], dtype=np.int64)
                 self._files = files
+                return files
             return self._files
 
     def _forget(self) -> None:

@@ -121,7 +121,9 @@ class Stream:
         number = len(self._counted())
         if self._shards_now is None:
             order = Permutation(number, self.seed, self._epoch)(np.arange(number)) if self.shuffle else None
-            self._shards_now = list(range(number)) if order is None else order.tolist()
+            shards: list[int] = list(range(number)) if order is None else order.tolist()
+            self._shards_now = shards
+            return shards
         return self._shards_now
 
     def _ends(self) -> Any:

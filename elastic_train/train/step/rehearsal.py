@@ -131,7 +131,7 @@ class Rehearsal:
 
         return hook
 
-    def _watch_gathered(self, unit: nn.Module, path: str) -> None:
+    def _watch_gathered(self, unit: Any, path: str) -> None:
         """Between FSDP2's own hooks, where parameters are gathered: what is written there is lost."""
 
         def before(module: nn.Module, args: Any) -> None:

@@ -199,6 +199,7 @@ class ResumeFrom:
     url: str
     specification: str | Mapping[str, Any] = ""
     copy: bool = False
+    allow_roots: tuple[str, ...] = ()  # directories outside of it whose files it may name
 
     def __post_init__(self) -> None:
         _typed(self, "resume_from.")

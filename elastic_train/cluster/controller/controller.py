@@ -133,9 +133,11 @@ class Controller:
             driver=self._driver, silent_s=self._driver_silent_s, ended=self._board.ended is not None
         )
 
-    def stop(self, reason: str) -> None:
-        """Returns once the request is durable: Ray asks again where this process ends before."""
-        event = at(StopRequested(at=0.0, reason=reason), self._now())
+    def stop(self, reason: str, *, patient: bool = False) -> None:
+        """Returns once the request is durable: Ray asks again where this process ends before. So a first
+        request is `patient`: heard twice it is still the first.
+        """
+        event = at(StopRequested(at=0.0, reason=reason, patient=patient), self._now())
         durable = self._stops[id(event)] = threading.Event()
         self._inbox.put(event)
         durable.wait(DURABLE_S)

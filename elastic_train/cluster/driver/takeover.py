@@ -90,7 +90,7 @@ def _outlast_driver(old: Any, spec: RunSpec) -> None:
 def _end(old: Any, spec: RunSpec) -> None:
     """Let the old controller stop its group, with a checkpoint if there is time for one."""
     deadline = time.monotonic() + spec.timing.settle_s
-    old.stop.remote("its driver is gone and the run was submitted again")
+    old.stop.remote("its driver is gone and the run was submitted again", patient=True)
     while not answer(old.driven.remote(), ANSWER_S).ended:
         if time.monotonic() > deadline:
             return

@@ -55,8 +55,8 @@ def _fits(value: object, hint: Any) -> bool:
     if origin is Literal:
         return isinstance(value, str) and value in arguments
     if hint in (int, float):
-        kind: Any = numbers.Integral if hint is int else numbers.Real
-        return isinstance(value, kind) and not isinstance(value, bool)
+        kind = numbers.Integral if hint is int else numbers.Real
+        return not isinstance(value, bool) and isinstance(value, kind)
     return isinstance(value, origin or hint)
 
 
@@ -84,6 +84,9 @@ class Batch:
     `global_size` samples per optimizer step in micro-batches of `micro_size`; every random choice and the
     sample order derive from `seed`. An epoch's last batch may be partial: it is trained with its true weight,
     or dropped with `drop_last`.
+
+    `workers` processes on each rank load samples and make micro-batches of them, `prefetch` of these ahead of
+    training. They change nothing but the time that it takes, and may differ when a run is resumed.
     """
 
     global_size: int
@@ -91,10 +94,16 @@ class Batch:
     seed: int = 0
     drop_last: bool = False
     shuffle: bool = True
+    workers: int = 0
+    prefetch: int = 2
 
     def __post_init__(self) -> None:
         _typed(self, "batch.")
         _positive("batch.global_size", self.global_size)
+        for name in ("workers", "prefetch"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(field=f"batch.{name}", problem=f"must be 0 or more, got {value}.")
         _positive("batch.micro_size", self.micro_size)
         if self.micro_size > self.global_size:
             raise ConfigError(
@@ -145,12 +154,6 @@ class Checkpoints:
                 problem=f"must be at least 1, got {self.keep}: with 0 nothing would be left to resume from.",
             )
         _positive("checkpoints.keep_best", self.keep_best)
-        if self.best is None and (self.keep_best, self.best_order) != (1, "min"):
-            raise ConfigError(
-                field="checkpoints.best",
-                problem="keep_best and best_order have no effect without it.",
-                remedy="Name the metric: Checkpoints(best='accuracy', ...).",
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +199,7 @@ class ResumeFrom:
     url: str
     specification: str | Mapping[str, Any] = ""
     copy: bool = False
+    allow_roots: tuple[str, ...] = ()  # directories outside of it whose files it may name
 
     def __post_init__(self) -> None:
         _typed(self, "resume_from.")
@@ -242,6 +246,8 @@ class Timing:
     join_window_s: float = 5.0
     start_worker_s: float = 180.0
     wait_for_capacity_s: float = 600.0
+    storage_trouble_s: float = 900.0  # storage may fail a run that cannot go on, or end, without it
+    user_code_s: float = 3600.0  # the job's own code may hold up a group that forms: its data set, its model
 
     def __post_init__(self) -> None:
         _typed(self, "timing.")
@@ -312,6 +318,7 @@ class RunSpec:
     standby: int = 1
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None
+    ask_autoscaler: bool = True  # for nodes that the run could use; others' requests for the cluster end then
     on_event: str | None = None  # a URL or a command that is told what happens
     compare_replicas: int | None = None  # every so many steps, so that silent corruption is found
     evict_slower_than: float | None = None  # times its peers' steps from which a node is left
@@ -362,5 +369,3 @@ class RunSpec:
                 problem=f"{self.evict_slower_than} is less than {SLOWEST}, from where a rank counts as slow.",
             )
         _at_least(0, "standby", self.standby)
-        if self.on_event == "":
-            raise ConfigError(field="on_event", problem="is empty.", remedy="Give a URL, a command, or None.")

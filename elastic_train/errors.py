@@ -16,6 +16,7 @@ ElasticTrainError
 |-- MemoryTooSmall            what is to be kept in memory does not fit
 |-- SnapshotFailed            more snapshots in a row failed than the budget allows
 |-- StorageError              a storage operation failed after its retries
+|   |-- StorageUnavailable    trouble that may pass: no answer, throttling, credentials that ended
 |   |-- StorageNotFound       nothing at that path
 |   `-- AlreadyExists         a conditional create lost
 |-- LeaseHeld                 another controller owns the run
@@ -24,6 +25,8 @@ ElasticTrainError
     |-- NoCheckpoint          the run committed before and nothing loadable is left
     |-- CheckpointDeleted     its run deleted it, maybe while it was read: a newer one is committed
     |-- FragmentMissing       the manifest names bytes that are not there, or no fragment covers a box
+    |-- Malformed             what it says of itself can't be true
+    |-- OutsideOfCheckpoint   it names a file that doesn't lie in it, nor where the caller allowed
     |-- ChecksumMismatch      the bytes are there and are not the ones written
     |-- FormatUnsupported     a version or a required feature this release does not know
     `-- TensorMismatch        shapes, dtypes or names differ between the state and the model
@@ -243,6 +246,13 @@ class StorageError(ElasticTrainError):
 
 
 @dataclass(kw_only=True, eq=False)
+class StorageUnavailable(StorageError):
+    """The storage is in trouble that may pass, and did not pass within the time of the retries. Nothing is
+    known of what lies there, and no machine is to blame.
+    """
+
+
+@dataclass(kw_only=True, eq=False)
 class StorageNotFound(StorageError):
     """Nothing is at that path."""
 
@@ -257,8 +267,11 @@ class LeaseHeld(ElasticTrainError):
     run: str
     holder: str
     age_s: float
+    detail: str = ""  # where nobody watched whether it is renewed
 
     def __str__(self) -> str:
+        if self.detail:
+            return f"run {self.run} is held by {self.holder}. {self.detail}"
         return (
             f"run {self.run} is already active: {self.holder} renewed its lease {self.age_s:.0f} s ago. "
             "Wait for it, stop it with `elastic-train stop`, or choose another run name."
@@ -312,3 +325,13 @@ class FormatUnsupported(CheckpointError):
 @dataclass(kw_only=True, eq=False)
 class TensorMismatch(CheckpointError):
     """Names, shapes or dtypes of the checkpoint and the model differ; the problem lists them."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Malformed(CheckpointError):
+    """A manifest, state file, index or record whose types, sizes or names can't be true."""
+
+
+@dataclass(kw_only=True, eq=False)
+class OutsideOfCheckpoint(CheckpointError):
+    """A file that a checkpoint names lies neither in it nor under a root that the caller allowed."""

@@ -26,7 +26,7 @@ from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.data.tokenizer import PAD
 from elastic_train.models.hf_tokens import Tokens
-from elastic_train.models.hugging_face import files_of, initialise, initialise_from, rules_of
+from elastic_train.models.hugging_face import files_of, load_base, rules_of
 from elastic_train.models.lora import adapt, adapted_rules
 from elastic_train.models.loss import next_token_loss
 
@@ -52,18 +52,18 @@ class Finetune(et.Task):
         settings = json.loads(self.config) | {"use_cache": False, "attn_implementation": "eager"}
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**settings))
         rank = self.lora_rank
-        return adapt(model, self.lora_targets.split(","), rank=rank, alpha=2 * rank) if rank else model
+        if rank:
+            adapt(model, self.lora_targets.split(","), rank=rank, alpha=2 * rank)
+        if self.base:
+            load_base(
+                model, self.base, tied=("lm_head.weight",) if settings.get("tie_word_embeddings") else ()
+            )
+        return model
 
     def parallelize(self) -> et.Rules:
         with torch.device("meta"):
             model = self.model()
         return adapted_rules(model, rules_of(model))
-
-    def init(self, module: nn.Module, fqn: str) -> None:
-        if not self.base:
-            return initialise(module, fqn)
-        tied = json.loads(self.config).get("tie_word_embeddings")
-        return initialise_from(self.base, module, fqn, tied=("lm_head.weight",) if tied else ())
 
     def optimizer(self, named_params: Iterable[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
         return torch.optim.AdamW([p for _, p in named_params], lr=self.lr, weight_decay=0.01)

@@ -23,4 +23,6 @@ def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "scalars": dict(sorted(scalars.items(), key=lambda item: order.get(item[0], 0))),
         "states": [list(row) for row in sorted(dict.fromkeys(states), key=lambda row: order.get(row[0], 0))],
     }
-    return {**{k: v for k, v in first.items() if k != STAGE}, "optimizer": whole}
+    modules = {path: own for document in documents for path, own in document.get("modules", {}).items()}
+    merged = {**{k: v for k, v in first.items() if k != STAGE}, "optimizer": whole}
+    return merged | ({"modules": modules} if modules else {})

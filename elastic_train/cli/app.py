@@ -46,6 +46,10 @@ Run = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Spec = Annotated[str | None, typer.Option(help="A specification of names and layouts, a TOML file.")]
 ShowMap = Annotated[bool, typer.Option("--describe", help="Print the map of every tensor and stop.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow-root", help="A directory outside of the checkpoint whose files it may name."),
+]
 Step = Annotated[int | None, typer.Option(help="The checkpoint's step; the newest by default.")]
 
 
@@ -199,10 +203,11 @@ def show(run: Run, step: Step = None, as_json: Json = False) -> None:
 
 
 @ckpt.command()
-def verify(run: Run, step: Step = None, as_json: Json = False) -> None:
+def verify(run: Run, step: Step = None, as_json: Json = False, allow_root: Allow = None) -> None:
     """Read every byte of a checkpoint and compare it with its checksums. Exits with 6 if it is damaged."""
     with exits() as leave:
-        leave(checkpoints.verify_checkpoint(run, step, as_json=as_json))
+        roots = allow_root or ()
+        leave(checkpoints.verify_checkpoint(run, step, as_json=as_json, allow_roots=roots))
 
 
 @ckpt.command("export")
@@ -216,6 +221,7 @@ def export(
     config: Annotated[str | None, typer.Option(help="A file that becomes config.json.")] = None,
     show_map: ShowMap = False,
     as_json: Json = False,
+    allow_root: Allow = None,
 ) -> None:
     """Write a checkpoint in another system's form, block by block."""
     with exits():
@@ -228,6 +234,7 @@ def export(
             dtype=dtype,
             config=config,
             show=show_map,
+            allow_roots=allow_root or (),
             as_json=as_json,
         )
 
@@ -240,12 +247,30 @@ def import_(
     run: Run,
     spec: Spec = None,
     copy: Annotated[bool, typer.Option(help="Copy the bytes instead of pointing at them.")] = False,
+    names: Annotated[
+        str | None,
+        typer.Option(help="A file with the names of the optimizer's parameters in its order, one a line."),
+    ] = None,
     show_map: ShowMap = False,
     as_json: Json = False,
+    allow_root: Allow = None,
 ) -> None:
-    """Make another system's checkpoint the first one of a run."""
+    """Make another system's checkpoint the first one of a run.
+
+    Without --copy its files stay where they are. If they are another run's, that run keeps them until
+    `ckpt gc --unpin`.
+    """
     with exits():
-        convert.import_checkpoint(source, run, spec=spec, copy=copy, show=show_map, as_json=as_json)
+        convert.import_checkpoint(
+            source,
+            run,
+            spec=spec,
+            copy=copy,
+            show=show_map,
+            names=names,
+            as_json=as_json,
+            allow_roots=allow_root or (),
+        )
 
 
 @ckpt.command()
@@ -256,13 +281,14 @@ def diff(
     b: Annotated[str, typer.Argument(help="Another one.", callback=_path)],
     spec: Annotated[str | None, typer.Option(help="A specification that reads B in A's terms.")] = None,
     as_json: Json = False,
+    allow_root: Allow = None,
 ) -> None:
     """What differs between two checkpoints, bit by bit. Exits with 1 if something does.
 
     Fragments whose stored hashes are equal aren't read: `ckpt verify` does.
     """
     with exits() as leave:
-        leave(convert.diff_checkpoints(a, b, spec=spec, as_json=as_json))
+        leave(convert.diff_checkpoints(a, b, spec=spec, as_json=as_json, allow_roots=allow_root or ()))
 
 
 @ckpt.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -287,8 +313,17 @@ def plan_reads(
 def gc(
     run: Run,
     dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Take over a run whose controller shows no life for a lease time.")
+    ] = False,
+    unpin: Annotated[
+        str | None, typer.Option(help="A run that no longer reads files of this one, as `gc` names it.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Remove what no committed checkpoint needs."""
+    """Remove what no committed checkpoint needs. A run that somebody holds is left alone.
+
+    What other runs read here, because it was imported in place, stays until they are named with --unpin.
+    """
     with exits():
-        convert.collect_garbage(run, dry_run=dry_run, as_json=as_json)
+        convert.collect_garbage(run, dry_run=dry_run, wait=wait, unpin=unpin, as_json=as_json)

@@ -6,14 +6,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
 from elastic_train.cli.say import say, say_line
+from elastic_train.cluster.run_reading import covered
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
 from elastic_train.observe.run_progress import RunProgress, advance, line
+from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputLine, OutputReader, output_text
 from elastic_train.storage.journal import read_journal
@@ -23,19 +26,24 @@ from elastic_train.storage.store import Store
 
 POLL_S = 1.0
 STALE_S = 60.0  # a journal that is silent for so long makes us look at the lease
-WATCH_S = 15.0  # in which a controller that is alive renews it
+WATCH_S = 15.0  # in which, or in the length of its lease, a controller that is alive renews it
 
 
 def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None = None) -> int:
     """Print what happened, and with `follow` what happens until the run ends. The exit code is the run's.
 
     With `output` also what the job's own code printed, of one rank or of all, in the order of time.
+    Of a long run the latest part is printed; `elastic-train events` has all of it.
 
     Storage that cannot be reached for a while is no end: only a record of the run's end is one.
     """
     store = open_store(run)
     max_steps = int((RunDirectory(store).config() or {}).get("max_steps", 0))
-    progress, part, heard = RunProgress(), "", time.monotonic()
+    told, part = covered(store)
+    progress, heard = told.progress, time.monotonic()
+    if part:
+        say_line(f"(what happened before: elastic-train events {run})")
+        say(line(progress, max_steps))
     reader = OutputReader(store)
     while True:
         try:
@@ -93,8 +101,9 @@ def save_run(run: str, *, within_s: float) -> int:
 
 def alive(store: Store, watch_s: float = WATCH_S) -> bool:
     """Whether somebody renews the run's lease, by watching it: no other machine's clock is believed."""
-    lease, deadline = Lease(store, holder="", lease_s=1.0), time.monotonic() + watch_s
+    lease = Lease(store, holder="", lease_s=1.0)
     seen = lease.look()
+    deadline = time.monotonic() + max(watch_s, seen.lease_s if seen is not None else 0.0)
     while seen is not None and not seen.released and time.monotonic() < deadline:
         threading.Event().wait(POLL_S)
         if lease.look() != seen:
@@ -103,13 +112,15 @@ def alive(store: Store, watch_s: float = WATCH_S) -> bool:
 
 
 def _running(store: Store, run: str) -> Tenure:
-    """Who holds the run's lease; an error where nobody does."""
+    """Who holds the run's lease, with the newest term: a late word of another names an old one. An error
+    where nobody holds it.
+    """
     tenure = Lease(store, holder="", lease_s=1.0).look()
     if tenure is None:
         raise StorageNotFound(path=run, operation="read", problem="there is no run here.")
     if tenure.released:
         raise ConfigError(field="RUN", problem=f"{run} is not running: nobody holds its lease.")
-    return tenure
+    return replace(tenure, term=max(tenure.term, CommitLog(store).newest_term()))
 
 
 def _of_rank(lines: Iterable[OutputLine], rank: int | None) -> Iterator[OutputLine]:

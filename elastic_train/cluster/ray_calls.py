@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-import threading
+from collections.abc import Callable
 from typing import Any
 
 import ray
@@ -11,6 +11,12 @@ import ray
 from elastic_train.errors import ConfigError
 
 KNOCK_S = 2.0
+
+LOOK_S = 0.2
+"""How often whoever waits for long looks whether there is still a reason to."""
+
+FETCH_S = 60.0
+"""How long an answer may take that is here already."""
 
 
 def remote(definition: Any, **settings: Any) -> Any:
@@ -48,10 +54,11 @@ def _knock(address: str) -> None:
         return
 
 
-def leave(*, after_s: float) -> None:
-    """End this actor after a moment, on purpose: Ray tells drivers of a process that just exits as lost."""
-    own = ray.get_runtime_context().current_actor
-    threading.Timer(after_s, ray.kill, (own,), {"no_restart": True}).start()
+def answer_while(call: Any, check: Callable[[], None], look_s: float = LOOK_S) -> Any:
+    """What a call returns, however long it takes; what `check` raises ends the wait."""
+    while not ray.wait([call], timeout=look_s)[0]:
+        check()
+    return ray.get(call, timeout=FETCH_S)
 
 
 def named_actors() -> list[Any]:

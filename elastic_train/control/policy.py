@@ -30,7 +30,7 @@ class Policy:
     flap_window_s: float = 600.0
     quarantine_s: float = 60.0  # doubles with every further quarantine of the node
     quarantine_limit_s: float = 3600.0
-    final_saves: int = 3  # more tries for the last checkpoint
+    restarts: int = 10  # of the controller without a committed step between them
     late_ticks: float = 3.0  # periods that a tick may be late before running deadlines are moved
 
     def within(self, ended: int | None) -> Policy:

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers: rules from the plans that they carry, and their initial values."""
+"""Models of Hugging Face transformers: rules from the plans that they carry, and weights of a frozen base."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from safetensors import safe_open
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.models.lora import Up
 from elastic_train.train.parallel.pipeline_stages import Elsewhere
 from elastic_train.train.task import Rules, Style
 
@@ -77,31 +76,17 @@ def _passes_on(model: nn.Module, parts: Collection[str]) -> bool:
             model.set_submodule(part, module)
 
 
-def initialise(module: nn.Module, fqn: str) -> None:
-    """As transformers does it for most models: normal weights, zero biases, scales of one."""
-    if isinstance(module, Up):
-        return module.reset_parameters()
-    if dict(module.named_buffers(recurse=False)):  # rotary frequencies, made by their module
-        for name, value in type(module)(module.config).named_buffers(recurse=False):
-            getattr(module, name).copy_(value)
-    for name, tensor in module.named_parameters(recurse=False):
-        fill = nn.init.ones_ if "norm" in fqn.lower() and name == "weight" else nn.init.zeros_
-        nn.init.normal_(tensor, std=0.02) if tensor.ndim > 1 else fill(tensor)
-    return None
+def load_base(model: nn.Module, directory: str, *, tied: Collection[str] = ()) -> None:
+    """Give an adapted model's base its weights from a directory's safetensors, but for `tied` names, whose
+    value comes from another module. Call it in `Task.model`: without memory nothing is read.
 
-
-def initialise_from(directory: str, module: nn.Module, fqn: str, *, tied: Collection[str] = ()) -> None:
-    """The module's own parameters from a directory's safetensors; those of an adapter are new.
-
-    For a model whose frozen base is there and whose adapters are nowhere yet. Of `tied` names the value comes
-    from another module. ConfigError where the directory lacks a tensor of the base.
+    ConfigError where the directory lacks a tensor of the base.
     """
-    initialise(module, fqn)
-    if fqn.endswith((".lora_A", ".lora_B")):
-        return
     files = files_of(directory)
-    for own, tensor in module.named_parameters(recurse=False):
-        stored = f"{fqn.removesuffix('.base_layer')}.{own}"
+    for fqn, tensor in model.named_parameters():
+        stored = fqn.replace(".base_layer.", ".")
+        if ".lora_A." in fqn or ".lora_B." in fqn or tensor.is_meta:
+            continue
         if stored not in files:
             if stored in tied:
                 continue
@@ -110,7 +95,7 @@ def initialise_from(directory: str, module: nn.Module, fqn: str, *, tied: Collec
                 problem=f"{directory} has no tensor {stored!r}, which the model needs.",
                 remedy="Give a directory that holds this model whole, in safetensors files.",
             )
-        with safe_open(files[stored], framework="pt") as file:
+        with safe_open(files[stored], framework="pt") as file, torch.no_grad():
             tensor.copy_(file.get_tensor(stored))
 
 

@@ -6,15 +6,20 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.config import RunSpec
+from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
 from elastic_train.train.collectives.mesh_position import place_on
 from elastic_train.train.custom.declare import registered
 from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.model import optimizer as optimizers
-from elastic_train.train.model.build import Blueprint, allocate, draw, tensors
+from elastic_train.train.model.build import allocate, draw, tensors
 from elastic_train.train.model.lr_schedule import scheduler_of
-from elastic_train.train.model.optimizer_probe import check_sharded_update
+from elastic_train.train.model.module_state import modes_of
+from elastic_train.train.model.moving_state import Moving
+from elastic_train.train.model.optimizer import Groups
+from elastic_train.train.model.optimizer_probe import check_apart, check_sharded_update, moving_of
 from elastic_train.train.model.recompute import recompute_blocks
+from elastic_train.train.model.user_hooks import hang
 from elastic_train.train.parallel.parallelize import divide
 from elastic_train.train.parallel.pipeline_stages import blocks_of
 from elastic_train.train.state.shards import Shards
@@ -38,10 +43,12 @@ def assemble(
     Without a mesh they are those of a whole stage, for itself.
     """
     with guard.at("building the model", 0):
-        blueprint = draw(task, spec.precision)
-    shapes = _shapes(blueprint)
+        blueprint = draw(task, spec.precision, spec.batch.seed)
+    whole = {**tensors(blueprint.parameters), **tensors(blueprint.buffers)}
+    shapes = {fqn: tuple(tensor.shape) for fqn, tensor in whole.items()}
+    whole_bytes = sum(tensor.numel() * tensor.element_size() for tensor in whole.values())
     with guard.at("building the optimizer", 0):
-        whole, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
+        described, groups = optimizers.describe(task, tensors(blueprint.parameters))  # type: ignore[arg-type]
     rules = task.parallelize()
     blocks = blocks_of(blueprint.model, rules).modules if plan.recompute != "none" else ()
     trainable = tuple(fqn for fqn, tensor in tensors(blueprint.parameters).items() if tensor.requires_grad)
@@ -55,9 +62,13 @@ def assemble(
     recompute_blocks([block for block in blocks if block in present], plan.recompute)
     allocate(blueprint, device)
     parameters = tensors(blueprint.parameters)
-    optimizer = optimizers.move(whole, groups, parameters)  # type: ignore[arg-type]
+    hang(blueprint.hooks, parameters)
+    optimizer = optimizers.move(described, groups, parameters)  # type: ignore[arg-type]
     with guard.collective("trying the optimizer", 0):
         ndims = {fqn: len(shapes[fqn]) for group in groups for fqn in group}
+        moving = moving_of(optimizer, groups, ndims, device)
+        moving.capture(optimizer)
+        _check_parts(spec, plan, optimizer, groups, ndims, device, moving)
         for axis in ("dp_shard", "tp"):
             if mesh is not None and getattr(plan.mesh, axis) > 1:
                 check_sharded_update(optimizer, groups, ndims, mesh[axis], device)
@@ -87,14 +98,32 @@ def assemble(
         buffers=buffers,
         registered=found,
         optimizer=optimizer,
+        moving=moving,
+        modes=modes_of(blueprint.model),
         schedule=schedule,
         device=device,
+        whole_bytes=whole_bytes,
     )
 
 
-def _shapes(blueprint: Blueprint) -> dict[str, tuple[int, ...]]:
-    return {
-        fqn: tuple(tensor.shape)
-        for named in (blueprint.parameters, blueprint.buffers)
-        for fqn, tensor in tensors(named).items()
-    }
+def _check_parts(
+    spec: RunSpec,
+    plan: Plan,
+    optimizer: torch.optim.Optimizer,
+    groups: Groups,
+    ndims: dict[str, int],
+    device: torch.device,
+    moving: Moving,
+) -> None:
+    """ConfigError for an optimizer that must see all parameters at once, where it would see some."""
+    if plan.mesh.pp > 1:
+        remedy = "Choose another optimizer, or use Parallelism(pp=1)."
+        check_apart(optimizer, groups, ndims, device, field="parallelism.pp", remedy=remedy)
+    if spec.optimizer_in_backward and moving.names:
+        names = ", ".join(sorted({repr(entry) for _, _, entry in moving.names}))
+        raise ConfigError(
+            field="optimizer_in_backward",
+            problem=f"{type(optimizer).__name__} counts its steps beside the state of its parameters "
+            f"({names}), and would count each of its partial updates.",
+            remedy="Choose another optimizer, or leave optimizer_in_backward out.",
+        )

@@ -41,6 +41,13 @@ def free_memory() -> int:
     return max(min(free), 0)
 
 
+def memory_room() -> int:
+    """Bytes that there are, used or not: of the machine, or of what bounds this process if that is less."""
+    space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    rooms = [_machine()["MemTotal"], *(room for _, room in _bounds())]
+    return min(rooms if space == resource.RLIM_INFINITY else [*rooms, space])
+
+
 def memory_now() -> MachineMemory:
     """Of this process, in the tightest of its bounds: the machine, its control group, its address space."""
     statm = (_PROCESS / "statm").read_text().split()

@@ -32,6 +32,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.preflight import Token, probe
+from elastic_train.storage.urls import parse
 from elastic_train.train.task import Task
 
 PROCESS_ENVIRONMENT: Mapping[str, str] = {
@@ -191,17 +192,11 @@ def _grace_s() -> float:
 
 def _absolute(path: str) -> str:
     """A submitted job works in a copy of its directory, which Ray removes: paths start at home there."""
-    if "://" in path:
+    address = parse(path)
+    if address.protocol:
         return path
     copied = RAY_COPIES in Path.cwd().parts
-    return str((Path.home() if copied else Path.cwd()) / _at_home(path))
-
-
-def _at_home(path: str) -> Path:
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise ConfigError(field="run_config.storage_path", problem=f"{path!r}: {error}") from error
+    return str((Path.home() if copied else Path.cwd()) / address.root)
 
 
 def _check_nodes_see(spec: RunSpec, token: Token) -> None:

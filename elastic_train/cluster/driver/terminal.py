@@ -17,10 +17,11 @@ from elastic_train.control.events import (
 )
 from elastic_train.errors import StorageError
 from elastic_train.observe.best import best
-from elastic_train.observe.goodput import goodput, words
-from elastic_train.observe.history import history, table
+from elastic_train.observe.goodput import words
+from elastic_train.observe.history import table
 from elastic_train.observe.records import Record
-from elastic_train.observe.run_progress import RunProgress, advance, line
+from elastic_train.observe.run_progress import line
+from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.text_columns import columns, plain
 from elastic_train.storage.fsspec_store import child_url
 from elastic_train.storage.job_output import OutputReader, output_text
@@ -40,8 +41,8 @@ class Screen:
         self._output, self._prints = output, prints
         self._looked_at = 0.0
         self._live = sys.stdout.isatty()
-        self._progress = RunProgress()
-        self._records: list[Record] = []
+        self._told = RunSummary()
+        self._committed: list[Record] = []
         self._shown = ""
         self._printed_at = 0.0
         if not quiet:
@@ -51,10 +52,11 @@ class Screen:
         if time.monotonic() - self._looked_at > OUTPUT_S:
             self._show_output()
         for record in update.records:
-            self._progress = advance(self._progress, record)
-            self._records.append(record)
+            self._told.add(record)
+            if isinstance(record.event, CheckpointCommitted):
+                self._committed.append(record)
             self._say(record)
-        text = line(self._progress, self._spec.max_steps)
+        text = line(self._told.progress, self._spec.max_steps)
         if text == self._shown or self._quiet or not update.records:
             return
         if self._live:
@@ -73,12 +75,12 @@ class Screen:
         if self._prints == "none" and self._printed():
             url = child_url(self._spec.storage_path, self._spec.name)
             self._write(f"{start}what the job printed: elastic-train logs {url}\n")
-        self._write(f"{start}{line(self._progress, self._spec.max_steps)}\n")
-        if self._progress.groups:
-            self._write(f"{words(goodput(self._records))}\n")
-        if found := best(self._records, self._spec.checkpoints):
+        self._write(f"{start}{line(self._told.progress, self._spec.max_steps)}\n")
+        if self._told.progress.groups:
+            self._write(f"{words(self._told.account.told())}\n")
+        if found := best(self._committed, self._spec.checkpoints):
             self._write(f"{found}\n")
-        if self._progress.restarts:
+        if self._told.progress.restarts:
             self._write(f"{self.summary()}\n")
 
     def _show_output(self) -> None:
@@ -104,12 +106,16 @@ class Screen:
 
     def summary(self) -> str:
         """Every change of the group: cause, step, workers, source, seconds, steps lost."""
-        return columns(table(history(self._records)))
+        return columns(table(self._told.changes.all))
 
     def _say(self, record: Record) -> None:
         worth = record.commands or isinstance(record.event, GroupReady | NodesChanged)
         often = isinstance(record.event, QUIET_EVENTS) and record.ended is None
-        if isinstance(record.event, StepCommitted) and record.event.skipped and self._progress.skips == 1:
+        if (
+            isinstance(record.event, StepCommitted)
+            and record.event.skipped
+            and self._told.progress.skips == 1
+        ):
             worth, often = True, False  # the first one; the line counts them
         if self._quiet or not worth or often:
             return

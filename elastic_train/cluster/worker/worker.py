@@ -24,7 +24,6 @@ from elastic_train.cluster.error_causes import loading
 from elastic_train.cluster.faults.fault_injector import FaultInjector
 from elastic_train.cluster.messages import Filled, Heartbeat, Offer, Ready
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
-from elastic_train.cluster.ray_calls import leave
 from elastic_train.cluster.stage_replays import StageReplay
 from elastic_train.cluster.worker.capture_output import CapturedOutput
 from elastic_train.cluster.worker.compute_time import Stopwatch
@@ -70,10 +69,10 @@ class Worker:
     ) -> None:
         heed(spec.notices)
         self._name, self._node, self._spec = name, node, spec
-        self._over = threading.Event()
         self._generation = 0
         self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
+        self._paused = 0  # the generation that stands at a boundary here
         self._stopwatch = Stopwatch(waited)
         self._reporter = WorkerReporter(worker=name, node=node, stopwatch=self._stopwatch)
         self._training = TrainingThread()
@@ -120,8 +119,8 @@ class Worker:
         )
 
     def life(self) -> None:
-        """Returns when the worker is told to stop, fails when its process dies: the controller waits."""
-        self._over.wait()
+        """Fails when this process ends, which the controller waits for."""
+        threading.Event().wait()
 
     def ping(self) -> Heartbeat:
         return self._reporter.heartbeat()
@@ -129,10 +128,6 @@ class Worker:
     def stack(self) -> str:
         """Where the training thread is, for a person; it may hang in there."""
         return stack_of("training")
-
-    def stop(self) -> None:
-        self._over.set()
-        leave(after_s=0.2)  # let this call's answer leave first
 
     # -- forming a group
 
@@ -190,7 +185,9 @@ class Worker:
 
         def fill() -> Filled:
             self._owner.continued = origin.generation
-            fill_from(self._owner, origin, own, [(reads(handle, origin), boxes) for handle, boxes in others])
+            check = self._owner.check
+            asked = [(reads(handle, origin, check), boxes) for handle, boxes in others]
+            fill_from(self._owner, origin, own, asked)
             if rest is not None:
                 stored, lacking = rest
                 for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):
@@ -217,8 +214,8 @@ class Worker:
         """Fill the new shards from the seed."""
 
         def fill() -> Filled:
-            self._owner.initialise()
-            return Filled(digest=self._owner.digest(), step=0)
+            notes = self._owner.initialise()
+            return Filled(digest=self._owner.digest(), step=0, notes=notes)
 
         return self._timed(generation, fill)
 
@@ -246,7 +243,8 @@ class Worker:
         if generation != self._generation or self._member is None:
             return
         self._member.request(pause=pause, save=save)
-        if save and generation == self._finished:  # its last checkpoint is tried again
+        stands = generation == self._paused and not pause
+        if save and (generation == self._finished or stands):  # its last checkpoint is tried again
             self._training.submit(lambda: self._save_again(generation))
 
     def forget(self, generation: int, step: int) -> None:
@@ -275,6 +273,7 @@ class Worker:
                 on_step=self._reporter.step,
                 saving=self._saver,
                 faults=self._stopwatch,
+                dumps=cloudpickle.dumps,  # pyright: ignore[reportPrivateImportUsage]
             )
 
     def _saver(self, described: Described) -> Lazy:
@@ -317,13 +316,15 @@ class Worker:
             self._reporter.broke(generation, error)
         else:
             if end.kind == "paused":
+                self._paused = generation
                 self._reporter.final_report(generation)
             else:
                 self._finished = generation
                 self._output.flush(OUTPUT_S)
 
     def _save_again(self, generation: int) -> None:
-        if generation == self._generation and not self._reporter.settled(generation):
+        over = self._reporter.settled(generation) and generation != self._paused
+        if generation == self._generation and not over:
             self._owner.save()
 
     def _timed(self, generation: int, fill: Callable[[], Filled]) -> Filled:

@@ -6,7 +6,7 @@ without values. Both end where the loop asks for its first batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, TypeVar
 
@@ -15,8 +15,11 @@ from torch import nn
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.abort import Declared
+from elastic_train.train.model.collate import Collate
+from elastic_train.train.model.meta_build import without_values
 from elastic_train.train.model.registered_state import Registered, check_registered
 from elastic_train.train.model.several_models import Models, Optimizers, check_model, check_optimizer
+from elastic_train.train.model.user_hooks import keys_of_hooks, put_back, take_away
 
 T = TypeVar("T")
 Loop = Callable[[Any], object]
@@ -28,11 +31,13 @@ class Declaration:
     """What a loop declares. `settings` are the groups of each optimizer as they were built."""
 
     models: Models
+    where: torch.device
     inits: dict[str, Init] = field(default_factory=dict[str, Init])
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict[str, torch.optim.Optimizer])
     settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
     things: list[str] = field(default_factory=list[str])
     dataset: Any = None
+    collate: Collate | None = None
     optimizer: Optimizers | None = None  # all of them
 
     def reset(self, name: str) -> torch.optim.Optimizer:
@@ -46,10 +51,14 @@ class Declaration:
 
 
 def declare(loop: Loop) -> Declaration:
-    """The first pass. Called where new tensors are on the meta device; the loop's own are on the CPU."""
-    declaration = Declaration(models=Models())
+    """The first pass. Models are built where new tensors are now: on the meta device, or for real. The loop's
+    own are on the CPU."""
+    declaration = Declaration(models=Models(), where=torch.get_default_device())
+    first = _First(declaration)
     with torch.device("cpu"):
-        _passed(loop, _First(declaration))
+        _passed(loop, first)
+    for name, kept in first.hooks.items():
+        take_away(getattr(declaration.models, name), kept)
     if not list(declaration.models.children()):
         raise ConfigError(field="loop", problem="it declares no ctx.model(...) before its first batch.")
     if not declaration.optimizers:
@@ -67,7 +76,8 @@ def declared(model: nn.Module) -> Declaration:
 def registered(loop: Loop, model: nn.Module) -> Registered:
     """The second pass: memory for what is registered, on the shards that the model has now."""
     second = _Second(declared(model))
-    _passed(loop, second)
+    with put_back(model):
+        _passed(loop, second)
     return second.found
 
 
@@ -101,16 +111,22 @@ class _Declaring:
     def register(self, name: str, thing: T) -> T:
         return thing
 
-    def batches(self, dataset: Any) -> Iterator[Any]:
+    def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:
         raise Declared
 
 
 class _First(_Declaring):
+    def __init__(self, declaration: Declaration) -> None:
+        super().__init__(declaration)
+        self.hooks: dict[str, Mapping[tuple[int, str], frozenset[int]]] = {}  # that models were built with
+
     def model(self, name: str, build: Callable[[], nn.Module], *, init: Init | None = None) -> nn.Module:
         self._new(name, "model")
-        with torch.device("meta"):
-            model = check_model(name, build())
+        with torch.device(self._declaration.where):
+            on_meta = self._declaration.where.type == "meta"
+            model = check_model(name, without_values(build) if on_meta else build())
         self._declaration.models.add_module(name, model)
+        self.hooks[name] = keys_of_hooks(model)
         if init is not None:
             self._declaration.inits[name] = init
         return model
@@ -132,8 +148,8 @@ class _First(_Declaring):
         self._declaration.things.append(name)
         return thing
 
-    def batches(self, dataset: Any) -> Iterator[Any]:
-        self._declaration.dataset = dataset
+    def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:
+        self._declaration.dataset, self._declaration.collate = dataset, collate
         raise Declared
 
     def _new(self, name: str, what: str) -> None:

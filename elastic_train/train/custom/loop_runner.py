@@ -166,10 +166,11 @@ class UsersLoop(Loop):
             group=self._group,
             guard=self._guard,
             place=shards.place,
+            dumps=self._loader.dumps,
         )
         self._mark("evaluation", step, -1)
         try:
-            return evaluator.run(step)
+            return evaluator.run(step, self._mark)
         finally:
             evaluator.close()
 

@@ -22,11 +22,14 @@ from elastic_train.train.collectives.gradient_reduction import (
 from elastic_train.train.custom.declare import declared
 from elastic_train.train.custom.update_images import Image
 from elastic_train.train.model.build import DTYPE_OF
-from elastic_train.train.model.collate import collate, rows
+from elastic_train.train.model.collate import placed
+from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
-from elastic_train.train.step.stepper import Stepper, Tally, Work
+from elastic_train.train.step.flight import Tally, Work
+from elastic_train.train.step.rehearsal import check_unchanged, versions
+from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.update import gradient_factor, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
 
@@ -67,11 +70,12 @@ class LoopStepper(Stepper):
         self._spoken: StepStatistics | None = None  # of the last update inside the step
         self.number, self._passes, self._within = step, 0, False
         self._jobs = self.work(step)
+        self._versions = versions(self._shards.parameters)
         self._job, self._images = None, {}
         self._micro_batches = self._order.micro_batches(step)
 
     def micro_batches(self) -> Iterator[Any]:
-        """A pass: samples of this rank's micro-batches, without padding. Fillers come first."""
+        """A pass: samples of this rank's micro-batches. Fillers come first."""
         self._complete()
         number, step = self._passes, self.number
         self._passes, self._within = number + 1, True
@@ -88,6 +92,7 @@ class LoopStepper(Stepper):
                 with (
                     self._randomness.micro_batch(step, index),
                     self._buffers.watch(index, job.filler),
+                    self._rehearsal.micro_batch(),
                     compute_in(self._shards.device, self._spec.precision == "bf16"),
                 ):
                     yield batch
@@ -117,7 +122,7 @@ class LoopStepper(Stepper):
         micro = job.micro_batch
         self._mark("backward", self.number, micro.index)
         if count is None:
-            loss = loss * micro.real
+            loss = loss * len(micro.ids)
         start = 0.0 if job.filler else 1.0 / self._spec.batch.global_size
         with torch.autocast(self._shards.device.type, enabled=False):
             loss.backward(torch.full_like(loss, start), retain_graph=retain_graph)
@@ -126,7 +131,7 @@ class LoopStepper(Stepper):
             if count is not None:
                 self._tally.count += float(count)
             elif micro.index not in self._counted_ids:
-                self._tally.count += micro.real
+                self._tally.count += len(micro.ids)
                 self._counted_ids.add(micro.index)
 
     def update(self, optimizer: torch.optim.Optimizer, fence: Callable[[], None]) -> Agreed:
@@ -156,7 +161,8 @@ class LoopStepper(Stepper):
                 for parameter in parameters:
                     if parameter.grad is not None:
                         local_gradient(parameter).mul_(factor)
-            with whole.only(name):
+            seed_all(derive(spec.batch.seed, f"update {name}", step), self._shards.device)
+            with whole.only(name), self._shards.moving.watching(whole):
                 whole.step()
         for parameter in parameters:
             parameter.grad = None
@@ -174,6 +180,13 @@ class LoopStepper(Stepper):
             raise ConfigError(
                 field="ctx.step", problem="the batch was not iterated.", remedy="Iterate it inside the block."
             )
+        updated = {
+            id(p)
+            for name in self._images
+            for g in self._optimizers.parts[name].param_groups
+            for p in g["params"]
+        }
+        check_unchanged(self._versions, self._shards.parameters, self._several, updated)
         due = set(self._optimizers.parts) - self._images.keys()
         backward = self._with_counts is not None
         statistics = self._summed(due)
@@ -200,6 +213,9 @@ class LoopStepper(Stepper):
         """The step was broken off: undo what was updated inside it."""
         for image in self._images.values():
             image.put_back()
+        if self._images:
+            moving = self._shards.moving
+            moving.restore(self._shards.optimizer, moving.document(), self._shards.device)
         self._images = {}
 
     def done(self) -> None:
@@ -212,11 +228,10 @@ class LoopStepper(Stepper):
         return self._shards.optimizer
 
     def _samples(self, micro: MicroBatch, at: int) -> Any:
-        upcoming = [job.micro_batch for job in self._jobs[at + 1 :]]
+        upcoming = self._upcoming(self.number, self._jobs, at)
         with self._guard.at("the data set", self.number):
-            samples = self._loader.load(micro, upcoming)
-            batch = collate(samples, self._shards.device, DTYPE_OF[self._spec.precision])
-        return rows(batch, size=len(micro.ids), real=micro.real)
+            loaded = self._loader.load(micro, upcoming)
+            return placed(loaded, self._shards.device, DTYPE_OF[self._spec.precision])
 
     def _summed(self, names: set[str]) -> StepStatistics:
         """The gradients of some optimizers summed over the ranks, and none for the others."""
@@ -240,7 +255,7 @@ class LoopStepper(Stepper):
                 gradients.finish()
             settle_absent(own, present)
             square_sum, finite = squares(own, self._counted)
-        ids = [i for job in self._jobs if not job.filler for i in job.micro_batch.real_ids]
+        ids = [i for job in self._jobs if not job.filler for i in job.micro_batch.ids]
         self._tally.ids = ids
         reported = self._forwards()
         return replace(reported, squares=square_sum, nonfinite=reported.nonfinite or float(not finite))

@@ -10,6 +10,9 @@ from torch import nn
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.declare import Declaration, Loop, declare
+from elastic_train.train.model import rng
+from elastic_train.train.model.collate import Collate, stacked
+from elastic_train.train.model.several_models import Models
 from elastic_train.train.task import Task, check_task
 
 
@@ -24,8 +27,18 @@ class LoopTask(Task):
         return {"loop": self.loop, "_declared": None}
 
     def model(self) -> nn.Module:
-        self._declared = declare(self.loop)
+        with rng.preserved():  # what the loop draws beside its models is its own
+            self._declared = declare(self.loop)
         return self._declared.models
+
+    def models(self) -> Models:
+        """The loop's models once more, to look at: what was declared stays."""
+        return declare(self.loop).models
+
+    @property
+    def with_init(self) -> frozenset[str]:
+        """Models that were declared with an `init`."""
+        return frozenset(self._known.inits)
 
     def init(self, module: nn.Module, fqn: str) -> None:
         own = self._known.inits.get(fqn.split(".")[0])
@@ -42,6 +55,14 @@ class LoopTask(Task):
         made = self._known.dataset
         makes = isinstance(made, type) or (callable(made) and not hasattr(made, "__getitem__"))
         return made() if makes else made
+
+    @property
+    def collates(self) -> Collate:
+        """What makes a micro-batch."""
+        return self._known.collate or stacked
+
+    def collate(self, samples: list[Any]) -> Any:
+        return self.collates(samples)
 
     def inputs(self, micro_batch: Any) -> Any:
         return (micro_batch,)

@@ -16,6 +16,7 @@ from elastic_train.train.custom.abort import Paused, aborting
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.declare import Declaration
 from elastic_train.train.custom.loop_stepper import Agreed, LoopStepper
+from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.registered_state import Registered
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.training_loop import StepReport
@@ -102,7 +103,7 @@ class Running:
         assert step is not None
         return step
 
-    def batches(self, dataset: Any) -> Iterator[StepBatch]:
+    def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[StepBatch]:
         self._enter()
         while True:
             if self._at_head:

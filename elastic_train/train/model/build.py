@@ -1,7 +1,7 @@
-"""The model, built on the meta device and given memory and values module by module.
+"""The model, built on the meta device and given memory; and values module by module, where a job asks for it.
 
-Peak memory beyond the shards is one module: each module that owns tensors is made whole, initialised alone
-under a generator of its own, cut to this rank's shard, and freed.
+Peak memory beyond the shards is one module then: each module that owns tensors is made whole, initialised
+alone under a generator of its own, cut to this rank's shard, and freed.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ from torch.distributed.tensor import DTensor
 from elastic_train.config import Precision
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run
-from elastic_train.train.model.skip_init import SkipInit
+from elastic_train.train.model.meta_build import built_on_meta, check_tensors
+from elastic_train.train.model.plain_build import DTYPE_OF, default_dtype, plainly
 from elastic_train.train.model.tensor_names import Named, buffers_of, canonical, parameters_of
+from elastic_train.train.model.user_hooks import TensorHooks, hooks_of
 from elastic_train.train.task import Task
-
-DTYPE_OF = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
-"""What floating parameters of default dtype are held in; "bf16" computes in bfloat16 on float32 masters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,25 +38,37 @@ class Blueprint:
     constants: Mapping[str, torch.Tensor]
     givers: tuple[tuple[str, nn.Module], ...] = ()
     fused: Mapping[str, tuple[Run, ...]] = field(default_factory=lambda: MappingProxyType({}))
+    hooks: Mapping[str, TensorHooks] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def draw(task: Task, precision: Precision) -> Blueprint:
-    """Build the model on the meta device."""
-    with default_dtype(DTYPE_OF[precision]), torch.device("meta"), SkipInit():
-        model = task.model()
+def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
+    """Build the model on the meta device; for real, where its code needs values, and then without them.
+
+    Modules stay in the mode that the code left them in, but for a model that is in evaluation mode as a
+    whole, as libraries return those that they load.
+    """
+    dtype = DTYPE_OF[precision]
+    model = built_on_meta(task.model, dtype, seed)
+    real = model is None
+    if model is None:
+        model = plainly(task.model, dtype, seed)
     if not isinstance(model, nn.Module):
         raise ConfigError(field="task.model", problem=f"returned {type(model).__name__}, not an nn.Module.")
+    if not model.training:
+        model.train()
     parameters, buffers = parameters_of(model), buffers_of(model)
+    check_tensors(model, {**tensors(parameters), **tensors(buffers)})
     constants: dict[str, torch.Tensor] = {}
+    hooks = hooks_of(tensors(parameters))
     for kind in (parameters, buffers):
-        for fqn, slots in kind.slots.items():
-            tensor = getattr(slots[0].module, slots[0].name)
+        for fqn, tensor in tensors(kind).items():
             if not tensor.is_meta:
-                constants[fqn] = tensor.detach()
+                if not real:
+                    constants[fqn] = tensor.detach()
                 put(kind, fqn, _like(tensor, tensor.detach().to("meta")))
     if not parameters.slots:
         raise ConfigError(field="task.model", problem="the model has no parameters.")
-    return Blueprint(model=model.train(), parameters=parameters, buffers=buffers, constants=constants)
+    return Blueprint(model=model, parameters=parameters, buffers=buffers, constants=constants, hooks=hooks)
 
 
 def tensors(named: Named) -> dict[str, torch.Tensor]:
@@ -99,8 +110,9 @@ def initialise(
     shapes: Mapping[str, tuple[int, ...]],
     seeded: Callable[[str], AbstractContextManager[object]],
     cut: Callable[[torch.Tensor, torch.Tensor], None],
+    chosen: Callable[[str], bool] = lambda fqn: True,
 ) -> None:
-    """Give every tensor its initial value: the same under every plan.
+    """Give the tensors of the chosen modules their initial values: the same under every plan.
 
     `shapes` are the whole shapes by fqn, `seeded(fqn)` seeds the random generators, `cut(whole, shard)`
     copies this rank's part. A tied tensor gets the value that the module of its first name gives it.
@@ -114,7 +126,7 @@ def initialise(
     for path, module in (*blueprint.model.named_modules(), *blueprint.givers):
         fqn = canonical(path)
         own = [n for n, t in (*module._parameters.items(), *module._buffers.items()) if t is not None]
-        if not own:
+        if not own or not chosen(fqn):
             continue
         shards = {name: getattr(module, name) for name in own}
         # A giver's other tensors are not on this stage: they are made for its init and go nowhere.
@@ -141,30 +153,17 @@ def initialise(
                             problem=f"changed the shape of {names[name]!r} to {tuple(whole.shape)}.",
                         )
                     runs = blueprint.fused.get(names[name] or "")
-                    ordered = _in_rank_order(whole.detach().to(device), runs)
+                    ordered = in_rank_order(whole.detach().to(device), runs)
                     cut(ordered, shard.detach())
         for name, shard in shards.items():
             setattr(module, name, shard)
 
 
-def _in_rank_order(whole: torch.Tensor, runs: tuple[Run, ...] | None) -> torch.Tensor:
+def in_rank_order(whole: torch.Tensor, runs: tuple[Run, ...] | None) -> torch.Tensor:
+    """A fused tensor with its rows in the order in which tp cuts them."""
     if runs is None:
         return whole
     return torch.cat([whole[run.logical : run.logical + run.length] for run in runs])
-
-
-class default_dtype:
-    """Within it, new floating tensors have this dtype."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-
-    def __enter__(self) -> None:
-        self._before = torch.get_default_dtype()
-        torch.set_default_dtype(self._dtype)
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_default_dtype(self._before)
 
 
 def _like(old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

@@ -33,6 +33,11 @@ class Schedule:
         """Hyperparameters that the schedule sets; they are restored, all others come from the code."""
         return frozenset(self._driven)
 
+    def driven_by(self, document: Mapping[str, Any]) -> frozenset[str]:
+        """Those, and what the same kind of schedule is known to have set before."""
+        same = document["class"] == type(self._scheduler).__name__
+        return self.driven | frozenset(document["driven"] if same else ())
+
     def step(self, loss: float) -> None:
         """After a committed step; `loss` is for schedulers that look at it."""
         state = dict(_leaves(self._scheduler.state_dict()))

@@ -13,7 +13,7 @@ from elastic_train.train.task import Task
 
 def model_shape(task: Task, spec: RunSpec) -> ModelShape:
     """Tensors, optimizer slots and micro-batch of the task. Raises what the task's own code raises."""
-    blueprint = draw(task, spec.precision)
+    blueprint = draw(task, spec.precision, spec.batch.seed)
     parameters = tensors(blueprint.parameters)
     optimizer, _ = describe(task, parameters)  # pyright: ignore[reportArgumentType]
     rows = [

@@ -6,6 +6,7 @@ and hyperparameters kept, empty groups too.
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -14,10 +15,36 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.task import Task
 
 Groups = tuple[tuple[str, ...], ...]
 """The fqns of each parameter group, in order."""
+
+
+TORCHS_OWN = frozenset(
+    {
+        "state",
+        "param_groups",
+        "defaults",
+        "parts",
+        "step",
+        "_opt_called",
+        "_hook_for_profile",
+        "_need_device_dtype_check_for_fused",
+        "_optimizer_load_state_dict_post_hooks",
+        "_optimizer_load_state_dict_pre_hooks",
+        "_optimizer_state_dict_post_hooks",
+        "_optimizer_state_dict_pre_hooks",
+        "_optimizer_step_post_hooks",
+        "_optimizer_step_pre_hooks",
+        "_patch_step_function",
+        "_step_count",
+        "_warned_capturable_if_run_uncaptured",
+        "_zero_grad_profile_name",
+    }
+)
+"""Attributes that torch keeps itself, and whose values no update depends on."""
 
 
 def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, Groups]:
@@ -86,15 +113,33 @@ def rebuilt(optimizer: torch.optim.Optimizer, groups: list[list[Any]]) -> torch.
 
 def twin(optimizer: torch.optim.Optimizer, groups: list[list[torch.Tensor]]) -> torch.optim.Optimizer:
     """The optimizer over other tensors, with a state of its own: to try out what it does."""
+    if isinstance(optimizer, Optimizers):
+        parts: dict[str, torch.optim.Optimizer] = {}
+        for name, part in optimizer.parts.items():
+            parts[name] = twin(part, groups[: len(part.param_groups)])
+            groups = groups[len(part.param_groups) :]
+        return Optimizers(parts)
     if optimizer.state:
         return rebuilt(optimizer, groups)
-    copy = object.__new__(type(optimizer))
-    copy.__dict__.update(optimizer.__dict__)
-    copy.state = type(optimizer.state)(dict)
-    copy.param_groups = [
-        {**group, "params": params} for group, params in zip(optimizer.param_groups, groups, strict=True)
+    copied = object.__new__(type(optimizer))
+    shared = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    copied.__dict__.update({n: _apart(n, v, shared) for n, v in optimizer.__dict__.items()})
+    copied.state = type(optimizer.state)(dict)
+    copied.param_groups = [
+        {**{n: _apart(n, v, shared) for n, v in group.items()}, "params": params}
+        for group, params in zip(optimizer.param_groups, groups, strict=True)
     ]
-    return copy
+    return copied
+
+
+def _apart(name: str, value: Any, shared: Mapping[int, Any]) -> Any:
+    """A copy of an attribute, so that a trial changes nothing; what cannot be copied stays shared."""
+    if name in TORCHS_OWN or name == "params":
+        return value
+    try:
+        return copy.deepcopy(value, dict(shared))
+    except (TypeError, RuntimeError, NotImplementedError):
+        return value
 
 
 def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:

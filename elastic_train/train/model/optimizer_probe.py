@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -9,7 +11,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.collectives.process_group import is_collective_error
+from elastic_train.train.model.moving_state import Moving, check_storable, prints
 from elastic_train.train.model.optimizer import Groups, twin
+from elastic_train.train.model.rng import preserved
+from elastic_train.train.model.several_models import Optimizers
+from elastic_train.train.model.value_prints import print_of
 
 STEPS = 2
 TOLERANCE = 1e-9
@@ -29,18 +35,7 @@ def check_sharded_update(
     """
     ranks, axis = mesh.size(mesh.ndim - 1), (mesh.mesh_dim_names or ("dp_shard",))[-1]
     remedy = f"Choose another optimizer, or keep parameters whole with Parallelism({axis}=1)."
-    shapes = [
-        [(2 * ranks + 1,) + (3,) * (n - 1) for n in sorted({ndims[fqn] for fqn in group} - {0})]
-        for group in groups
-    ]
-    generator = torch.Generator().manual_seed(0)
-    draws = [
-        [
-            [torch.randn(shape, generator=generator, dtype=torch.float64).to(device) for shape in group]
-            for group in shapes
-        ]
-        for _ in range(STEPS + 1)
-    ]
+    draws = _draws(groups, ndims, 2 * ranks + 1, device)
     whole = [[nn.Parameter(t.clone()) for t in group] for group in draws[0]]
     cut = [[nn.Parameter(_shard(t, mesh)) for t in group] for group in draws[0]]
     _train(optimizer, whole, draws[1:])
@@ -69,6 +64,100 @@ def check_sharded_update(
             )
 
 
+def moving_of(
+    optimizer: torch.optim.Optimizer, groups: Groups, ndims: dict[str, int], device: torch.device
+) -> Moving:
+    """What steps change beside the state of parameters, as far as a twin over tiny tensors shows it.
+
+    ConfigError for what could not be carried from one group to the next.
+    """
+    moving = Moving()
+    draws = _draws(groups, ndims, 3, device)
+    tensors = [[nn.Parameter(t.clone()) for t in group] for group in draws[0]]
+    with preserved(device):
+        tried = twin(optimizer, tensors)  # type: ignore[arg-type]
+        before, hooks = prints(tried), _hooks(tried)
+        try:
+            for draw in draws[1:]:
+                _step(tried, tensors, draw)
+        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError):
+            return moving  # its real steps are looked at too
+    moving.names |= {name for name, mark in prints(tried).items() if before.get(name) != mark}
+    check_storable(tried, moving.names)
+    for name, mark in _hooks(tried).items():
+        if hooks.get(name) != mark:
+            raise ConfigError(
+                field="task.optimizer",
+                problem=f"the hook {name} of {type(optimizer).__name__}.step() keeps state of its own, which "
+                "would be lost whenever the group changes.",
+                remedy="Keep it in optimizer.state[parameter], or in numbers of a parameter group.",
+            )
+    return moving
+
+
+def check_apart(
+    optimizer: torch.optim.Optimizer,
+    groups: Groups,
+    ndims: dict[str, int],
+    device: torch.device,
+    *,
+    field: str,
+    remedy: str,
+) -> None:
+    """ConfigError where the update of a tensor depends on which others are updated with it."""
+    draws = _draws(groups, ndims, 3, device)
+    with preserved(device):
+        together = [[nn.Parameter(t.clone()) for t in group] for group in draws[0]]
+        _train(optimizer, together, draws[1:])
+        for number, group in enumerate(draws[0]):
+            for at, tensor in enumerate(group):
+                alone: list[list[nn.Parameter]] = [[] for _ in groups]
+                alone[number] = [nn.Parameter(tensor.clone())]
+                _train(
+                    optimizer,
+                    alone,
+                    [[[g[at]] if n == number else [] for n, g in enumerate(draw)] for draw in draws[1:]],
+                )
+                if not torch.allclose(alone[number][0], together[number][at], rtol=TOLERANCE, atol=TOLERANCE):
+                    raise ConfigError(
+                        field=field,
+                        problem=f"{type(optimizer).__name__} updates a parameter by what it knows of "
+                        "the others, so that it depends on which of them are on the same rank.",
+                        remedy=remedy,
+                    )
+
+
+def _hooks(optimizer: torch.optim.Optimizer) -> dict[str, Hashable]:
+    """What hooks of `step` hold beside the optimizer, by their names."""
+    parts = optimizer.parts.values() if isinstance(optimizer, Optimizers) else (optimizer,)
+    found: dict[str, Hashable] = {}
+    for part in parts:
+        for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
+            for hook in vars(part).get(kind, {}).values():
+                cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
+                owner = getattr(hook, "__self__", None)
+                held = [*cells, *([vars(owner)] if hasattr(owner, "__dict__") else [])]
+                found[getattr(hook, "__qualname__", repr(hook))] = print_of(held)
+    return found
+
+
+def _draws(
+    groups: Groups, ndims: dict[str, int], rows: int, device: torch.device
+) -> list[list[list[torch.Tensor]]]:
+    """First values, and a gradient for each step: by group one tensor for each number of dims in it."""
+    shapes = [
+        [(rows,) + (3,) * (n - 1) for n in sorted({ndims[fqn] for fqn in group} - {0})] for group in groups
+    ]
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [
+            [torch.randn(shape, generator=generator, dtype=torch.float64).to(device) for shape in group]
+            for group in shapes
+        ]
+        for _ in range(STEPS + 1)
+    ]
+
+
 def _shard(tensor: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """This rank's rows, as FSDP2 cuts them; no communication."""
     axis = mesh.ndim - 1
@@ -95,7 +184,13 @@ def _train(
 ) -> None:
     tried = twin(optimizer, groups)  # type: ignore[arg-type]
     for draw in draws:
-        for parameters, gradients in zip(groups, draw, strict=True):
-            for parameter, gradient in zip(parameters, gradients, strict=True):
-                parameter.grad = gradient.clone()
-        tried.step()
+        _step(tried, groups, draw)
+
+
+def _step(
+    optimizer: torch.optim.Optimizer, groups: list[list[nn.Parameter]], draw: list[list[torch.Tensor]]
+) -> None:
+    for parameters, gradients in zip(groups, draw, strict=True):
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient.clone()
+    optimizer.step()

@@ -115,6 +115,19 @@ class Randomness:
         with self._within(draws, derive(draws.key, "backward")):
             yield
 
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """What runs inside draws what it would draw now, and leaves no trace."""
+        draws, before = self._draws, torch.default_generator.initial_seed()
+        with preserved(self._device):
+            if draws is not None:
+                self._draws = Draws(draws.key, draws.calls.copy(), dict(draws.number), dict(draws.open))
+            try:
+                yield
+            finally:
+                self._draws = draws
+        assert torch.default_generator.initial_seed() == before
+
     def remove(self) -> None:
         """Take the hooks off the model."""
         for hook in self._hooks:

@@ -73,7 +73,7 @@ def divide(
 
 def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
     """ConfigError where the task's rules do not allow the plan; nothing is started."""
-    blueprint, rules = draw(task, spec.precision), task.parallelize()
+    blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
     _check_context(plan)
     if plan.mesh.ep > 1:
         check_experts(blueprint.model, rules, plan.mesh.ep)
@@ -96,8 +96,9 @@ def _check_context(plan: Plan) -> None:
 
 def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -> None:
     parameters = tensors(blueprint.parameters)
-    # FSDP2 cuts along dim 0 and refuses tensors without one: they stay whole and are reduced like replicas.
-    whole = {p for p in parameters.values() if p.ndim == 0 and isinstance(p, nn.Parameter)}
+    # FSDP2 cuts along dim 0 and fails for tensors without one or without elements: they stay whole and are
+    # reduced like replicas.
+    whole = {p for p in parameters.values() if (p.ndim == 0 or not p.numel()) and isinstance(p, nn.Parameter)}
     for module in units:
         if isinstance(module, FSDPModule):
             continue  # experts that are a unit of the rules too

@@ -38,7 +38,7 @@ def substituted_ranks(assignment: ReplayAssignment, task: Task, spec: RunSpec) -
     mine = {lost.mesh.coordinate(rank)["pp"] for rank in assignment.ranks}
     hidden: frozenset[str] = frozenset()
     if len(mine) < assignment.substitute.stages[1] - assignment.substitute.stages[0]:
-        blueprint = draw(task, spec.precision)
+        blueprint = draw(task, spec.precision, spec.batch.seed)
         placed = stages_of(blueprint, task.parallelize(), lost.stages)
         hidden = frozenset(fqn for fqn, stages in placed.items() if not mine & set(stages))
     return SubstitutedRanks(substitute=assignment.substitute, ranks=assignment.ranks, hidden=hidden)

@@ -72,6 +72,11 @@ def parts(
         yield from _parts(fqn, state, value, shards)
 
 
+def gradient_parts(shards: Shards, fqn: str, gradient: torch.Tensor) -> Iterator[TensorPart]:
+    """A gradient that is cut as its parameter is."""
+    return _parts(fqn, "gradient", gradient, shards)
+
+
 def table(held: Iterable[TensorPart]) -> Fragments:
     return Fragments.of((p.tensor, p.state, p.dtype, p.shape, p.box) for p in held)
 
@@ -81,6 +86,11 @@ def is_fragment(state: str, value: object, parameter: torch.Tensor) -> bool:
     if not isinstance(value, torch.Tensor) or state == "step":
         return False
     return value.ndim > 0 or parameter.ndim == 0
+
+
+def is_empty(value: object) -> bool:
+    """Whether it is a tensor without elements: nothing of it is stored but its shape."""
+    return isinstance(value, torch.Tensor) and value.numel() == 0
 
 
 def shard_like(

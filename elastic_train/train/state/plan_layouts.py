@@ -30,7 +30,7 @@ from elastic_train.train.task import Task
 
 def plan_on(task: Task, spec: RunSpec, mesh: Mesh) -> Plan:
     """A plan on this mesh, its stages of equally many blocks; ConfigError where the rules forbid it."""
-    blocks = len(blocks_of(draw(task, spec.precision).model, task.parallelize()).modules)
+    blocks = len(blocks_of(draw(task, spec.precision, spec.batch.seed).model, task.parallelize()).modules)
     ends = [blocks * stage // mesh.pp for stage in range(mesh.pp + 1)]
     names = tuple(f"w{rank}" for rank in range(mesh.size))
     plan = Plan(
@@ -51,7 +51,7 @@ def held(task: Task, spec: RunSpec, plan: Plan) -> tuple[tuple[ReadShare, ...], 
 
 def _of_rank(task: Task, spec: RunSpec, plan: Plan, rank: int) -> Iterator[ReadShare]:
     with _alone(plan, rank) as mesh:
-        blueprint, rules = draw(task, spec.precision), task.parallelize()
+        blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
         divided = divide(blueprint, rules, plan, rank, mesh, torch.device("meta"))
         place = place_on(mesh, plan.mesh, rank, divided.stages)
         for fqn, value in tensors(divided.blueprint.parameters).items():

@@ -9,13 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from elastic_train.checkpoint.merging import STAGE
 from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.model import module_state
 from elastic_train.train.model.optimizer import hyperparameters
 from elastic_train.train.state.compatibility import in_own_names
-from elastic_train.train.state.live_fragments import DTYPE_NAMES, DTYPES, is_fragment
+from elastic_train.train.state.live_fragments import DTYPE_NAMES, DTYPES, is_empty, is_fragment, shard_like
 from elastic_train.train.state.shards import Shards
 
 SCHEDULED = frozenset({"lr", "initial_lr", "momentum", "betas"})
@@ -34,7 +36,12 @@ def describe(shards: Shards) -> dict[str, Any]:
         if fqn in shards.absent:
             continue
         for state, value in shards.optimizer.state.get(parameter, {}).items():
-            if is_fragment(state, value, parameter):
+            if is_empty(value):
+                scalars.setdefault(fqn, {})[state] = {
+                    "shape": list(value.shape),
+                    "dtype": DTYPE_NAMES[value.dtype],
+                }
+            elif is_fragment(state, value, parameter):
                 states.append([fqn, state])
             else:
                 scalars.setdefault(fqn, {})[state] = _scalar(fqn, state, value)
@@ -52,9 +59,11 @@ def describe(shards: Shards) -> dict[str, Any]:
             ],
             "scalars": scalars,
             "states": states,
+            "moving": shards.moving.document(),
         },
         "schedule": shards.schedule.document() if shards.schedule else None,
         "registered": dict(shards.registered.scalars) if shards.registered else {},
+        "modules": dict(shards.modules),
     } | ({STAGE: shards.place.stage} if shards.place.leads_a_stage else {})
 
 
@@ -79,7 +88,7 @@ def restore(
     group_of = {p: group for group in shards.optimizer.param_groups for p in group["params"]}
     for fqn, parameter in shards.parameters.items():
         own: dict[str, Any] = {
-            state: _value(scalar, state, group_of.get(parameter, {}), shards.device)
+            state: _value(scalar, state, group_of.get(parameter, {}), parameter, shards.device)
             for state, scalar in kept["scalars"].get(fqn, {}).items()
         }
         own |= {
@@ -91,7 +100,12 @@ def restore(
         {"state": shards.optimizer.state, "param_groups": shards.optimizer.param_groups}
     )
     scheduled = shards.schedule is not None and document["schedule"] is not None
-    driven = shards.schedule.driven if shards.schedule is not None and scheduled else frozenset[str]()
+    driven = frozenset[str]()
+    if shards.schedule is not None and scheduled:
+        driven = shards.schedule.driven_by(document["schedule"])
+    shards.modules = dict(document.get("modules", {}))
+    module_state.restore(shards.model, shards.modules, shards.device)
+    shards.moving.restore(shards.optimizer, kept.get("moving", []), shards.device)
     if shards.registered is not None:
         shards.registered.scalars = dict(document.get("registered", {}))
         driven |= SCHEDULED if shards.registered.schedules else frozenset()
@@ -136,7 +150,7 @@ def _hyperparameters(shards: Shards, groups: list[dict[str, Any]], driven: froze
         else:
             continue
         now = hyperparameters(group)
-        for name in sorted(set(kept) & set(now)):
+        for name in sorted((set(kept) & set(now)) - shards.moving.entries(number)):
             if name in driven:
                 group[name] = _typed(group[name], kept[name])
             elif kept[name] != now[name]:
@@ -166,10 +180,18 @@ def _scalar(fqn: str, state: str, value: Any) -> dict[str, Any]:
     )
 
 
-def _value(scalar: Mapping[str, Any], state: str, group: Mapping[str, Any], device: torch.device) -> Any:
+def _value(
+    scalar: Mapping[str, Any],
+    state: str,
+    group: Mapping[str, Any],
+    parameter: nn.Parameter,
+    device: torch.device,
+) -> Any:
     """A stored scalar as the optimizer wants it now: its flags may have changed since."""
     if "dtype" not in scalar:
         return scalar["value"]
+    if "shape" in scalar:
+        return shard_like(parameter, tuple(scalar["shape"]), DTYPES[scalar["dtype"]], device)
     # torch keeps `step` on the CPU unless the update itself runs on the device.
     on_device = state != "step" or group.get("fused") or group.get("capturable")
     return torch.tensor(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,8 +17,10 @@ from elastic_train.recovery.evidence import LocalState, Vote
 from elastic_train.train.boundary.boundary_log import BoundaryLog
 from elastic_train.train.boundary.logged_edges import Edges, SubstitutedRanks
 from elastic_train.train.collectives.mesh_position import MeshPosition
+from elastic_train.train.model import module_state
 from elastic_train.train.model.build import Blueprint
 from elastic_train.train.model.lr_schedule import Schedule
+from elastic_train.train.model.moving_state import Moving
 from elastic_train.train.model.optimizer import Groups
 from elastic_train.train.model.registered_state import Registered
 from elastic_train.train.parallel.tensor_parallel import Regions
@@ -54,6 +57,10 @@ class Shards:
     optimizer: torch.optim.Optimizer
     schedule: Schedule | None
     device: torch.device
+    moving: Moving = field(default_factory=Moving)  # what the optimizer changes beside its state
+    modes: Mapping[str, bool] = field(default_factory=dict[str, bool])  # of the modules, as they were built
+    modules: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # at the last boundary
+    whole_bytes: int = 0  # of the model's parameters and buffers
     step: int | None = None
     reached: int | None = None
     applied: Vote | None = None
@@ -66,6 +73,7 @@ class Shards:
     absent: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
     pending_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    scaled: bool = False  # the gradient is what the update takes: a task edited it
     lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
 
     @property
@@ -122,9 +130,14 @@ class Shards:
             undoable=made.undoable,
         )
 
+    def look_at_modules(self) -> None:
+        """Keep what modules hold beside their tensors, as it is now."""
+        if self.blueprint is not None:
+            self.modules = module_state.capture(self.model, self.modes)
+
     def drop_gradients(self) -> None:
         self.reached = self.progressive = None
-        self.pending_buffers = {}
+        self.pending_buffers, self.scaled = {}, False
         for parameter in self.parameters.values():
             parameter.grad = None
 

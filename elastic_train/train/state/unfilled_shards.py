@@ -11,12 +11,11 @@ import torch
 from elastic_train.config import RunSpec
 from elastic_train.data.identity import DataIdentity
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.train.model import seeded_sections
-from elastic_train.train.model.build import initialise
+from elastic_train.train.model.initial_values import give_values
 from elastic_train.train.state import compatibility
 from elastic_train.train.state import scalar_state as documents
 from elastic_train.train.state.fragment_index import FragmentIndex
-from elastic_train.train.state.live_fragments import cut_into, own_share, parts
+from elastic_train.train.state.live_fragments import own_share, parts
 from elastic_train.train.state.replica_exchange import ReadBoxes, fill_together
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.state.tensor_digest import reduced_digest
@@ -58,21 +57,12 @@ class Incoming:
         """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others."""
         fill_together(self._index(), boxes, read, self.shards.mesh)
 
-    def initialise(self) -> None:
-        """Every tensor gets its initial value under the run's seed."""
-        shards = self.shards
-        assert shards.blueprint is not None
+    def initialise(self) -> tuple[str, ...]:
+        """Every tensor gets its initial value. All ranks call it; sentences that a person should see."""
         with self._guard.at("initialising", 0):
-            initialise(
-                shards.blueprint,
-                self._task,
-                precision=self._spec.precision,
-                device=shards.device,
-                shapes=shards.shapes,
-                seeded=lambda fqn: seeded_sections.module_init(self._spec.batch.seed, fqn, shards.device),
-                cut=cut_into,
-            )
-        shards.step = 0
+            notes = give_values(self._task, self._spec, self.shards)
+        self.shards.step = 0
+        return notes
 
     def load(self, document: dict[str, Any], identity: DataIdentity) -> list[str]:
         """Take a document's scalars, after `fill`; sentences about what differs from the code."""

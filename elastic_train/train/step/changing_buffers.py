@@ -2,8 +2,7 @@
 
 During a micro-batch a normalisation layer writes into scratch tensors, with momentum 1, so that they hold
 exactly the statistics of that call; the state itself never changes before a step is voted. Each micro-batch
-has one writer, so the gathered table, and what is folded from it, are the same under every plan. Padded rows
-of a partial micro-batch, which repeat real samples, count in its statistics as they do in its normalisation.
+has one writer, so the gathered table, and what is folded from it, are the same under every plan.
 
 Any other buffer that a forward changes would differ between ranks and is refused where there are several.
 """
@@ -70,9 +69,11 @@ class ChangingBuffers:
     """The buffers of one rank's model. `watch` each micro-batch, then `fold` once per step."""
 
     def __init__(self, model: nn.Module, world_size: int, data: dist.ProcessGroup | None = None) -> None:
-        """`data` are the ranks that run other micro-batches through the same part of the model."""
+        """`world_size` is the most ranks that there may ever be, `data` those that run other micro-batches
+        through the same part of the model."""
         self._data = data
         named = buffers_of(model)
+        self._slots = [slots[0] for slots in named.slots.values()]
         self._norms = _norms(named)
         self._width = sum(2 * norm.width + 1 for norm in self._norms)
         self._rows: dict[int, Tensor] = {}
@@ -90,6 +91,14 @@ class ChangingBuffers:
             fqn: _watched(slots[0]) for fqn, slots in named.slots.items() if world_size > 1 and fqn not in own
         }
         self._look_closely = True
+        self._own = {
+            fqn: (slots[0], tensor)
+            for fqn, slots in named.slots.items()
+            if world_size == 1
+            and fqn not in own
+            and slots[0].name not in slots[0].module._non_persistent_buffers_set
+            and (tensor := slots[0].module._buffers[slots[0].name]) is not None
+        }
 
     @property
     def changing(self) -> tuple[str, ...]:
@@ -114,6 +123,24 @@ class ChangingBuffers:
             self._swap_out()
         self._refuse_changes()
 
+    @contextmanager
+    def rehearsing(self) -> Iterator[None]:
+        """A forward inside of a watched micro-batch leaves no trace, in no buffer."""
+        row, self._row = self._row, None
+        kept = [
+            (slot.module, slot.name, tensor, tensor.clone())
+            for slot in self._slots
+            if (tensor := slot.module._buffers[slot.name]) is not None
+        ]
+        try:
+            yield
+        finally:
+            self._row = row
+            for module, name, tensor, content in kept:
+                module._buffers[name] = tensor
+                if _content(tensor) != _content(content):
+                    tensor.copy_(content)
+
     def fold(self, micro_batches: int) -> dict[str, Tensor]:
         """Values that the buffers have after a step of that many micro-batches; the buffers stay as they are.
 
@@ -121,14 +148,32 @@ class ChangingBuffers:
         """
         rows, self._rows = self._rows, {}
         if not self._norms:
-            return {}
+            return self._replaced()
         table = self._zeros(micro_batches)
         for index, row in rows.items():
             table[index] = row
         if self._data is not None:
             dist.all_reduce(table, group=self._data)
         table = table.double()
-        return {fqn: value for norm in self._norms for fqn, value in _folded(norm, table).items()}
+        folded = {fqn: value for norm in self._norms for fqn, value in _folded(norm, table).items()}
+        return folded | self._replaced()
+
+    def _replaced(self) -> dict[str, Tensor]:
+        """In a run of one rank: what forward put in the places of buffers. Ours hang there again."""
+        found: dict[str, Tensor] = {}
+        for fqn, (slot, tensor) in self._own.items():
+            now = slot.module._buffers.get(slot.name)
+            if now is tensor:
+                continue
+            if now is None or now.shape != tensor.shape or now.dtype != tensor.dtype:
+                raise ConfigError(
+                    field=f"model.{fqn}",
+                    problem="forward puts a buffer of another shape or dtype in the place of this one.",
+                    remedy="Keep its shape and dtype, or register it with persistent=False.",
+                )
+            found[fqn] = now.detach().clone()
+            slot.module._buffers[slot.name] = tensor
+        return found
 
     def _zeros(self, *rows: int) -> Tensor:
         means = [norm.module._buffers["running_mean"] for norm in self._norms]
@@ -239,6 +284,6 @@ def _changed(fqn: str) -> ConfigError:
     return ConfigError(
         field=f"model.{fqn}",
         problem="forward changes this buffer, so that every rank would come to hold another value.",
-        remedy="Only running statistics of torch's normalisation layers may change there. "
-        "Keep other state out of forward, or run on one worker.",
+        remedy="Only running statistics of torch's normalisation layers may change there. Keep other state "
+        "out of forward, or allow the run one worker, with ScalingConfig(num_workers=1).",
     )

@@ -33,6 +33,8 @@ def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: b
         raise _cannot(shards, f"the holding at step {shards.step} cannot go to step {step}")
     if made is not None and made.begun:
         _complete(shards, vote, spec)
+    elif shards.reached == step and any("extra" in own for own in shards.modules.values()):
+        raise _cannot(shards, "get_extra_state() of its modules cannot be rolled forward")
     elif shards.reached == step:
         apply(shards, vote, spec)
     else:

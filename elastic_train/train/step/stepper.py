@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,8 +30,8 @@ from elastic_train.train.collectives.gradient_reduction import (
 )
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.model.build import DTYPE_OF
-from elastic_train.train.model.collate import caller, collate, rows
-from elastic_train.train.model.rng import Draws, Randomness
+from elastic_train.train.model.collate import caller, placed
+from elastic_train.train.model.rng import Randomness
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.gradient_presence import Presence
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
@@ -41,9 +41,11 @@ from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whol
 from elastic_train.train.state.live_fragments import replica_of
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
+from elastic_train.train.step.flight import Flight, Tally, Work
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
-from elastic_train.train.step.split_backward import Postponed, backward_to_input
+from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
+from elastic_train.train.step.split_backward import backward_to_input
 from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.task import Task
@@ -51,39 +53,6 @@ from elastic_train.train.user_code_guard import UserCodeGuard
 
 Mark = Callable[[str, int, int], None]
 """Told (phase, step, micro-batch) where a step enters a phase."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One forward and backward. A filler repeats a micro-batch that another round or rank counts."""
-
-    micro_batch: MicroBatch
-    filler: bool
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Flight:
-    """A micro-batch between its forward and its backward. `output` is the loss on the last stage."""
-
-    job: Work
-    draws: Draws
-    received: torch.Tensor | None
-    output: torch.Tensor
-    postponed: Postponed | None = None  # gradients that its backward left to do
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Tally:
-    """Sums over a rank's forwards of a step, fillers left out, in their order."""
-
-    loss: torch.Tensor | float = 0.0
-    count: float = 0.0
-    ids: list[int] = field(default_factory=list[int])
-
-    def add(self, loss: torch.Tensor, count: float, micro_batch: MicroBatch) -> None:
-        self.loss = self.loss + loss.detach().double()
-        self.count += count
-        self.ids += micro_batch.real_ids
 
 
 class Stepper:
@@ -120,7 +89,9 @@ class Stepper:
         }
         data = shards.place.data
         self._tally = Tally()
-        self._buffers = ChangingBuffers(shards.model, shards.plan.world_size, data)
+        most = max(shards.plan.world_size, spec.max_workers)
+        self._buffers = ChangingBuffers(shards.model, most, data)
+        self._several = most > 1
         self._fence = fence
         self._updates = None
         if spec.optimizer_in_backward and replayed is None:  # what is replayed is updated after its vote
@@ -143,6 +114,15 @@ class Stepper:
             around=shards.regions.around if shards.regions else None,
             part=shards.regions.part if shards.regions else None,
         )
+        # What a run is made of is looked at once, at its start.
+        self._rehearsal = Rehearsal(
+            shards.model if shards.step == 0 and replayed is None else None,
+            buffers=self._buffers,
+            randomness=self._randomness,
+            parameters=shards.parameters,
+            device=shards.device,
+            several=self._several,
+        )
 
     def gradients(self, step: int) -> StepStatistics:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
@@ -161,8 +141,10 @@ class Stepper:
         self._presence.reset()
         self._tally = Tally()
         work = self.work(step)
+        before = versions(self._shards.parameters) if self._updates is None else {}
         for _ in self.passes(step, work):
             pass
+        check_unchanged(before, self._shards.parameters, self._several)
         if self._updates is not None and not work:
             self._open(step)
         self._mark("reduce", step, -1)
@@ -251,11 +233,11 @@ class Stepper:
         fillers = [Work(micro_batch=micro_batches[own[0] if own else 0], filler=True)] * (rounds - len(own))
         return [*fillers, *(Work(micro_batch=micro_batches[i], filler=False) for i in own)]
 
-    def passes(self, step: int, work: Sequence[Work]) -> Iterator[Flight]:
+    def passes(self, step: int, work: Sequence[Work], *, rehearsed: bool = False) -> Iterator[Flight]:
         """Forward and backward of all work; each micro-batch once its gradients are there, in order.
 
-        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight. One that is
-        replayed is alone, and has nothing to gain from a split backward.
+        A stage of a pipeline runs some forwards ahead. One that is replayed is alone, and has nothing to gain
+        from a split backward. What is only `rehearsed` sums nothing over replicas and updates nothing.
         """
         boundary, place = self._opened(step, work), self._place
         schedule = self._shards.plan.schedule if self._replayed is None else "1F1B"
@@ -265,11 +247,11 @@ class Stepper:
         for kind, number in passes_of(schedule, len(work), stage=place.stage, stages=place.mesh.pp):
             self._group.check()
             if kind == "forward":
-                upcoming = [later.micro_batch for later in work[number + 1 :]]
+                upcoming = [] if rehearsed else self._upcoming(step, work, number)
                 ahead.append(self._forward(step, work[number], upcoming, boundary))
                 continue
             if kind == ("weights" if splits else "backward"):
-                self._completing(step, last=number == len(work) - 1)
+                self._completing(step, last=number == len(work) - 1, rehearsed=rehearsed)
             if kind == "backward":
                 behind.append(ahead.popleft())
                 self._backward(step, behind[-1], boundary, splits=splits)
@@ -279,12 +261,19 @@ class Stepper:
             with self._guard.collective("the pipeline", step):
                 boundary.flush()
 
-    def _completing(self, step: int, *, last: bool) -> None:
+    def _upcoming(self, step: int, work: Sequence[Work], number: int) -> list[MicroBatch]:
+        """What this rank runs next, in this step and the one after it."""
+        later = list(work[number + 1 :])
+        if step < self._spec.max_steps and self._spec.batch.workers:
+            later += self.work(step + 1)
+        return [job.micro_batch for job in later]
+
+    def _completing(self, step: int, *, last: bool, rehearsed: bool) -> None:
         """Before the pass that makes a micro-batch's last gradients."""
-        if last and self._updates is not None:
+        if last and self._updates is not None and not rehearsed:
             self._open(step)
         sync_gradients(self._shards.model, last)
-        if last and self._sum is not None:
+        if last and self._sum is not None and not rehearsed:
             self._sum.arm()
 
     def _completed(self, step: int, flight: Flight) -> Flight:
@@ -303,8 +292,8 @@ class Stepper:
         batch = received = None
         if place.first or place.last or self._beside:
             with self._guard.at("the data set", step):
-                samples = self._loader.load(micro, upcoming)
-                batch = collate(samples, shards.device, DTYPE_OF[self._spec.precision])
+                loaded = self._loader.load(micro, upcoming)
+                batch = placed(loaded, shards.device, DTYPE_OF[self._spec.precision])
         if boundary is not None and not place.first:
             with self._guard.collective("the pipeline", step):
                 received = boundary.receive()
@@ -312,17 +301,13 @@ class Stepper:
             self._randomness.micro_batch(step, micro.index) as draws,
             self._buffers.watch(micro.index, job.filler),
             self._guard.at("forward", step),
+            self._rehearsal.micro_batch(),
             compute_in(shards.device, self._spec.precision == "bf16"),
         ):
             output = self._call(None if batch is None else self._task.inputs(batch), received)
             if place.last:
                 with of_parts(shards.regions):
-                    output, counted = whole(
-                        self._task.loss(
-                            rows(output, size=len(micro.ids), real=micro.real),
-                            rows(batch, size=len(micro.ids), real=micro.real),
-                        )
-                    )
+                    output, counted = whole(self._task.loss(output, batch))
                 count = self._checked(output, counted)
                 if not job.filler:
                     self._tally.add(output, count, micro)

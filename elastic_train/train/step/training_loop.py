@@ -18,6 +18,8 @@ from elastic_train.train.snapshot.saver import Saver
 from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
+from elastic_train.train.step.gradients import check_edits, edited, edits
+from elastic_train.train.step.rehearse_ahead import rehearse
 from elastic_train.train.step.stepper import Mark, Stepper
 from elastic_train.train.step.update import commit, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
@@ -85,13 +87,14 @@ class Loop:
         saver: Saver | None,
     ) -> None:
         self._task, self._spec, self._shards, self._guard, self._mark = task, spec, shards, guard, mark
-        self._group, self._order = group, order
+        self._group, self._order, self._loader = group, order, loader
         self._requests, self._on_step, self._saver = requests, on_step, saver
         self._best = Best(spec.checkpoints)
         self._found: Mapping[str, float] = {}  # what the last step's evaluation measured
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._agreed = shards.step or 0  # the last step at which replicas held the same
         self._voted_at = time.monotonic()
+        check_edits(task, spec)
         with guard.collective("preparing", shards.step or 0):
             self._stepper = self.STEPPER(
                 task=task,
@@ -119,6 +122,7 @@ class Loop:
             guard=guard,
             place=shards.place,
             regions=shards.regions,
+            dumps=loader.dumps,
         )
 
     def run(self) -> RunEnd:
@@ -137,6 +141,8 @@ class Loop:
             if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
                 self._on_step(report)
             self._evaluate(report)  # if the generation before did not get to the end of it
+        elif self._at() == 0:
+            rehearse(self._stepper, self._evaluator, self._shards, self._order, self._spec.max_steps)
         while (step := self._at()) < self._spec.max_steps:
             outcome, _ = self._committed(step + 1)
             self._compare(step + 1)
@@ -148,6 +154,9 @@ class Loop:
 
     def _committed(self, step: int) -> tuple[StepStatistics, StepReport]:
         statistics = self._stepper.gradients(step)
+        if edits(self._task):
+            self._mark("gradients", step, -1)
+            statistics = edited(self._task, self._shards, step, statistics, self._spec, self._guard)
         pause, save = self._requests.pause, self._requests.save
         statistics = replace(statistics, pause=float(pause), save=float(save))
         if self._saver is not None:
@@ -181,7 +190,7 @@ class Loop:
         if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
             return
         self._mark("evaluation", step, -1)
-        metrics = evaluator.run(step)
+        metrics = evaluator.run(step, self._mark)
         self._shards.evaluated = step
         self._best.check_measured(metrics)
         self._found = metrics

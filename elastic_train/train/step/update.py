@@ -17,6 +17,7 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import UndoRefused
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.collectives.gradient_reduction import local_gradient
+from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.undo.partial_update import only
@@ -44,12 +45,18 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
     with shards.lock:
         shards.step = None
     if not statistics.skipped:
-        _scale(shards.parameters.values(), gradient_factor(statistics, spec))
-        shards.optimizer.step()
+        if not shards.scaled:
+            _scale(shards.parameters.values(), gradient_factor(statistics, spec))
+        # Noise of an optimizer is the same on all ranks, and so is what is drawn after the step.
+        seed_all(derive(spec.batch.seed, "update", vote.step), shards.device)
+        with shards.moving.watching(shards.optimizer):
+            shards.optimizer.step()
+        shards.moving.capture(shards.optimizer)
         if shards.schedule is not None:
             shards.schedule.step(statistics.mean_loss)
         for fqn, value in shards.pending_buffers.items():
             shards.buffers[fqn].copy_(value)
+    shards.look_at_modules()
     with shards.lock:
         shards.pending_buffers = {}
         shards.reached, shards.applied, shards.step = None, vote, vote.step
@@ -106,6 +113,7 @@ def finish(shards: Shards, vote: Vote) -> None:
             shards.buffers[fqn].copy_(value)
             made.arrived(fqn)
         made.finished = True
+    shards.look_at_modules()
     with shards.lock:
         shards.pending_buffers = {}
         shards.reached, shards.applied, shards.step = None, vote, vote.step

@@ -1,0 +1,63 @@
+"""What modules keep beside parameters and buffers: their mode, and `get_extra_state`. The document
+carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic_train.errors import ConfigError
+from elastic_train.train.model.plain_values import Unstorable, decoded, encoded
+from elastic_train.train.model.tensor_names import canonical
+
+State = dict[str, dict[str, Any]]
+"""By the path of a module, JSON values."""
+
+
+def modes_of(model: nn.Module) -> dict[str, bool]:
+    """Whether each module is in training mode."""
+    return {canonical(path): module.training for path, module in model.named_modules()}
+
+
+def keeps_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
+
+
+def capture(model: nn.Module, modes: Mapping[str, bool]) -> State:
+    """What there is, as it is now: modes where they are not those in `modes`. ConfigError names what cannot
+    be stored."""
+    found: State = {}
+    for raw, module in model.named_modules():
+        path = canonical(raw)
+        own: dict[str, Any] = {}
+        if modes.get(path, module.training) != module.training:
+            own["training"] = module.training
+        if keeps_extra_state(module):
+            try:
+                own["extra"] = encoded(module.get_extra_state())
+            except Unstorable as error:
+                raise ConfigError(
+                    field=f"model.{path}" if path else "model",
+                    problem=f"its get_extra_state() holds {error}, which cannot be stored.",
+                    remedy="Return numbers, texts, small tensors, and lists and mappings of them; register "
+                    "large tensors as buffers.",
+                ) from error
+        if own:
+            found[path] = own
+    return found
+
+
+def restore(model: nn.Module, state: Mapping[str, Mapping[str, Any]], device: torch.device) -> None:
+    modules = {canonical(path): module for path, module in model.named_modules()}
+    for path, own in state.items():
+        module = modules.get(path)
+        if module is None:
+            continue  # of another stage
+        if "training" in own:
+            module.training = own["training"]
+        if "extra" in own and keeps_extra_state(module):
+            module.set_extra_state(decoded(own["extra"], device))

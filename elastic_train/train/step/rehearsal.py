@@ -1,0 +1,273 @@
+"""A run's first micro-batch is computed twice, and looked at: state that nobody carries shows in it.
+
+The forward of each model runs once more before the first one that counts, with the same samples and random
+numbers. What then differs, in the output or in what a module keeps, is what the first one left behind: a
+counter, a moving value, a generator of its own. Other ranks run other micro-batches, and after a change of
+the group it would begin anew: it is refused by name. So is a parameter that a forward changes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.utils import _pytree as pytree
+
+from elastic_train.errors import ConfigError
+from elastic_train.train.model.module_state import keeps_extra_state
+from elastic_train.train.model.rng import Randomness
+from elastic_train.train.model.several_models import Models
+from elastic_train.train.model.tensor_names import canonical
+from elastic_train.train.model.value_prints import print_of
+from elastic_train.train.state.live_fragments import numpy_bits
+from elastic_train.train.step.changing_buffers import ChangingBuffers
+
+_TORCHS = frozenset({"training", "_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"})
+SAMPLED = 1 << 16
+"""Elements at each end of a parameter that are compared by content; versions tell of the rest."""
+ALONE = "or allow the run one worker, with ScalingConfig(num_workers=1)."
+
+Place = tuple[str, str]
+"""A module's path, and the name of its attribute."""
+
+
+class Rehearsal:
+    """Of a model, or of each of several; without one it sees nothing."""
+
+    def __init__(
+        self,
+        model: nn.Module | None,
+        *,
+        buffers: ChangingBuffers,
+        randomness: Randomness,
+        parameters: Mapping[str, nn.Parameter],
+        device: torch.device,
+        several: bool,
+    ) -> None:
+        """`parameters` are those that this rank keeps; `several`: whether more than one rank may ever run
+        the model.
+        """
+        self._roots = {} if model is None else {"": model}
+        if isinstance(model, Models):
+            self._roots = dict(model.named_children())
+        self._buffers, self._randomness = buffers, randomness
+        self._parameters, self._device, self._several = parameters, device, several
+        self._inside = False
+        self._first: dict[str, tuple[dict[Place, Hashable], list[Any]]] = {}
+        self._hooks: list[Any] = []
+        self._gathered: dict[int, dict[str, Hashable]] = {}
+
+    @contextmanager
+    def micro_batch(self) -> Iterator[None]:
+        """The forward of a micro-batch belongs inside. The first is looked at."""
+        self._open()
+        try:
+            yield
+        finally:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
+            self._roots = {}
+
+    # -- private
+
+    def _open(self) -> None:
+        for path, root in self._roots.items():
+            self._hooks.append(
+                root.register_forward_pre_hook(self._rehearse(path), prepend=True, with_kwargs=True)
+            )
+            self._hooks.append(root.register_forward_hook(self._compare(path)))
+            for inner, module in root.named_modules():
+                if isinstance(module, FSDPModule) and self._several:
+                    self._watch_gathered(module, f"{path}.{inner}".strip("."))
+
+    def _rehearse(self, path: str) -> Any:
+        def hook(root: nn.Module, args: Any, kwargs: Any) -> None:
+            if self._inside or path in self._first:
+                return
+            self._inside = True
+            before = _marks(self._parameters)
+            extra = [] if self._several else _extra_states(root)
+            args, kwargs = pytree.tree_map_only(torch.Tensor, _again, (args, kwargs))
+            try:
+                with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
+                    output = root(*args, **kwargs)
+                    self._first[path] = _attributes(root, path), _leaves(output)
+                    self._check_parameters(before, _marks(self._parameters))
+            finally:
+                self._inside = False
+                for module, state in extra:
+                    module.set_extra_state(state)
+
+        return hook
+
+    def _compare(self, path: str) -> Any:
+        def hook(root: nn.Module, args: Any, output: Any) -> None:
+            if self._inside or path not in self._first:
+                return
+            attributes, first = self._first[path]
+            self._first[path] = {}, []  # only the first call
+            if not attributes and not first:
+                return
+            declared = {path for path, module in _modules(root, path) if keeps_extra_state(module)}
+            for place, mark in _attributes(root, path).items():
+                kept = place[0] in declared and not self._several
+                if attributes.get(place) != mark and not kept:
+                    raise _moves(place, self._several)
+            if not kept_alike(first, _leaves(output), self._device) and (self._several or not declared):
+                raise ConfigError(
+                    field=f"model.{path}" if path else "model",
+                    problem="forward gives another output for the same samples and random numbers when it is "
+                    "called again: something that is no parameter and no buffer is changed or drawn there.",
+                    remedy="Draw from the generators of torch, numpy or random, which are seeded for each "
+                    "micro-batch, and keep what lasts in parameters and buffers.",
+                )
+
+        return hook
+
+    def _watch_gathered(self, unit: nn.Module, path: str) -> None:
+        """Between FSDP2's own hooks, where parameters are gathered: what is written there is lost."""
+
+        def before(module: nn.Module, args: Any) -> None:
+            self._gathered[id(module)] = _marks(_gathered(module, path))
+
+        def after(module: nn.Module, args: Any, output: Any) -> None:
+            marks = self._gathered.pop(id(module), None)
+            if marks is not None:
+                self._check_parameters(marks, _marks(_gathered(module, path)))
+
+        self._hooks.append(unit.register_forward_pre_hook(before))
+        self._hooks.append(unit.register_forward_hook(after, prepend=True))
+
+    def _check_parameters(self, before: Mapping[str, Hashable], after: Mapping[str, Hashable]) -> None:
+        for fqn, mark in after.items():
+            if self._several and fqn in before and before[fqn] != mark:
+                raise ConfigError(
+                    field=f"model.{fqn}",
+                    problem="forward changes this parameter, so that it would come to depend on which rank "
+                    "computes which samples.",
+                    remedy="Clamp or normalise a copy of it in forward, or the parameter itself after the "
+                    f"update, in a hook of the optimizer's step (register_step_post_hook), {ALONE}",
+                )
+
+
+def versions(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
+    """A number for each parameter that every write in place changes."""
+    return {fqn: _local(parameter)._version for fqn, parameter in parameters.items()}
+
+
+def check_unchanged(
+    before: Mapping[str, int],
+    parameters: Mapping[str, nn.Parameter],
+    several: bool,
+    but: Container[int] = frozenset[int](),
+) -> None:
+    """ConfigError where a parameter was written to between two updates; `but` are ids of those updated."""
+    for fqn, parameter in parameters.items():
+        changed = fqn in before and before[fqn] != _local(parameter)._version
+        if several and changed and id(parameter) not in but:
+            raise ConfigError(
+                field=f"model.{fqn}",
+                problem="this parameter was changed during a step, and not by an update of the engine's, so "
+                "that it would come to depend on which rank computes which samples.",
+                remedy="Change it after the update: in a hook of the optimizer's step "
+                f"(register_step_post_hook), in a loop behind the block of the step, {ALONE}",
+            )
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor.detach()
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def kept_alike(first: Sequence[Any], second: Sequence[Any], device: torch.device) -> bool:
+    """Whether two outputs are the same: to the bit where kernels are."""
+    if len(first) != len(second):
+        return False
+    for a, b in zip(first, second, strict=True):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return False
+        exact = device.type == "cpu"
+        loose = 1e-9 if a.dtype == torch.float64 else 1e-4 if a.dtype == torch.float32 else 1e-1
+        tolerance = 1e-12 if exact and a.dtype == torch.float64 else 1e-6 if exact else loose
+        if not torch.allclose(a, b, rtol=tolerance, atol=tolerance, equal_nan=True):
+            return False
+    return True
+
+
+def _moves(place: Place, several: bool) -> ConfigError:
+    path, name = place
+    return ConfigError(
+        field=f"model.{path}.{name}" if path else f"model.{name}",
+        problem="forward changes this attribute, which depends on what ran before: it would differ between "
+        "ranks, and begin anew whenever the group changes.",
+        remedy="Compute it from the samples, and draw from the generators of torch, numpy and random, which "
+        "are seeded for each micro-batch. "
+        + (f"Or keep it by get_extra_state(), {ALONE}" if several else "Or keep it by get_extra_state()."),
+    )
+
+
+def _attributes(root: nn.Module, path: str) -> dict[Place, Hashable]:
+    return {
+        (inner, name): print_of(value, content=True)
+        for inner, module in _modules(root, path)
+        for name, value in vars(module).items()
+        if name not in _TORCHS and not name.endswith("_hooks") and not name.startswith("_fsdp")
+    }
+
+
+def _modules(root: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    for inner, module in root.named_modules():
+        yield canonical(f"{path}.{inner}".strip(".")), module
+
+
+def _gathered(root: nn.Module, path: str) -> dict[str, nn.Parameter]:
+    """What FSDP2 gathered."""
+    named = root.named_parameters()
+    return {canonical(f"{path}.{inner}".strip(".")): p for inner, p in named if not isinstance(p, DTensor)}
+
+
+def _marks(parameters: Mapping[str, nn.Parameter]) -> dict[str, Hashable]:
+    """Version and content of each."""
+    found: dict[str, Hashable] = {}
+    for fqn, parameter in parameters.items():
+        local = _local(parameter)
+        flat = local.reshape(-1)
+        ends = torch.cat([flat[:SAMPLED], flat[-SAMPLED:]]).cpu()
+        found[fqn] = local._version, zlib.crc32(numpy_bits(ends).data)
+    return found
+
+
+def _extra_states(root: nn.Module) -> list[tuple[nn.Module, Any]]:
+    return [(module, module.get_extra_state()) for module in root.modules() if keeps_extra_state(module)]
+
+
+def _leaves(output: Any) -> list[torch.Tensor]:
+    """The tensors of an output, of containers of any kind."""
+    if not isinstance(output, torch.Tensor | list | tuple | Mapping) and hasattr(output, "__dict__"):
+        output = vars(output)
+    found = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    local = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in (t.detach() for t in found)]
+    return [leaf.clone() for leaf in local if leaf.layout is torch.strided]
+
+
+def _again(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy to work on: a forward may write into its inputs."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _uncached(device: torch.device) -> torch.autocast:
+    """As outside, without a cache of cast weights that would be used again."""
+    kind = device.type
+    return torch.autocast(
+        kind,
+        dtype=torch.get_autocast_dtype(kind),
+        enabled=torch.is_autocast_enabled(kind),
+        cache_enabled=False,
+    )

@@ -1,0 +1,101 @@
+"""Programs of users: each computes what a plain loop of one process does, or is refused before its first
+step. Under no plan, and after no move, anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from elastic_train.testing.gloo_pool import GlooPool
+from tests.train import programs_models as of_models
+from tests.train import programs_optimizers as of_optimizers
+from tests.train.programs import ALONE, Program, hold
+
+pytestmark = pytest.mark.ring2
+
+TABLE = [
+    Program(make=of_optimizers.counter_in_groups),
+    Program(make=of_optimizers.counter_on_object),
+    Program(make=of_optimizers.counter_under_key),
+    Program(make=of_optimizers.tensor_in_group),
+    Program(make=of_optimizers.averages_on_object, refused=r"the attribute 'averages' of Averages"),
+    Program(make=of_optimizers.schedule_free),
+    Program(make=of_optimizers.one_cycle_adamw),
+    Program(make=of_optimizers.one_cycle_sgd),
+    Program(make=of_optimizers.cyclic_sgd),
+    Program(make=of_optimizers.plateau),
+    Program(make=of_optimizers.warm_restarts),
+    Program(make=of_optimizers.sequential),
+    Program(make=of_optimizers.fused_adamw),
+    Program(make=of_optimizers.amsgrad),
+    Program(make=of_optimizers.nadam),
+    Program(make=of_optimizers.asgd),
+    Program(make=of_optimizers.adagrad),
+    Program(make=of_optimizers.average_by_hook, refused=r"the attribute 'avg' of SGD"),
+    Program(make=of_optimizers.counting_hook, refused=r"the hook .*count of SGD.step\(\) keeps state"),
+    Program(make=of_optimizers.clamping_hook),
+    Program(make=of_optimizers.empty_parameter),
+    Program(make=of_models.set_in_constructor),
+    Program(make=of_models.applied),
+    Program(make=of_models.attention),
+    Program(make=of_models.drawn),
+    Program(make=of_models.listed_parameter, refused=r"model\.weights\[0\]: .* nn.ParameterList"),
+    Program(make=of_models.lazy, refused=r"model\.first\.weight: has no shape .* nn.Linear"),
+    Program(make=of_models.max_norm, refused=r"model\.embed\.weight: forward changes this parameter"),
+    Program(make=of_models.max_norm, most=1, ways=ALONE),
+    Program(make=of_models.clamped_in_forward, refused=r"model\.a\.weight: forward changes this parameter"),
+    Program(make=of_models.clamped_in_forward, most=1, ways=ALONE),
+    Program(make=of_models.normalised_data, refused=r"model\.b\.weight: forward changes this parameter"),
+    Program(make=of_models.assigned_buffer, refused=r"model\.mean: forward changes this buffer"),
+    Program(make=of_models.assigned_buffer, most=1, ways=ALONE),
+    Program(make=of_models.buffer_in_place, refused=r"model\.mean: forward changes this buffer"),
+    Program(make=of_models.buffer_in_place, most=1, ways=ALONE),
+    Program(make=of_models.spectral_norm, refused=r"_[uv]: forward changes this buffer"),
+    Program(make=of_models.spectral_norm, most=1, ways=ALONE),
+    Program(make=of_models.counter, refused=r"model\.calls: forward changes this attribute"),
+    Program(make=of_models.only_counts, refused=r"model\.calls: forward changes this attribute"),
+    Program(make=of_models.only_counts, most=1, ways=ALONE, refused=r"model\.calls: .* get_extra_state"),
+    Program(make=of_models.moving_attribute, refused=r"model\.seen: forward changes this attribute"),
+    Program(make=of_models.own_generator, refused=r"model\.generator: forward changes this attribute"),
+    Program(make=of_models.hidden_generator, refused=r"model: forward gives another output"),
+    Program(make=of_models.extra_state, refused=r"model\.scale: forward changes this attribute"),
+    Program(make=of_models.extra_state, most=1, ways=ALONE),
+    Program(make=of_models.cached),
+    Program(make=of_models.writes_inputs),
+    Program(make=of_models.standard_generators),
+    Program(make=of_models.frozen_part),
+    Program(
+        make=of_models.gradient_hook, refused_on={"fsdp2": r"model\.a\.weight: has a hook .* dp_shard=1"}
+    ),
+    Program(make=of_models.tied),
+    Program(make=of_models.weight_norm),
+    Program(make=of_models.child_weights),
+    Program(make=of_models.branches),
+    Program(make=of_models.batch_norm),
+    Program(make=of_models.recurrent),
+    Program(
+        make=of_models.complex_parameter, refused=r"model\.weight: is complex128.* torch.view_as_complex"
+    ),
+]
+
+QUICK: dict[str, tuple[str, ...]] = {}
+"""Ways that every run of the tests takes; the others are of the matrix."""
+
+
+def _cases() -> Iterator[Any]:
+    for program in TABLE:
+        for way in program.ways:
+            quick = way in QUICK.get(program.name, ("fsdp2", "2-3-1"))
+            marks = () if quick else (pytest.mark.matrix,)
+            most = "" if program.most > 1 else "-alone"
+            yield pytest.param(program, way, id=f"{program.name}{most}-{way}", marks=marks)
+
+
+@pytest.mark.parametrize(("program", "way"), list(_cases()))
+def test_a_program_is_its_plain_loop_or_is_refused(
+    pool: GlooPool, new_generation: Iterator[int], program: Program, way: str
+) -> None:
+    hold(program, way, pool, new_generation)

@@ -10,13 +10,14 @@ import ray
 
 from elastic_train.errors import ConfigError
 
-KNOCK_S = 2.0
-
 LOOK_S = 0.2
 """How often whoever waits for long looks whether there is still a reason to."""
 
 FETCH_S = 60.0
 """How long an answer may take that is here already."""
+
+KNOCK_S = 2.0
+"""How long an address may take to answer before Ray is asked to try it."""
 
 
 def remote(definition: Any, **settings: Any) -> Any:
@@ -27,6 +28,13 @@ def remote(definition: Any, **settings: Any) -> Any:
 def answer(call: Any, timeout: float) -> Any:
     """What a call returns; GetTimeoutError after `timeout` seconds, RayError where the actor is gone."""
     return ray.get(call, timeout=timeout)
+
+
+def answer_while(call: Any, check: Callable[[], None], look_s: float = LOOK_S) -> Any:
+    """What a call returns, however long it takes; what `check` raises ends the wait."""
+    while not ray.wait([call], timeout=look_s)[0]:
+        check()
+    return ray.get(call, timeout=FETCH_S)
 
 
 def connect(address: str, **settings: Any) -> None:
@@ -52,13 +60,6 @@ def _knock(address: str) -> None:
         raise
     except OSError:
         return
-
-
-def answer_while(call: Any, check: Callable[[], None], look_s: float = LOOK_S) -> Any:
-    """What a call returns, however long it takes; what `check` raises ends the wait."""
-    while not ray.wait([call], timeout=look_s)[0]:
-        check()
-    return ray.get(call, timeout=FETCH_S)
 
 
 def named_actors() -> list[Any]:

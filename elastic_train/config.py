@@ -154,6 +154,12 @@ class Checkpoints:
                 problem=f"must be at least 1, got {self.keep}: with 0 nothing would be left to resume from.",
             )
         _positive("checkpoints.keep_best", self.keep_best)
+        if self.best is None and (self.keep_best, self.best_order) != (1, "min"):
+            raise ConfigError(
+                field="checkpoints.best",
+                problem="keep_best and best_order have no effect without it.",
+                remedy="Name the metric: Checkpoints(best='accuracy', ...).",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -369,3 +375,5 @@ class RunSpec:
                 problem=f"{self.evict_slower_than} is less than {SLOWEST}, from where a rank counts as slow.",
             )
         _at_least(0, "standby", self.standby)
+        if self.on_event == "":
+            raise ConfigError(field="on_event", problem="is empty.", remedy="Give a URL, a command, or None.")

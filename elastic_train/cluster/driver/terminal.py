@@ -68,7 +68,7 @@ class Screen:
 
     def close(self) -> None:
         """Say where the run stands at its end, what became of its time, and what happened on the way."""
-        self._show_output()
+        self._show_output(every=True)
         if self._quiet:
             return
         start = "\r\x1b[K" if self._live else ""
@@ -83,13 +83,13 @@ class Screen:
         if self._told.progress.restarts:
             self._write(f"{self.summary()}\n")
 
-    def _show_output(self) -> None:
+    def _show_output(self, *, every: bool = False) -> None:
         """What the job printed, of all ranks or of the first. Storage that fails is looked at again later."""
         self._looked_at = time.monotonic()
         if self._prints == "none":
             return
         try:
-            lines = self._output.new()
+            lines = self._output.new(every=every)
         except StorageError:
             return
         start = "\r\x1b[K" if self._live else ""

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs
 import pytest
 from ray.air import config as air
@@ -263,8 +264,7 @@ def test_an_option_of_the_trainer_of_another_type_is_refused(options: dict[str, 
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    import numpy as np
-
-    made = et.Batch(global_size=np.int64(8), micro_size=np.int32(2))
-    assert made.micro_batches == 4
-    assert replace(et.Timing(), lease_s=np.float32(3.0)).lease_s == 3.0
+    sizes: dict[str, Any] = {"global_size": np.int64(8), "micro_size": np.int32(2)}
+    seconds: Any = np.float32(3.0)
+    assert et.Batch(**sizes).micro_batches == 4
+    assert replace(et.Timing(), lease_s=seconds).lease_s == 3.0

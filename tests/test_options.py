@@ -213,6 +213,8 @@ def test_the_runtime_environment_of_workers_is_kept_and_its_typos_are_told() -> 
         spec_of(run_config=RunConfig(worker_runtime_env={"envvars": {}}))
     with pytest.raises(ConfigError, match="worker_runtime_env"):
         spec_of(run_config=RunConfig(worker_runtime_env={"env_vars": {"A": 1}}))
+    with pytest.raises(ConfigError, match=r"worker_runtime_env\['working_dir'\]: \./code is a path"):
+        spec_of(run_config=RunConfig(worker_runtime_env={"working_dir": "./code"}))
 
 
 # -- values that are none ----------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ class Screen:
         start = "\r\x1b[K" if self._live else ""
         if self._prints == "none" and self._printed():
             url = child_url(self._spec.storage_path, self._spec.name)
-            self._write(f"{start}what the job printed: elastic-train logs {url}\n")
+            self._write(f"{start}what its workers printed: elastic-train logs {url}\n")
         self._write(f"{start}{line(self._told.progress, self._spec.max_steps)}\n")
         if self._told.progress.groups:
             self._write(f"{words(self._told.account.told())}\n")

@@ -232,8 +232,8 @@ def _environment(environment: Mapping[str, Any] | None) -> Mapping[str, Any]:
         if local:
             raise ConfigError(
                 field=f"run_config.worker_runtime_env[{name!r}]",
-                problem=f"{local[0]} is a path of this machine, and workers are started from another process.",
-                remedy="Give a URI, or `ray job submit --working-dir`, which is for all processes of the job.",
+                problem=f"{local[0]} is a path of this machine, and workers are started from another.",
+                remedy="Give a URI, or `ray job submit --working-dir`, for all processes of the job.",
             )
     try:
         return dict(RuntimeEnv(**environment))

@@ -154,6 +154,12 @@ class Checkpoints:
                 problem=f"must be at least 1, got {self.keep}: with 0 nothing would be left to resume from.",
             )
         _positive("checkpoints.keep_best", self.keep_best)
+        if self.best is None and (self.keep_best, self.best_order) != (1, "min"):
+            raise ConfigError(
+                field="checkpoints.best",
+                problem="keep_best and best_order have no effect without it.",
+                remedy="Name the metric: Checkpoints(best='accuracy', ...).",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,6 +205,7 @@ class ResumeFrom:
     url: str
     specification: str | Mapping[str, Any] = ""
     copy: bool = False
+    allow_roots: tuple[str, ...] = ()  # directories outside of it whose files it may name
 
     def __post_init__(self) -> None:
         _typed(self, "resume_from.")
@@ -368,3 +375,5 @@ class RunSpec:
                 problem=f"{self.evict_slower_than} is less than {SLOWEST}, from where a rank counts as slow.",
             )
         _at_least(0, "standby", self.standby)
+        if self.on_event == "":
+            raise ConfigError(field="on_event", problem="is empty.", remedy="Give a URL, a command, or None.")

@@ -25,6 +25,8 @@ ElasticTrainError
     |-- NoCheckpoint          the run committed before and nothing loadable is left
     |-- CheckpointDeleted     its run deleted it, maybe while it was read: a newer one is committed
     |-- FragmentMissing       the manifest names bytes that are not there, or no fragment covers a box
+    |-- Malformed             what it says of itself can't be true
+    |-- OutsideOfCheckpoint   it names a file that doesn't lie in it, nor where the caller allowed
     |-- ChecksumMismatch      the bytes are there and are not the ones written
     |-- FormatUnsupported     a version or a required feature this release does not know
     `-- TensorMismatch        shapes, dtypes or names differ between the state and the model
@@ -323,3 +325,13 @@ class FormatUnsupported(CheckpointError):
 @dataclass(kw_only=True, eq=False)
 class TensorMismatch(CheckpointError):
     """Names, shapes or dtypes of the checkpoint and the model differ; the problem lists them."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Malformed(CheckpointError):
+    """A manifest, state file, index or record whose types, sizes or names can't be true."""
+
+
+@dataclass(kw_only=True, eq=False)
+class OutsideOfCheckpoint(CheckpointError):
+    """A file that a checkpoint names lies neither in it nor under a root that the caller allowed."""

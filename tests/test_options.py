@@ -158,6 +158,14 @@ def test_two_places_that_say_which_checkpoints_stay_are_one_too_many() -> None:
         spec_of(run_config=run, checkpoints=et.Checkpoints(every=5))
 
 
+def test_an_order_without_a_metric_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no effect without it"):
+        et.Checkpoints(keep_best=2)
+    kept = CheckpointConfig(checkpoint_score_order="min")
+    with pytest.raises(ConfigError, match="no effect without checkpoint_score_attribute"):
+        spec_of(run_config=RunConfig(checkpoint_config=kept))
+
+
 @pytest.mark.parametrize("name", ["acuracy", "los"])
 def test_a_score_that_nothing_measures_is_refused(name: str) -> None:
     kept = CheckpointConfig(checkpoint_score_attribute=name)
@@ -245,6 +253,7 @@ def test_a_value_of_another_type_is_refused_where_it_is_given(
         ({"clip_norm": "1"}, "clip_norm: must be a number or None"),
         ({"parallelism": {"tp": 2}}, "parallelism: must be a Parallelism"),
         ({"checkpoints": 5}, "checkpoints: must be a Checkpoints"),
+        ({"on_event": ""}, "on_event: is empty"),
         ({"resume_from": 5}, "resume_from: must be a path, a URL or a ResumeFrom"),
     ],
 )

@@ -18,6 +18,7 @@ from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.resharding import recorded, required
+from elastic_train.checkpoint.validate.files import encode_roots
 from elastic_train.checkpoint.writer import WrittenPart
 from elastic_train.errors import (
     AlreadyExists,
@@ -67,10 +68,18 @@ def assemble(
     return replace(described, bytes=described.bytes + sum(p.bytes for p in parts))
 
 
-def describe(store: Store, directory: str, tables: Sequence[Manifest], said: StateFile) -> Assembled:
+def describe(
+    store: Store,
+    directory: str,
+    tables: Sequence[Manifest],
+    said: StateFile,
+    *,
+    roots: Sequence[str] = (),
+) -> Assembled:
     """Write the manifest of the joined tables, and beside it what is said, with the kinds of all states.
 
     Each is created once: an attempt may be committed already, by a controller that died before it said so.
+    `roots` are the directories outside of the run in which it may name files.
     """
     url = f"{store.url}/{directory}"
     manifest = Manifest.concat(tables, url=url, extra={})
@@ -81,6 +90,8 @@ def describe(store: Store, directory: str, tables: Sequence[Manifest], said: Sta
     state = _created(store, f"{directory}/{STATE}", state)
     _check_same_state(StateFile.decode(state, url=url).document, document, url=url)
     manifest.extra = {"state_hash": digest(state)}
+    if roots:
+        manifest.extra["roots"] = encode_roots(roots, run=store.url)
     wanted = manifest.encode()
     table = _created(store, f"{directory}/{MANIFEST}", wanted)
     if table != wanted:  # by another release of Arrow, the same rows may be other bytes
@@ -131,7 +142,7 @@ def check_coverage(manifest: Manifest, *, url: str) -> None:
 
 def check_aliases(manifest: Manifest, aliases: Mapping[str, str], *, url: str) -> None:
     """Each alias leads to a tensor with fragments and is none itself."""
-    tensors = {tensor for tensor, _ in manifest.fragments.names}
+    tensors = {tensor for tensor, _ in manifest.kinds[0]}
     for name, target in aliases.items():
         if target not in tensors or name in tensors:
             raise TensorMismatch(url=url, problem=f"the alias {name} of {target} doesn't lead to a tensor.")

@@ -15,6 +15,7 @@ from elastic_train.checkpoint.language.operations import FLOATING
 from elastic_train.checkpoint.language.parts import as_json, views_of
 from elastic_train.checkpoint.language.translated_view import check_claims
 from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.pins import pin
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import WrittenPart, write_part
@@ -36,8 +37,9 @@ def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> S
     """Commit `source` as the first checkpoint of the run at the root of `store`.
 
     With `copy` its files are compared with their own sums first: what is sealed was proved. Without, its
-    bytes stay where they are, and are needed there; TensorMismatch where a specification computes some. What
-    the specification says is equal is compared first.
+    bytes stay where they are, and are needed there: a run that owns them is made to keep them, or
+    ConfigError. TensorMismatch where a specification computes some. What the specification says is equal is
+    compared first.
     """
     run = RunDirectory(store)
     if run.ever_committed():
@@ -93,7 +95,9 @@ def _pointing(source: Mapped, store: Store, directory: str, document: Mapping[st
     table = index(source.resolved, parts, url=url)
     views = as_json(views_of(source.resolved))
     said = StateFile(document=document, aliases=source.aliases, views=views)
-    return describe(store, directory, [table], said)
+    pin(table.distinct("file"), reader=store.url)
+    roots = sorted({root for part in parts for root in part.files.places.all()})
+    return describe(store, directory, [table], said, roots=roots)
 
 
 def _parts(source: Mapped, store: Store, directory: str) -> Iterator[WrittenPart]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Sequence
 
 from elastic_train.checkpoint.document import encode
+from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.resharding import as_words
 from elastic_train.checkpoint.run_directory import RunDirectory
@@ -33,10 +37,7 @@ def list_checkpoints(run: str, *, as_json: bool) -> None:
 def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
     checkpoint = opened(run, step)
     kinds = checkpoint.kinds()
-    fragments = checkpoint.fragments()
-    counts: dict[tuple[str, str], int] = {}
-    for key in fragments.key.tolist():
-        counts[fragments.names[key]] = counts.get(fragments.names[key], 0) + 1
+    counts = checkpoint.manifest.counts()
     tensors = [
         {
             "tensor": tensor,
@@ -52,7 +53,7 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
         said = {"url": checkpoint.url, "document": json.loads(encode(checkpoint.document))}
         say_json({**said, "aliases": dict(checkpoint.aliases), "tensors": tensors})
         return
-    total = int(fragments.nbytes.sum())
+    total = sum(math.prod(i.shape) * ELEMENTS[i.dtype].bytes for i in checkpoint.tensors.values())
     say_line(f"{checkpoint.url}: {_whose(checkpoint)}, {len(tensors)} tensors, {bytes_text(total)}")
     rows = [("tensor", "state", "dtype", "shape", "fragments", "cut")]
     rows += [
@@ -73,8 +74,9 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
         say_line(f"{view} is a part of {part.of}")
 
 
-def verify_checkpoint(run: str, step: int | None, *, as_json: bool) -> int:
-    report = verify(opened(run, step))
+def verify_checkpoint(run: str, step: int | None, *, as_json: bool, allow_roots: Sequence[str] = ()) -> int:
+    checkpoint = opened(run, step, allow_roots=allow_roots)
+    report = verify(checkpoint, progress=_show_progress) if sys.stderr.isatty() else verify(checkpoint)
     if as_json:
         say_json(
             {name: getattr(report, name) for name in report.__dataclass_fields__} | {"sound": report.sound}
@@ -84,13 +86,20 @@ def verify_checkpoint(run: str, step: int | None, *, as_json: bool) -> int:
     return FINISHED if report.sound else CHECKPOINT
 
 
-def opened(run: str, step: int | None) -> Checkpoint:
+def _show_progress(done: int, total: int) -> None:
+    end = "\n" if done >= total else ""
+    print(f"\r{bytes_text(done)} of {bytes_text(total)} verified   ", end=end, file=sys.stderr, flush=True)
+
+
+def opened(run: str, step: int | None, *, allow_roots: Sequence[str] = ()) -> Checkpoint:
     """The checkpoint of a run at a step, or the newest there, or another system's."""
     with absence_told(run):
         if step is None:
-            return open_checkpoint(run)
+            return open_checkpoint(run, allow_roots=allow_roots)
         directory = RunDirectory(open_store(run))
-        return Checkpoint.of(directory, choose(directory, run, step))
+        checkpoint = Checkpoint.of(directory, choose(directory, run, step))
+    checkpoint.files.places.allow(allow_roots)
+    return checkpoint
 
 
 def _whose(checkpoint: Checkpoint) -> str:

@@ -51,6 +51,7 @@ def export_checkpoint(
     config: str | None,
     show: bool,
     as_json: bool,
+    allow_roots: Sequence[str] = (),
 ) -> None:
     if to not in FORMS:
         raise ConfigError(field="--to", problem=f"{to!r} is none of {', '.join(FORMS)}.")
@@ -59,7 +60,7 @@ def export_checkpoint(
     if dtype is not None and dtype not in DTYPES:
         raise ConfigError(field="--dtype", problem=f"{dtype!r} is none of {', '.join(DTYPES)}.")
     settings = None if config is None else _settings(config)
-    source: Readable = opened(run, step)
+    source: Readable = opened(run, step, allow_roots=allow_roots)
     if spec is not None:
         mapped = as_theirs(source, _spec(spec))
         source = mapped
@@ -89,9 +90,10 @@ def import_checkpoint(
     show: bool,
     as_json: bool,
     names: str | None = None,
+    allow_roots: Sequence[str] = (),
 ) -> None:
     with absence_told(source):
-        mapped = as_ours(_with_names(source, names), _spec(spec))
+        mapped = as_ours(_with_names(source, names, allow_roots), _spec(spec))
     if show:
         say(describe(mapped.resolved))
         return
@@ -111,13 +113,13 @@ def import_checkpoint(
         say_line(f"assumed: {taken}")
 
 
-def _with_names(source: str, file: str | None) -> Checkpoint:
+def _with_names(source: str, file: str | None, allow_roots: Sequence[str]) -> Checkpoint:
     """The checkpoint, with names for an optimizer that only numbers its parameters: those of a file, or those
     of the model that a Hugging Face configuration describes.
     """
     if file is not None:
-        return open_checkpoint(source, names=_names(file))
-    found = open_checkpoint(source)
+        return open_checkpoint(source, names=_names(file), allow_roots=allow_roots)
+    found = open_checkpoint(source, allow_roots=allow_roots)
     foreign = found.document.get("foreign") or {}
     config = foreign.get("config")
     if not isinstance(config, dict) or not any("--names" in lost for lost in foreign.get("not_restored", ())):
@@ -130,7 +132,7 @@ def _with_names(source: str, file: str | None) -> Checkpoint:
     if names is None:
         return found
     try:
-        return open_checkpoint(source, names=names)
+        return open_checkpoint(source, names=names, allow_roots=allow_roots)
     except TensorMismatch:  # the weights are another model's than the configuration's
         return found
 
@@ -152,10 +154,12 @@ def _names(path: str) -> list[str]:
     return found
 
 
-def diff_checkpoints(a: str, b: str, *, spec: str | None, as_json: bool) -> int:
+def diff_checkpoints(
+    a: str, b: str, *, spec: str | None, as_json: bool, allow_roots: Sequence[str] = ()
+) -> int:
     """Prints the differences; 0 if there are none, else 1."""
     with absence_told(a, b):
-        one, theirs = open_checkpoint(a), open_checkpoint(b)
+        one, theirs = (open_checkpoint(url, allow_roots=allow_roots) for url in (a, b))
     other = as_ours(theirs, _spec(spec)) if spec else theirs
     if as_json:
         every = [{"where": d.where, "what": d.what} for d in differences(one, other)]
@@ -206,14 +210,18 @@ def show_read_plan(
     say(f"read amplification {plan.amplification:.3f}")
 
 
-def collect_garbage(run: str, *, dry_run: bool, wait: bool = False, as_json: bool = False) -> None:
+def collect_garbage(
+    run: str, *, dry_run: bool, wait: bool = False, unpin: str | None = None, as_json: bool = False
+) -> None:
     """A run that is held deletes by itself what it doesn't need, and may be writing what nobody refers to
     yet: it is left alone. With `wait` it is taken over where its holder shows no life for its lease.
     """
     directory = run_there(run)
     keep = [c.slot for c in directory.commits()]
+    if unpin is not None and not dry_run and not directory.unpin(unpin):
+        raise ConfigError(field="--unpin", problem=f"{unpin} reads nothing of {run}.")
     _, sizes = directory.unneeded(keep)
-    if not dry_run and sizes:
+    if not dry_run and (sizes or directory.leftovers()):
         lease = Lease(directory.store, holder=_holder(), lease_s=LEASE_S)
         held = lease.look()
         if held is not None and not held.released and not wait:
@@ -221,11 +229,18 @@ def collect_garbage(run: str, *, dry_run: bool, wait: bool = False, as_json: boo
         lease.acquire()
         term = directory.begin_term(_holder())
         lease.renew(term)
-        directory.prune(keep, term=term)
-        lease.release()
+        try:
+            gone = directory.prune(keep, term=term).directories
+        finally:
+            lease.release()
+        sizes = {path: sizes.get(path, 0) for path in gone}
+    pins = [(pin.holder, pin.path) for pin in directory.log.pins()]
     if as_json:
-        say_json({"removed": not dry_run, "bytes_by_directory": sizes})
+        kept = [{"run": holder, "path": path} for holder, path in pins]
+        say_json({"removed": not dry_run, "bytes_by_directory": sizes, "kept_for": kept})
         return
+    for holder, path in pins:
+        say_line(f"kept for {holder}: {path}")
     for path, size in sizes.items():
         say_line(f"{'would remove' if dry_run else 'removed'} {path}: {bytes_text(size)}")
     say(f"{len(sizes)} directories, {bytes_text(sum(sizes.values()))}")

@@ -243,6 +243,12 @@ def _checkpoints(kept: CheckpointConfig, own: Checkpoints | None) -> Checkpoints
                 remedy="Say it in Checkpoints(keep=..., best=...) alone.",
             )
         return own
+    if score is None and kept.checkpoint_score_order != type(kept)().checkpoint_score_order:
+        raise ConfigError(
+            field="checkpoint_config.checkpoint_score_order",
+            problem=f"{kept.checkpoint_score_order!r} has no effect without checkpoint_score_attribute.",
+            remedy="Name the metric.",
+        )
     if score is None:
         return Checkpoints() if number is None else Checkpoints(keep=number)
     order = cast('Literal["min", "max"]', kept.checkpoint_score_order)

@@ -160,6 +160,13 @@ class PosixStore:
 
         self.retry.run(work, what="delete", path=str(target))
 
+    def discard(self, names: Iterable[str]) -> None:
+        for name in names:
+            directory, _, last = name.rpartition("/")
+            if last.startswith(UNPUBLISHED):
+                target = self._under(directory) / last
+                self.retry.run(lambda t=target: t.unlink(missing_ok=True), what="delete", path=str(target))
+
     def _walk(self, prefix: str) -> list[Directory]:
         top = self._under(prefix)
         return self.retry.run(lambda: list(walk(top)), what="list", path=str(top))
@@ -214,10 +221,15 @@ def _stat(path: Path) -> os.stat_result:
 
 
 def _open_to_read(path: Path) -> int:
+    """A regular file: a pipe would be waited for, and a device has no end."""
     try:
-        return _open(path, os.O_RDONLY)
+        file = _open(path, os.O_RDONLY | os.O_NONBLOCK)
     except NotADirectoryError as error:
         raise FileNotFoundError(str(path)) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
 
 
 def _open(path: Path, flags: int) -> int:

@@ -19,6 +19,14 @@ _OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 
 
+_depth = 0  # of calls into the user's code, which one thread of a process makes
+
+
+def in_user_code() -> bool:
+    """Whether this process is inside the user's code: how long that takes is not for us to judge."""
+    return _depth > 0
+
+
 class UserCodeGuard:
     """Tells errors of the user's code from errors of collectives that run inside it.
 
@@ -66,11 +74,14 @@ class _Crossing:
         self._guard, self._phase, self._step, self._users = guard, phase, step, users
 
     def __enter__(self) -> None:
-        return None
+        global _depth
+        _depth += self._users
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        global _depth
+        _depth -= self._users
         if error is None or not isinstance(error, Exception | SystemExit):
             return False
         meant = self._guard.translated(error, self._phase, self._step, self._users)

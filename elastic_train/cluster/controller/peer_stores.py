@@ -148,8 +148,8 @@ class PeerStores:
         )
 
     def stop(self) -> None:
-        """End them all, and their segments with them. One that doesn't answer in a moment is killed: it may
-        be starting still, and has nothing yet. What it left is swept by a task on its node.
+        """End them all, and their segments with them. One that doesn't answer in a moment may be starting
+        still, and have nothing yet; what it left all the same is swept by a task on its node.
         """
         with self._lock:
             self._stopped = True
@@ -158,9 +158,9 @@ class PeerStores:
         silent: list[Any] = []
         if calls:
             _, silent = ray.wait(list(calls), num_returns=len(calls), timeout=STOP_S)
-        for call in silent:
+        for handle in handles.values():
             with suppress(RayError):
-                ray.kill(handles[calls[call]], no_restart=True)
+                ray.kill(handle, no_restart=True)
         self._tidy({calls[call] for call in silent} | self._untidy)
 
     def _tidy(self, nodes: Collection[str]) -> None:

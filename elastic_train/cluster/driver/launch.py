@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.cluster.driver.takeover import take_over
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.ray_calls import remote
+from elastic_train.cluster.ray_calls import connect, remote
 from elastic_train.cluster.sending import sent
 from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
@@ -68,7 +69,7 @@ def fit(
     reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
-    with signals_restored(), _cluster(_joined(address), local_nodes):
+    with signals_restored(), _cluster(address, local_nodes):
         try:
             _check_nodes_see(spec, token)
         finally:
@@ -98,7 +99,7 @@ def process_environment() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in PROCESS_ENVIRONMENT.items()}
 
 
-def _joined(address: str | None) -> str | None:
+def joined(address: str | None) -> str | None:
     """The cluster to join, as said or as in a submitted job by the environment; None where there is none."""
     field = "address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -113,10 +114,14 @@ def _joined(address: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
+    """The cluster that this process is connected to, else the one to join, else a local one."""
     if ray.is_initialized():
+        _check_connected(address)
         yield
-    elif address:
-        _connect(address)
+        return
+    to_join = joined(address)
+    if to_join is not None:
+        connect(to_join, namespace=NAMESPACE)
         try:
             yield
         finally:
@@ -127,15 +132,24 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
             yield
 
 
-def _connect(address: str) -> None:
-    try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+def _check_connected(address: str | None) -> None:
+    """Refuse an address that a person gives and that this process is not connected to."""
+    connected = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, "", "auto") and _resolved(str(address)) != _resolved(connected):
         raise ConfigError(
             field="address",
-            problem=f"there is no Ray cluster to join at {address}: {error}".splitlines()[0],
-            remedy="Start it, correct address or RAY_ADDRESS, or say 'local' for one on this machine.",
-        ) from error
+            problem=f"it says {address}, and this process is connected to {connected}.",
+            remedy="Leave it out, or call ray.shutdown() before.",
+        )
+
+
+def _resolved(address: str) -> str:
+    """The address with its host as a number, where it has one."""
+    host, _, port = address.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError:
+        return address
 
 
 def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:

@@ -10,6 +10,7 @@ from torch import nn
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.declare import Declaration, Loop, declare
+from elastic_train.train.custom.edits import Edits
 from elastic_train.train.model import rng
 from elastic_train.train.model.collate import Collate, stacked
 from elastic_train.train.model.several_models import Models
@@ -22,9 +23,10 @@ class LoopTask(Task):
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self._declared: Declaration | None = None
+        self.edits = Edits()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"loop": self.loop, "_declared": None}
+        return {"loop": self.loop, "_declared": None, "edits": Edits()}
 
     def model(self) -> nn.Module:
         with rng.preserved():  # what the loop draws beside its models is its own

@@ -52,6 +52,14 @@ class Moving:
         kept = sorted(self.names & found.keys())
         self.values = {name: _stored(optimizer, name, found[name]) for name in kept}
 
+    def differs(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether something that moves is not as it was captured."""
+        found = _all(optimizer)
+        return any(
+            name in found and _stored(optimizer, name, found[name]) != value
+            for name, value in self.values.items()
+        )
+
     def document(self) -> list[list[Any]]:
         return [[*name, value] for name, value in sorted(self.values.items())]
 

@@ -92,14 +92,14 @@ class Rehearsal:
             if self._inside or path in self._first:
                 return
             self._inside = True
-            before = _marks(self._parameters)
+            before = marks_of(self._parameters)
             extra = [] if self._several else _extra_states(root)
             args, kwargs = pytree.tree_map_only(torch.Tensor, _again, (args, kwargs))
             try:
                 with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
                     output = root(*args, **kwargs)
                     self._first[path] = _attributes(root, path), _leaves(output)
-                    self._check_parameters(before, _marks(self._parameters))
+                    self._check_parameters(before, marks_of(self._parameters))
             finally:
                 self._inside = False
                 for module, state in extra:
@@ -135,12 +135,12 @@ class Rehearsal:
         """Between FSDP2's own hooks, where parameters are gathered: what is written there is lost."""
 
         def before(module: nn.Module, args: Any) -> None:
-            self._gathered[id(module)] = _marks(_gathered(module, path))
+            self._gathered[id(module)] = marks_of(_gathered(module, path))
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             marks = self._gathered.pop(id(module), None)
             if marks is not None:
-                self._check_parameters(marks, _marks(_gathered(module, path)))
+                self._check_parameters(marks, marks_of(_gathered(module, path)))
 
         self._hooks.append(unit.register_forward_pre_hook(before))
         self._hooks.append(unit.register_forward_hook(after, prepend=True))
@@ -233,7 +233,7 @@ def _gathered(root: nn.Module, path: str) -> dict[str, nn.Parameter]:
     return {canonical(f"{path}.{inner}".strip(".")): p for inner, p in named if not isinstance(p, DTensor)}
 
 
-def _marks(parameters: Mapping[str, nn.Parameter]) -> dict[str, Hashable]:
+def marks_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Hashable]:
     """Version and content of each."""
     found: dict[str, Hashable] = {}
     for fqn, parameter in parameters.items():

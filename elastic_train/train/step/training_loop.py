@@ -23,7 +23,7 @@ from elastic_train.train.step.rehearse_ahead import rehearse
 from elastic_train.train.step.stepper import Mark, Stepper
 from elastic_train.train.step.update import commit, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
-from elastic_train.train.task import Task
+from elastic_train.train.task import Task, evaluation_of
 from elastic_train.train.user_code_guard import UserCodeGuard
 
 SNAPSHOT_S, POLL_S = 10.0, 0.05
@@ -108,7 +108,7 @@ class Loop:
                 fence=saver.fence if saver is not None else lambda: None,
             )
         with guard.at("building the evaluation", shards.step or 0):
-            evaluation = task.evaluation()
+            evaluation = evaluation_of(task)
             self._best.check(evaluation)
         self._evaluator = evaluation and Evaluator(
             task,
@@ -190,7 +190,7 @@ class Loop:
         if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
             return
         self._mark("evaluation", step, -1)
-        metrics = evaluator.run(step)
+        metrics = evaluator.run(step, self._mark)
         self._shards.evaluated = step
         self._best.check_measured(metrics)
         self._found = metrics

@@ -105,7 +105,6 @@ def restore(
         {"state": shards.optimizer.state, "param_groups": shards.optimizer.param_groups}
     )
     schedule = document["schedule"]
-    scheduled = shards.schedule is not None and schedule is not None
     driven = frozenset[str]()
     if shards.schedule is not None and schedule is not None:
         driven = shards.schedule.driven_by(schedule)

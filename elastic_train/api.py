@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from elastic_train.config import (
     Batch,
@@ -62,7 +62,7 @@ class ElasticTrainer:
         resume_from: ResumeFrom | str | None = None,
         notices: Notices | None = None,
         on_event: str | None = None,
-        compare_replicas: int | None = None,
+        compare_replicas: int | Literal["auto"] | None = "auto",
         evict_slower_than: float | None = None,
         boundary_logs: BoundaryLogs | None = _DEFAULT_LOGS,
         **unknown: Any,

@@ -220,7 +220,7 @@ class RunSpec:
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None
     on_event: str | None = None  # a URL or a command that is told what happens
-    compare_replicas: int | None = None  # every so many steps, so that silent corruption is found
+    compare_replicas: int | Literal["auto"] | None = "auto"  # every so many steps; auto: 0.5 % of the time
     evict_slower_than: float | None = None  # times its peers' steps from which a node is left
     boundary_logs: BoundaryLogs | None = field(default_factory=BoundaryLogs)  # None: no stage is replayed
 
@@ -253,7 +253,7 @@ class RunSpec:
             )
         if self.max_failures < 0:
             raise ConfigError(field="failure_config.max_failures", problem="must be 0 or more.")
-        if self.compare_replicas is not None:
+        if self.compare_replicas not in (None, "auto"):
             _positive("compare_replicas", self.compare_replicas)
         if self.evict_slower_than is not None and self.evict_slower_than < SLOWEST:
             raise ConfigError(

@@ -46,7 +46,7 @@ def shift(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Meddler(TinyModel):
-    """Writes to a parameter in forward, behind torch's back, in one way and another. Allowed to one worker."""
+    """Writes to a parameter in forward, behind torch's back, in two ways. Allowed to one worker."""
 
     forwards = 0
 

@@ -73,7 +73,7 @@ class ElasticTrainer:
     ) -> None:
         _refuse(unknown)
         from elastic_train.train.best import check_best
-        from elastic_train.train.custom.loop_task import LoopTask, check_loop_options, task_of
+        from elastic_train.train.declaration.loop_task import LoopTask, check_loop_options, task_of
 
         self.task = task_of(task)
         self.resume_from = _resume_from(resume_from)

@@ -17,7 +17,7 @@ from elastic_train.cluster import local_cluster
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.sending import sent
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.loop_task import LoopTask
 from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2

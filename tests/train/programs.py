@@ -18,7 +18,7 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang, call
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from elastic_train.train.custom.loop_task import LoopTask, task_of
+from elastic_train.train.declaration.loop_task import LoopTask, task_of
 from elastic_train.train.model.collate import caller, collate
 from elastic_train.train.model.plain_build import default_dtype
 from elastic_train.train.model.rng import Randomness

@@ -18,7 +18,7 @@ from elastic_train.checkpoint.engine import machine_memory
 from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from elastic_train.train.custom.loop_task import task_of
+from elastic_train.train.declaration.loop_task import task_of
 from elastic_train.train.model.plain_build import default_dtype
 from elastic_train.train.task import Task
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.step.training_loop import StepReport
 from tests.tasks import loops
 

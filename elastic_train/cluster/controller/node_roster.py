@@ -5,15 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import ray
 
 from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.controller.reachable import Verdict, reachable
-
-Info = Mapping[str, Any]
-"""A node in Ray's words."""
+from elastic_train.cluster.nodes import Info
 
 
 class Roster:

@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster.actor_names import NAMESPACE, peer_store_name
 from elastic_train.cluster.controller.node_roster import Roster
-from elastic_train.cluster.controller.watch import domain_of
 from elastic_train.cluster.messages import Reported
+from elastic_train.cluster.nodes import domain_of
 from elastic_train.cluster.peer_store.peer_store import CONCURRENCY, PeerStore
 from elastic_train.cluster.peer_store.segments import sweep
 from elastic_train.cluster.ray_calls import answer, remote

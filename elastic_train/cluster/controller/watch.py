@@ -20,6 +20,7 @@ from elastic_train.cluster.controller.autoscaler_demand import slots_of
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.error_causes import death_of
 from elastic_train.cluster.messages import Heartbeat, Ready
+from elastic_train.cluster.nodes import domain_of
 from elastic_train.config import RunSpec, Timing
 from elastic_train.control.events import Cause, Event, Node, NodesChanged, WorkerLost
 
@@ -32,7 +33,6 @@ SILENT_HEARTBEATS = 3.0
 MISSED_HEARTBEATS = 1.25
 """Heartbeats whose absence confirms that a node is gone which answers no connection."""
 SAME_S = 1.0  # clocks differ by less than what makes a deadline another one
-DOMAIN_LABELS = ("ray.io/availability-zone", "rack")
 
 
 class NodeWatch:
@@ -277,25 +277,6 @@ def _error_of(ref: ray.ObjectRef) -> RayError | None:
     except RayError as error:
         return error
     return None
-
-
-def domain_of(info: Mapping[str, Any]) -> str:
-    """A node's failure domain by its labels; itself where it has none."""
-    labels: Mapping[str, str] = info.get("Labels", {})
-    return next((labels[key] for key in DOMAIN_LABELS if key in labels), short(info["NodeID"]))
-
-
-def node_info(name: str) -> Mapping[str, Any] | None:
-    """What Ray knows of a living node."""
-    return next((n for n in ray.nodes() if n["Alive"] and short(n["NodeID"]) == name), None)
-
-
-def spilled_bytes(name: str) -> int:
-    """What Ray moved from a node's object store to its disk so far."""
-    info = node_info(name)
-    if info is None:
-        return 0
-    return ray_private.spilled(info["NodeManagerAddress"], info["NodeManagerPort"])
 
 
 def at(event: Event, now: float) -> Event:

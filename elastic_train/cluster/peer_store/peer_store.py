@@ -21,8 +21,8 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster.checkpoint_io import PartWriter
-from elastic_train.cluster.controller.watch import node_info, spilled_bytes
 from elastic_train.cluster.messages import Kept, Offer, Reported
+from elastic_train.cluster.nodes import node_info, spilled_bytes
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.peer_store.peer_figures import PeerFigures, SnapshotSizes

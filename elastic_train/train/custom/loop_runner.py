@@ -12,12 +12,13 @@ import torch.distributed as dist
 
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.best import LOSS
-from elastic_train.train.custom.abort import Broken, Paused
 from elastic_train.train.custom.context import Metric
-from elastic_train.train.custom.declare import declared
+from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
-from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.custom.running_context import Running
+from elastic_train.train.declaration.abort import Broken, Paused
+from elastic_train.train.declaration.declare import declared
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.plain_build import seed_as_a_script_does
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
@@ -48,6 +49,8 @@ class UsersLoop(Loop):
         self._outcome: StepStatistics | None = None  # of a step whose boundary was not passed
         self._last = self._known(shards.applied)
         self._metrics: dict[str, float] = {}
+        if task.edits is None:
+            task.edits = Edits()
         context = Running(
             self,
             declared(shards.model),

@@ -20,8 +20,8 @@ from elastic_train.train.collectives.gradient_reduction import (
     settle_absent,
     squares,
 )
-from elastic_train.train.custom.declare import declared
 from elastic_train.train.custom.update_images import Image
+from elastic_train.train.declaration.declare import declared
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import placed
 from elastic_train.train.model.rng import derive, seed_all

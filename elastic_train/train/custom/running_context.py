@@ -12,11 +12,11 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.abort import Paused, aborting
 from elastic_train.train.custom.context import Metric
-from elastic_train.train.custom.declare import Declaration
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import Agreed, LoopStepper
+from elastic_train.train.declaration.abort import Paused, aborting
+from elastic_train.train.declaration.declare import Declaration
 from elastic_train.train.model import module_state
 from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.registered_state import Registered

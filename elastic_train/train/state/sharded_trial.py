@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from elastic_train.config import RunSpec
 from elastic_train.planner.plan import Mesh
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.build import allocate, draw, tensors
 from elastic_train.train.model.collate import caller, collate
 from elastic_train.train.model.plain_build import DTYPE_OF

@@ -21,8 +21,8 @@ from elastic_train.checkpoint.engine.machine_memory import memory_room
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import bytes_text
-from elastic_train.train.custom.declare import declared
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.declare import declared
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.build import in_rank_order, initialise, tensors
 from elastic_train.train.model.plain_build import DTYPE_OF, plainly

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.abort import Declared
+from elastic_train.train.declaration.abort import Declared
 from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.meta_build import without_values
 from elastic_train.train.model.registered_state import Registered, check_registered

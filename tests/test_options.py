@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs
 import pytest
 from ray.air import config as air
@@ -212,6 +213,8 @@ def test_the_runtime_environment_of_workers_is_kept_and_its_typos_are_told() -> 
         spec_of(run_config=RunConfig(worker_runtime_env={"envvars": {}}))
     with pytest.raises(ConfigError, match="worker_runtime_env"):
         spec_of(run_config=RunConfig(worker_runtime_env={"env_vars": {"A": 1}}))
+    with pytest.raises(ConfigError, match=r"worker_runtime_env\['working_dir'\]: \./code is a path"):
+        spec_of(run_config=RunConfig(worker_runtime_env={"working_dir": "./code"}))
 
 
 # -- values that are none ----------------------------------------------------------------------------------
@@ -263,8 +266,7 @@ def test_an_option_of_the_trainer_of_another_type_is_refused(options: dict[str, 
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    import numpy as np
-
-    made = et.Batch(global_size=np.int64(8), micro_size=np.int32(2))
-    assert made.micro_batches == 4
-    assert replace(et.Timing(), lease_s=np.float32(3.0)).lease_s == 3.0
+    sizes: dict[str, Any] = {"global_size": np.int64(8), "micro_size": np.int32(2)}
+    seconds: Any = np.float32(3.0)
+    assert et.Batch(**sizes).micro_batches == 4
+    assert replace(et.Timing(), lease_s=seconds).lease_s == 3.0

@@ -52,6 +52,8 @@ def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None =
                 records = [from_json(plain) for plain in lines]
                 progress = _tell(progress, records, max_steps, printed)
                 part, heard = name, time.monotonic()
+            if output and progress.ended is not None:
+                printed += _of_rank(reader.new(every=True), rank)
             _print_until(printed, "~")
         except StorageNotFound:
             raise

@@ -92,29 +92,36 @@ def test_a_rank_that_wakes_up_when_it_was_replaced_ends_itself_and_writes_nothin
 class HoldsTheInterpreter:
     """Samples, one of which takes long in code that lets no other thread of its process run."""
 
-    SAMPLE, SECONDS = 7, 14
+    CALLS, SECONDS = 20, 14
 
-    def __init__(self, inner: NumberedSamples) -> None:
-        self._inner = inner
+    def __init__(self, inner: NumberedSamples, mark: Path) -> None:
+        self._inner, self._mark, self._given = inner, mark, 0
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def __getitem__(self, sample: int) -> Any:
-        if sample == self.SAMPLE:
+        self._given += 1
+        if self._given == self.CALLS:
             ctypes.PyDLL(None).sleep(self.SECONDS)
+            self._mark.touch()
         return self._inner[sample]
 
 
+@dataclass(frozen=True, kw_only=True)
 class Held(Pretrain):
+    mark: str
+
     def dataset(self) -> HoldsTheInterpreter:
-        return HoldsTheInterpreter(super().dataset())
+        return HoldsTheInterpreter(super().dataset(), Path(self.mark))
 
 
-def test_a_worker_whose_code_holds_the_interpreter_is_slow_and_not_dead(runs: Runs) -> None:
+def test_a_worker_whose_code_holds_the_interpreter_is_slow_and_not_dead(runs: Runs, tmp_path: Path) -> None:
     task, spec = runs.spec("held", workers="2:2", standby=0, max_steps=30)
     assert spec.timing.liveness_s < HoldsTheInterpreter.SECONDS
-    rough = fit(Held(**vars(task)), spec, address=None, local_nodes=0, quiet=False)
+    held = Held(**vars(task), mark=str(tmp_path / "held"))
+    rough = fit(held, spec, address=None, local_nodes=0, quiet=False)
+    assert (tmp_path / "held").exists()
     assert_same_training(rough, runs.calm(steps=30))
     assert not [record for record in rough.records if isinstance(record.event, WorkerLost)]
 

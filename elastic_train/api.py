@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import difflib
-import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from elastic_train.config import (
     Batch,
     BoundaryLogs,
     Checkpoints,
+    Limits,
     Notices,
     Parallelism,
     Precision,
+    Prints,
     ResumeFrom,
     RunSpec,
     Timing,
@@ -21,15 +23,13 @@ from elastic_train.config import (
 from elastic_train.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+    from ray.train import RunConfig, ScalingConfig
 
     from elastic_train.checkpoint.reader import Checkpoint
     from elastic_train.cluster.driver.result import Result
     from elastic_train.train.custom.context import Context
     from elastic_train.train.task import Task
 
-DEFAULT_STORAGE = "./runs"
-MAX_FAILURES = 3
 _DEFAULT_LOGS = BoundaryLogs()
 
 
@@ -37,11 +37,13 @@ class ElasticTrainer:
     """Trains a `Task`, or a loop over a `Context`, on as many workers as there are, from `num_workers`'
     minimum to its maximum.
 
-    Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`. `resume_from` is a
-    checkpoint of any known system that a new run begins with, as a URL or with a specification. `notices`
+    Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`; each of their
+    fields has its effect or is refused by name. A run without a name has that of its script. `resume_from` is
+    a checkpoint of any known system that a new run begins with, as a URL or with a specification. `notices`
     names the cloud whose spot notices are heeded, `on_event` a URL or a command that gets what happens as
-    JSON. `boundary_logs` bounds what stages of a pipeline keep for their replay; None: nothing. Nothing is
-    started before `fit`; whatever is wrong with the configuration is raised here, as a ConfigError.
+    JSON. `limits` says what a run puts up with. `boundary_logs` bounds what stages of a pipeline keep for
+    their replay; None: nothing. Nothing is started before `fit`; whatever is wrong with the configuration is
+    raised here, as a ConfigError.
     """
 
     def __init__(
@@ -58,8 +60,10 @@ class ElasticTrainer:
         precision: Precision = "fp32",
         checkpoints: Checkpoints | None = None,
         standby: int = 1,
+        ask_autoscaler: bool = True,
         timing: Timing | None = None,
-        resume_from: ResumeFrom | str | None = None,
+        limits: Limits | None = None,
+        resume_from: ResumeFrom | str | os.PathLike[str] | None = None,
         notices: Notices | None = None,
         on_event: str | None = None,
         compare_replicas: int | Literal["auto"] | None = "auto",
@@ -68,10 +72,11 @@ class ElasticTrainer:
         **unknown: Any,
     ) -> None:
         _refuse(unknown)
+        from elastic_train.train.best import check_best
         from elastic_train.train.custom.loop_task import LoopTask, check_loop_options, task_of
 
         self.task = task_of(task)
-        self.resume_from = ResumeFrom(url=resume_from) if isinstance(resume_from, str) else resume_from
+        self.resume_from = _resume_from(resume_from)
         self.spec = _spec(
             batch=batch,
             max_steps=max_steps,
@@ -83,7 +88,9 @@ class ElasticTrainer:
             precision=precision,
             checkpoints=checkpoints,
             standby=standby,
+            ask_autoscaler=ask_autoscaler,
             timing=timing or Timing(),
+            limits=limits or Limits(),
             notices=notices,
             on_event=on_event,
             compare_replicas=compare_replicas,
@@ -92,23 +99,40 @@ class ElasticTrainer:
         )
         if isinstance(self.task, LoopTask):
             check_loop_options(self.spec)
+        check_best(self.task, self.spec)
         self.callbacks = tuple((run_config.callbacks if run_config else None) or ())
 
-    def fit(self, *, address: str | None = None, local_nodes: int = 3, quiet: bool = False) -> Result:
+    def fit(
+        self,
+        *,
+        address: str | None = None,
+        local_nodes: int = 3,
+        quiet: bool = False,
+        prints: Prints = "none",
+    ) -> Result:
         """Run to the last step, through whatever happens to the machines, and return the result.
 
-        Uses the Ray cluster at `address`, else the one this process is connected to, else a local cluster of
-        `local_nodes` nodes with one CPU each. A run of the same name and storage path resumes; a finished one
-        says so. Raises UserCodeError, InfrastructureError, CapacityTimeout, LeaseHeld or CheckpointError.
+        Uses the Ray cluster that this process is connected to, or the one at `address` or RAY_ADDRESS, as in
+        a submitted job, else a local cluster of `local_nodes` nodes with one CPU each. A run of the same name
+        and storage path resumes; a finished one says so. `prints` shows what the job's own code
+        prints, of the "first" rank or of "all"; `elastic-train logs` has it in any case. `quiet` leaves out
+        what the run itself has to say. Raises UserCodeError, InfrastructureError, CapacityTimeout, LeaseHeld
+        or CheckpointError.
         """
         from elastic_train.cluster.driver.launch import fit
 
+        if prints not in get_args(Prints):
+            known = ", ".join(map(repr, get_args(Prints)))
+            raise ConfigError(field="fit(prints=...)", problem=f"{prints!r} is none of {known}.")
+        if local_nodes < 0:
+            raise ConfigError(field="fit(local_nodes=...)", problem=f"must be 0 or more, got {local_nodes}.")
         return fit(
             self.task,
             self.spec,
             address=address,
             local_nodes=local_nodes,
             quiet=quiet,
+            prints=prints,
             resume_from=self.resume_from,
             callbacks=self.callbacks,
         )
@@ -122,6 +146,17 @@ def open_checkpoint(url: str) -> Checkpoint:
     from elastic_train.checkpoint.reader import open_checkpoint as open_
 
     return open_(url)
+
+
+def _resume_from(given: ResumeFrom | str | os.PathLike[str] | None) -> ResumeFrom | None:
+    if given is None or isinstance(given, ResumeFrom):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return ResumeFrom(url=os.fspath(given))
+    raise ConfigError(
+        field="resume_from",
+        problem=f"must be a path, a URL or a ResumeFrom, got {type(given).__name__}.",
+    )
 
 
 def _refuse(unknown: dict[str, Any]) -> None:
@@ -139,48 +174,10 @@ def _spec(
     scaling_config: ScalingConfig | None,
     run_config: RunConfig | None,
     checkpoints: Checkpoints | None,
+    limits: Limits,
     **rest: Any,
 ) -> RunSpec:
-    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from elastic_train.cluster.ray_train_configs import translated
 
-    scaling = scaling_config or ScalingConfig(num_workers=(1, 3))
-    run = run_config or RunConfig()
-    # Ray Train's default budget of 0 would end every run at its first lost node: it counts as "not said".
-    failure = run.failure_config if run.failure_config != FailureConfig() else None
-    failure = failure or FailureConfig(max_failures=MAX_FAILURES)
-    kept: CheckpointConfig = run.checkpoint_config or CheckpointConfig()
-    workers = scaling.num_workers
-    least, most = workers if isinstance(workers, tuple) else (workers, workers)
-    resources: dict[str, float] = {}
-    resources.update(cast("Mapping[str, float]", scaling.resources_per_worker or {}))
-    gpus = float(resources.pop("GPU", 1.0 if scaling.use_gpu else 0.0))
-    cpus = float(resources.pop("CPU", 1.0))
-    if resources:
-        raise ConfigError(
-            field="scaling_config.resources_per_worker",
-            problem=f"only CPU and GPU are known, got {', '.join(sorted(resources))}.",
-        )
-    if checkpoints is None:
-        score = kept.checkpoint_score_attribute
-        checkpoints = Checkpoints(
-            keep=kept.num_to_keep or Checkpoints().keep, best=score, best_order=kept.checkpoint_score_order
-        )
-    return RunSpec(
-        name=run.name or default_name(),
-        storage_path=str(run.storage_path or DEFAULT_STORAGE),
-        min_workers=least,
-        max_workers=most,
-        cpus_per_worker=cpus,
-        gpus_per_worker=gpus,
-        accelerator=scaling.accelerator_type,
-        max_failures=failure.max_failures if failure.max_failures >= 0 else sys.maxsize,
-        checkpoints=checkpoints,
-        **rest,
-    )
-
-
-def default_name() -> str:
-    """The job file's stem."""
-    from pathlib import Path
-
-    return Path(sys.argv[0]).stem or "run"
+    said = translated(scaling_config, run_config, checkpoints, limits.failures)
+    return RunSpec(not_finite=limits.not_finite, **said, **rest)

@@ -6,20 +6,75 @@ Ray Train are translated into a `RunSpec` by api.py; nothing below this file kno
 
 from __future__ import annotations
 
+import functools
+import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from elastic_train.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
+Prints = Literal["none", "first", "all"]
+"""Of whom a driver shows what the job prints while a run goes on: of nobody, of rank 0, or of every rank."""
+Placement = Literal["PACK", "SPREAD", "STRICT_SPREAD"]
 SLOWEST = 1.5
 """Times the median of its peers' steps from which a rank counts as slow."""
 
 
 def _positive(name: str, value: float) -> None:
-    if value <= 0:
+    if not value > 0:  # nor NaN
         raise ConfigError(field=name, problem=f"must be positive, got {value}.")
+
+
+def _at_least(least: int, name: str, value: float) -> None:
+    if not value >= least:
+        raise ConfigError(field=name, problem=f"must be {least} or more, got {value}.")
+
+
+def _typed(options: object, where: str) -> None:
+    """Refuse a value that is not of its field's type: it would fail late, or mean something else."""
+    for name, hint in _hints(type(options)).items():
+        value = getattr(options, name)
+        if not _fits(value, hint):
+            raise ConfigError(field=f"{where}{name}", problem=f"must be {_said(hint)}, got {value!r}.")
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _fits(value: object, hint: Any) -> bool:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if hint is Any:
+        return True
+    if origin in (Union, UnionType):
+        return any(_fits(value, one) for one in arguments)
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
+    if hint in (int, float):
+        kind = numbers.Integral if hint is int else numbers.Real
+        return not isinstance(value, bool) and isinstance(value, kind)
+    return isinstance(value, origin or hint)
+
+
+def _said(hint: Any) -> str:
+    """A type in a person's words."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join(_said(one) for one in arguments)
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    plain = {
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        bool: "True or False",
+        type(None): "None",
+    }
+    return plain.get(origin or hint) or f"a {(origin or hint).__name__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +84,9 @@ class Batch:
     `global_size` samples per optimizer step in micro-batches of `micro_size`; every random choice and the
     sample order derive from `seed`. An epoch's last batch may be partial: it is trained with its true weight,
     or dropped with `drop_last`.
+
+    `workers` processes on each rank load samples and make micro-batches of them, `prefetch` of these ahead of
+    training. They change nothing but the time that it takes, and may differ when a run is resumed.
     """
 
     global_size: int
@@ -36,9 +94,16 @@ class Batch:
     seed: int = 0
     drop_last: bool = False
     shuffle: bool = True
+    workers: int = 0
+    prefetch: int = 2
 
     def __post_init__(self) -> None:
+        _typed(self, "batch.")
         _positive("batch.global_size", self.global_size)
+        for name in ("workers", "prefetch"):
+            value = getattr(self, name)
+            if value < 0:
+                raise ConfigError(field=f"batch.{name}", problem=f"must be 0 or more, got {value}.")
         _positive("batch.micro_size", self.micro_size)
         if self.micro_size > self.global_size:
             raise ConfigError(
@@ -76,6 +141,7 @@ class Checkpoints:
     keep_best: int = 1
 
     def __post_init__(self) -> None:
+        _typed(self, "checkpoints.")
         if self.every != "auto":
             _positive("checkpoints.every", self.every)
         if self.peers not in ("auto", None):
@@ -88,6 +154,12 @@ class Checkpoints:
                 problem=f"must be at least 1, got {self.keep}: with 0 nothing would be left to resume from.",
             )
         _positive("checkpoints.keep_best", self.keep_best)
+        if self.best is None and (self.keep_best, self.best_order) != (1, "min"):
+            raise ConfigError(
+                field="checkpoints.best",
+                problem="keep_best and best_order have no effect without it.",
+                remedy="Name the metric: Checkpoints(best='accuracy', ...).",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +185,13 @@ class BoundaryLogs:
     replayers: int | None = None
 
     def __post_init__(self) -> None:
+        _typed(self, "boundary_logs.")
         if self.replayers is not None:
             _positive("boundary_logs.replayers", self.replayers)
         for name in ("memory_bytes", "waiting_bytes"):
             _positive(f"boundary_logs.{name}", getattr(self, name))
         for name in ("disk_bytes", "budget_bytes"):
-            if (getattr(self, name) or 0) < 0:
-                raise ConfigError(field=f"boundary_logs.{name}", problem="must be 0 or more.")
+            _at_least(0, f"boundary_logs.{name}", getattr(self, name) or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +205,12 @@ class ResumeFrom:
     url: str
     specification: str | Mapping[str, Any] = ""
     copy: bool = False
+    allow_roots: tuple[str, ...] = ()  # directories outside of it whose files it may name
+
+    def __post_init__(self) -> None:
+        _typed(self, "resume_from.")
+        if not self.url:
+            raise ConfigError(field="resume_from.url", problem="is empty.", remedy="Name a checkpoint.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +230,7 @@ class Parallelism:
         return any((getattr(self, axis) or 1) > 1 for axis in ("tp", "pp", "cp", "ep"))
 
     def __post_init__(self) -> None:
+        _typed(self, "parallelism.")
         for name in self.__slots__:
             value = getattr(self, name)
             if value is not None:
@@ -173,8 +252,11 @@ class Timing:
     join_window_s: float = 5.0
     start_worker_s: float = 180.0
     wait_for_capacity_s: float = 600.0
+    storage_trouble_s: float = 900.0  # storage may fail a run that cannot go on, or end, without it
+    user_code_s: float = 3600.0  # the job's own code may hold up a group that forms: its data set, its model
 
     def __post_init__(self) -> None:
+        _typed(self, "timing.")
         for name in self.__slots__:
             _positive(f"timing.{name}", getattr(self, name))
 
@@ -190,7 +272,26 @@ class Notices:
     def __post_init__(self) -> None:
         if self.cloud not in ("aws", "gcp"):
             raise ConfigError(field="notices.cloud", problem=f"{self.cloud!r} is neither 'aws' nor 'gcp'.")
+        _typed(self, "notices.")
         _positive("notices.every_s", self.every_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a run puts up with before it ends.
+
+    `failures` of machines without progress between them; None: what `FailureConfig(max_failures=...)` says,
+    or 3, because its 0 can't be told from one that nobody set. `not_finite` steps in a row whose loss or
+    gradient is not a number: each is skipped, and that many end the run as an error of the job.
+    """
+
+    failures: int | None = None
+    not_finite: int = 20
+
+    def __post_init__(self) -> None:
+        _typed(self, "limits.")
+        _at_least(0, "limits.failures", self.failures or 0)
+        _positive("limits.not_finite", self.not_finite)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,24 +311,38 @@ class RunSpec:
     cpus_per_worker: float = 1.0
     gpus_per_worker: float = 0.0
     accelerator: str | None = None  # the kind that nodes must have, in Ray's words
+    labels: tuple[tuple[str, str], ...] = ()  # selectors of the nodes that may be used, in Ray's words
+    placement: Placement = "PACK"  # fill nodes, or spread workers over them, or one on each at most
+    worker_environment: Mapping[str, Any] = field(default_factory=dict[str, Any])  # Ray's runtime_env
     clip_norm: float | None = None
     optimizer_in_backward: bool = False
     precision: Precision = "fp32"
     parallelism: Parallelism = field(default_factory=Parallelism)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     max_failures: int = 3
+    not_finite: int = 20  # steps in a row without a finite loss and gradient that end the run
     standby: int = 1
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None
+    ask_autoscaler: bool = True  # for nodes that the run could use; others' requests for the cluster end then
     on_event: str | None = None  # a URL or a command that is told what happens
     compare_replicas: int | Literal["auto"] | None = "auto"  # every so many steps; auto: 0.5 % of the time
     evict_slower_than: float | None = None  # times its peers' steps from which a node is left
     boundary_logs: BoundaryLogs | None = field(default_factory=BoundaryLogs)  # None: no stage is replayed
 
     def __post_init__(self) -> None:
-        if not self.name or self.name.strip() != self.name or "/" in self.name:
-            raise ConfigError(field="run_config.name", problem=f"{self.name!r} is not a usable run name.")
+        _typed(self, "")
+        plain = self.name.isprintable() and self.name.strip() == self.name
+        if not plain or "/" in self.name or self.name in ("", ".", ".."):
+            raise ConfigError(
+                field="run_config.name",
+                problem=f"{self.name!r} is not a usable run name.",
+                remedy="It becomes a directory below storage_path.",
+            )
+        if not self.storage_path:
+            raise ConfigError(field="run_config.storage_path", problem="is empty.")
         _positive("max_steps", self.max_steps)
+        _positive("not_finite", self.not_finite)
         _positive("scaling_config.num_workers", self.min_workers)
         if self.max_workers < self.min_workers:
             raise ConfigError(
@@ -251,8 +366,7 @@ class RunSpec:
                 ),
                 remedy="Lower micro_size, raise global_size, or ask for fewer workers.",
             )
-        if self.max_failures < 0:
-            raise ConfigError(field="failure_config.max_failures", problem="must be 0 or more.")
+        _at_least(0, "failure_config.max_failures", self.max_failures)
         if self.compare_replicas not in (None, "auto"):
             _positive("compare_replicas", self.compare_replicas)
         if self.evict_slower_than is not None and self.evict_slower_than < SLOWEST:
@@ -260,5 +374,6 @@ class RunSpec:
                 field="evict_slower_than",
                 problem=f"{self.evict_slower_than} is less than {SLOWEST}, from where a rank counts as slow.",
             )
-        if self.standby < 0:
-            raise ConfigError(field="standby", problem="must be 0 or more.")
+        _at_least(0, "standby", self.standby)
+        if self.on_event == "":
+            raise ConfigError(field="on_event", problem="is empty.", remedy="Give a URL, a command, or None.")

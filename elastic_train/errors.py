@@ -4,6 +4,7 @@ ElasticTrainError
 |-- ConfigError               a person asked for something that cannot be
 |   `-- DataMismatch          the data set is not the one the run was started with
 |-- UserCodeError             the job's own code raised; never retried
+|   `-- NotFinite             its loss or gradient was not finite for too many steps in a row
 |-- SampleFailed              a data set raised, in a loader process, what cannot travel as it is
 |-- LoaderLost                a loader process died
 |-- InfrastructureError       machines failed more often than the budget allows
@@ -15,6 +16,7 @@ ElasticTrainError
 |-- MemoryTooSmall            what is to be kept in memory does not fit
 |-- SnapshotFailed            more snapshots in a row failed than the budget allows
 |-- StorageError              a storage operation failed after its retries
+|   |-- StorageUnavailable    trouble that may pass: no answer, throttling, credentials that ended
 |   |-- StorageNotFound       nothing at that path
 |   `-- AlreadyExists         a conditional create lost
 |-- LeaseHeld                 another controller owns the run
@@ -23,6 +25,8 @@ ElasticTrainError
     |-- NoCheckpoint          the run committed before and nothing loadable is left
     |-- CheckpointDeleted     its run deleted it, maybe while it was read: a newer one is committed
     |-- FragmentMissing       the manifest names bytes that are not there, or no fragment covers a box
+    |-- Malformed             what it says of itself can't be true
+    |-- OutsideOfCheckpoint   it names a file that doesn't lie in it, nor where the caller allowed
     |-- ChecksumMismatch      the bytes are there and are not the ones written
     |-- FormatUnsupported     a version or a required feature this release does not know
     `-- TensorMismatch        shapes, dtypes or names differ between the state and the model
@@ -35,6 +39,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import Any
+
+REMEDIES = (
+    (
+        "signal only works in main thread",
+        "The job's code runs in a thread of its worker, which can't handle signals. The remedy: a time-out "
+        "of the library that is waited for, or a subprocess.",
+    ),
+    (
+        "There is no current event loop in thread",
+        "The job's code runs in a thread of its worker, which has no event loop. The remedy: "
+        "asyncio.run(...), or asyncio.set_event_loop(asyncio.new_event_loop()) before.",
+    ),
+)
+"""By a sign in what the job's own code raised: why it does so in a worker, and what to do."""
 
 
 def _rebuild(cls: type[ElasticTrainError], values: dict[str, Any]) -> ElasticTrainError:
@@ -76,12 +94,26 @@ class UserCodeError(ElasticTrainError):
 
     def __str__(self) -> str:
         said = f"{self.traceback.rstrip()}\n\nThe job's own code raised {self.error}"
+        known = "".join(f" {remedy}" for sign, remedy in REMEDIES if sign in self.error)
         if self.rank < 0:
             where = f"on {self.worker}" if not self.node else f"on {self.worker} (node {self.node})"
-            return f"{said} {where} while {self.phase}. Fix it and start the run again."
+            return f"{said} {where} while {self.phase}. Fix it and start the run again.{known}"
         return (
             f"{said} on rank {self.rank} (node {self.node}) in {self.phase} of step {self.step}. The run "
-            "stopped; fix the code and start it again under the same name to go on from the last checkpoint."
+            "stopped; fix the code and start it again under the same name to go on from the last "
+            f"checkpoint.{known}"
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class NotFinite(UserCodeError):
+    """Too many steps in a row had no finite loss and gradient. `error` says which."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.error}. The state is that of the last finite step. Look for the cause in the data, the "
+            "loss or the learning rate, and start the run again under the same name; Limits(not_finite=...) "
+            "says how many such steps are allowed."
         )
 
 
@@ -214,6 +246,13 @@ class StorageError(ElasticTrainError):
 
 
 @dataclass(kw_only=True, eq=False)
+class StorageUnavailable(StorageError):
+    """The storage is in trouble that may pass, and did not pass within the time of the retries. Nothing is
+    known of what lies there, and no machine is to blame.
+    """
+
+
+@dataclass(kw_only=True, eq=False)
 class StorageNotFound(StorageError):
     """Nothing is at that path."""
 
@@ -228,8 +267,11 @@ class LeaseHeld(ElasticTrainError):
     run: str
     holder: str
     age_s: float
+    detail: str = ""  # where nobody watched whether it is renewed
 
     def __str__(self) -> str:
+        if self.detail:
+            return f"run {self.run} is held by {self.holder}. {self.detail}"
         return (
             f"run {self.run} is already active: {self.holder} renewed its lease {self.age_s:.0f} s ago. "
             "Wait for it, stop it with `elastic-train stop`, or choose another run name."
@@ -283,3 +325,13 @@ class FormatUnsupported(CheckpointError):
 @dataclass(kw_only=True, eq=False)
 class TensorMismatch(CheckpointError):
     """Names, shapes or dtypes of the checkpoint and the model differ; the problem lists them."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Malformed(CheckpointError):
+    """A manifest, state file, index or record whose types, sizes or names can't be true."""
+
+
+@dataclass(kw_only=True, eq=False)
+class OutsideOfCheckpoint(CheckpointError):
+    """A file that a checkpoint names lies neither in it nor under a root that the caller allowed."""

@@ -92,3 +92,51 @@ def test_every_error_crosses_a_process_border_intact(kind: type[errors.ElasticTr
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
 def test_every_error_is_in_the_hierarchy_of_the_docstring(kind: type[errors.ElasticTrainError]) -> None:
     assert kind.__name__ in (errors.__doc__ or "")
+
+
+THREADS = {"Thread", "Timer", "ThreadPoolExecutor", "ProcessPoolExecutor", "submit", "start_new_thread"}
+OWN_THREADS = {
+    # The controller's process: one thread decides, everything else is an effect.
+    "controller": {"Thread"},
+    "effects": {"Thread"},
+    # Processes that the controller started, each with a life of its own.
+    "event_hooks": {"Thread"},
+    "peer_tier": {"ThreadPoolExecutor", "submit"},
+    "spot_notices": {"Thread"},
+    "outbox": {"Thread"},
+    "training_thread": {"Thread"},
+    "worker": {"submit"},
+    "capture_output": {"Thread"},
+    # The driver's faults, which are given to it.
+    "cluster_faults": {"Timer"},
+}
+"""Who in `cluster/` starts something of its own, and how. Whatever else takes time is an effect."""
+
+
+def calls(file: Path) -> list[tuple[str, str, ast.Call]]:
+    """Every call of a file: the name that is called, what it is an attribute of, the call."""
+    found: list[tuple[str, str, ast.Call]] = []
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            found.append((node.func.id, "", node))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            found.append((node.func.attr, ast.unparse(node.func.value), node))
+    return found
+
+
+def test_only_effects_do_something_outside_the_deciding_thread() -> None:
+    for file in sorted((ROOT / "elastic_train" / "cluster").rglob("*.py")):
+        started = {name for name, _, _ in calls(file) if name in THREADS}
+        allowed = OWN_THREADS.get(file.stem, set())
+        assert started == allowed, f"{file.name} starts {started ^ allowed}: make it an effect"
+
+
+def test_nobody_waits_for_an_actor_without_a_deadline() -> None:
+    endless = [
+        f"{file.name}:{call.lineno}"
+        for file in sorted((ROOT / "elastic_train" / "cluster").rglob("*.py"))
+        for name, of, call in calls(file)
+        if (name, of) in (("get", "ray"), ("wait", "ray"))
+        and not any(word.arg == "timeout" for word in call.keywords)
+    ]
+    assert not endless

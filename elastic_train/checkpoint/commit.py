@@ -18,8 +18,15 @@ from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.lazy_arrays import TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.resharding import recorded, required
+from elastic_train.checkpoint.validate.files import encode_roots
 from elastic_train.checkpoint.writer import WrittenPart
-from elastic_train.errors import ChecksumMismatch, FragmentMissing, StorageNotFound, TensorMismatch
+from elastic_train.errors import (
+    AlreadyExists,
+    ChecksumMismatch,
+    FragmentMissing,
+    StorageNotFound,
+    TensorMismatch,
+)
 from elastic_train.geometry.coverage import untiled
 from elastic_train.storage.store import Store
 
@@ -52,7 +59,7 @@ def assemble(
     """Join the parts into a checkpoint, if their fragments tile every tensor; else FragmentMissing.
 
     `aliases` maps tied names to the names that hold the fragments, `views` names of parts to where they are.
-    May be repeated: it writes the same bytes.
+    May be repeated, with later metrics too: what the first time said stays, and nothing is written again.
     """
     with ThreadPoolExecutor(THREADS) as pool:
         tables = list(pool.map(lambda part: _part(store, directory, part), parts))
@@ -61,23 +68,61 @@ def assemble(
     return replace(described, bytes=described.bytes + sum(p.bytes for p in parts))
 
 
-def describe(store: Store, directory: str, tables: Sequence[Manifest], said: StateFile) -> Assembled:
-    """Write the manifest of the joined tables, and beside it what is said, with the kinds of all states."""
+def describe(
+    store: Store,
+    directory: str,
+    tables: Sequence[Manifest],
+    said: StateFile,
+    *,
+    roots: Sequence[str] = (),
+) -> Assembled:
+    """Write the manifest of the joined tables, and beside it what is said, with the kinds of all states.
+
+    Each is created once: an attempt may be committed already, by a controller that died before it said so.
+    `roots` are the directories outside of the run in which it may name files.
+    """
     url = f"{store.url}/{directory}"
     manifest = Manifest.concat(tables, url=url, extra={})
     check_coverage(manifest, url=url)
     check_aliases(manifest, said.aliases, url=url)
     document = recorded(said.document, tensors_of(manifest), url=url)
     state = replace(said, document=document, requires=required(document)).encode()
+    state = _created(store, f"{directory}/{STATE}", state)
+    _check_same_state(StateFile.decode(state, url=url).document, document, url=url)
     manifest.extra = {"state_hash": digest(state)}
-    table = manifest.encode()
-    store.write(f"{directory}/{STATE}", state)
-    store.write(f"{directory}/{MANIFEST}", table)
+    if roots:
+        manifest.extra["roots"] = encode_roots(roots, run=store.url)
+    wanted = manifest.encode()
+    table = _created(store, f"{directory}/{MANIFEST}", wanted)
+    if table != wanted:  # by another release of Arrow, the same rows may be other bytes
+        there = Manifest.decode(table, url=url)
+        if there.extra != manifest.extra or not there.table.equals(manifest.table):
+            raise _another(url)
     return Assembled(
         directory=directory,
         manifest_path=f"{directory}/{MANIFEST}",
         manifest_hash=digest(table),
         bytes=len(state) + len(table),
+    )
+
+
+def _created(store: Store, path: str, data: bytes) -> bytes:
+    """The object's bytes: these, unless there were others."""
+    try:
+        store.create(path, data)
+    except AlreadyExists:
+        return store.read(path)
+    return data
+
+
+def _check_same_state(there: Mapping[str, Json], wanted: Mapping[str, Json], *, url: str) -> None:
+    if any(there.get(name) != wanted.get(name) for name in ("step", "state_digest")):
+        raise _another(url)
+
+
+def _another(url: str) -> ChecksumMismatch:
+    return ChecksumMismatch(
+        url=url, problem="it was assembled before, from other parts, and may be committed: it stays as it is."
     )
 
 
@@ -97,7 +142,7 @@ def check_coverage(manifest: Manifest, *, url: str) -> None:
 
 def check_aliases(manifest: Manifest, aliases: Mapping[str, str], *, url: str) -> None:
     """Each alias leads to a tensor with fragments and is none itself."""
-    tensors = {tensor for tensor, _ in manifest.fragments.names}
+    tensors = {tensor for tensor, _ in manifest.kinds[0]}
     for name, target in aliases.items():
         if target not in tensors or name in tensors:
             raise TensorMismatch(url=url, problem=f"the alias {name} of {target} doesn't lead to a tensor.")

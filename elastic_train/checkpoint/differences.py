@@ -15,7 +15,8 @@ from elastic_train.checkpoint.language.mapped import Readable
 from elastic_train.checkpoint.language.operations import FLOATING
 from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.reader import Checkpoint
-from elastic_train.checkpoint.row_blocks import rows
+from elastic_train.checkpoint.row_blocks import rows as row_blocks
+from elastic_train.checkpoint.verify_rows import hashes
 
 BLOCK = 32 << 20
 """Bytes of each checkpoint that are compared at once."""
@@ -36,7 +37,7 @@ class Difference:
 
 def differences(a: Readable, b: Readable) -> Iterator[Difference]:
     """All differences, tensor by tensor as they are read; equal hashes of equal fragments aren't read."""
-    hashes = [_hashes(c) if isinstance(c, Checkpoint) else {} for c in (a, b)]
+    same = _same(a, b)
     for name in sorted({*a.tensors, *b.tensors}):
         where = f"{name[0]} ({name[1]})"
         if name not in b.tensors or name not in a.tensors:
@@ -46,7 +47,7 @@ def differences(a: Readable, b: Readable) -> Iterator[Difference]:
         if one != other:
             what = f"{one.dtype} {list(one.shape)} in A, {other.dtype} {list(other.shape)} in B"
             yield Difference(where=where, what=what)
-        elif hashes[0].get(name, 0) != hashes[1].get(name, 1) and (what := _contents(a, b, name)):
+        elif name not in same and (what := _contents(a, b, name)):
             yield Difference(where=where, what=what)
     if dict(a.aliases) != dict(b.aliases):
         yield Difference(where="aliases", what=f"{dict(a.aliases)} in A, {dict(b.aliases)} in B")
@@ -59,19 +60,37 @@ def _trains(checkpoint: Readable) -> bool:
     return (checkpoint.document.get("optimizer") or {}).get("class") != "none"
 
 
-def _hashes(checkpoint: Checkpoint) -> dict[Name, frozenset[tuple[object, ...]]]:
-    """What each tensor is made of, where every fragment has a content hash."""
-    table = checkpoint.manifest.table.select(["offsets", "sizes", "hash"]).to_pydict()
-    found: dict[Name, set[tuple[object, ...]]] = {}
-    unknown: set[Name] = set()
-    fragments = checkpoint.manifest.fragments
-    stored = zip(fragments.key.tolist(), table["offsets"], table["sizes"], table["hash"], strict=True)
-    for key, offsets, sizes, content in stored:
-        name = fragments.names[key]
-        found.setdefault(name, set()).add((tuple(offsets), tuple(sizes), content))
-        if content is None:
-            unknown.add(name)
-    return {name: frozenset(kinds) for name, kinds in found.items() if name not in unknown}
+def _same(a: Readable, b: Readable) -> frozenset[Name]:
+    """The tensors that are cut alike in both, with equal hashes of all fragments."""
+    if not (isinstance(a, Checkpoint) and isinstance(b, Checkpoint)):
+        return frozenset()
+    one, other = _cuts(a), _cuts(b)
+    return frozenset(
+        name for name, rows in one.items() if name in other and np.array_equal(rows, other[name])
+    )
+
+
+def _cuts(checkpoint: Checkpoint) -> dict[Name, npt.NDArray[np.int64]]:
+    """Offsets, sizes and hashes of each tensor's fragments by their places, if all have hashes."""
+    table, fragments = checkpoint.manifest.columns()
+    there, content = hashes(table)
+    del table
+    rows = np.concatenate([fragments.offsets, fragments.sizes, content.view(np.int64)], axis=1)
+    columns = [fragments.offsets[:, dim] for dim in reversed(range(fragments.offsets.shape[1]))]
+    order = np.lexsort((*columns, fragments.key)) if len(rows) else np.zeros(0, np.int64)
+    key = fragments.key[order]
+    bounds = np.searchsorted(key, np.arange(len(fragments.names) + 1))
+    unknown = np.bincount(fragments.key[~there], minlength=len(fragments.names)) > 0
+    rows = rows[order]
+    found: dict[Name, npt.NDArray[np.int64]] = {}
+    for number, name in enumerate(fragments.names):
+        if not unknown[number]:
+            dims = len(fragments.shapes[number])
+            wide = fragments.offsets.shape[1]
+            own = rows[bounds[number] : bounds[number + 1]]
+            places = [*range(dims), *range(wide, wide + dims), 2 * wide, 2 * wide + 1]
+            found[name] = own[:, places]
+    return found
 
 
 def _contents(a: Readable, b: Readable, name: Name) -> str | None:
@@ -79,7 +98,7 @@ def _contents(a: Readable, b: Readable, name: Name) -> str | None:
     info = a.tensors[name]
     count, largest = 0, 0.0
     first: tuple[int, ...] | None = None
-    for box in rows(info.shape, BLOCK // ELEMENTS[info.dtype].bytes):
+    for box in row_blocks(info.shape, BLOCK // ELEMENTS[info.dtype].bytes):
         (one,) = a.read_many([(*name, box)])
         (other,) = b.read_many([(*name, box)])
         unequal = _unequal(one, other)

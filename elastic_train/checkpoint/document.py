@@ -9,13 +9,14 @@ or that begin with `$`. No pickle.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic_train.checkpoint.validate.rows import malformed
+from elastic_train.checkpoint.validate.state import check_depth, check_state
 from elastic_train.errors import ChecksumMismatch, ConfigError, FormatUnsupported
 
 Json = Any
@@ -55,7 +56,8 @@ class StateFile:
         value = decode(data, url=url)
         if not isinstance(value, dict) or value.get("format") != FORMAT:
             raise FormatUnsupported(url=url, problem=f"its state file doesn't say {FORMAT!r}.")
-        check_version(value.get("version"), value.get("requires", ()), url=url)
+        check_version(value.get("version"), value.get("requires", []), url=url)
+        check_state(value, url=url)
         return cls(
             document=value["document"],
             aliases=value["aliases"],
@@ -66,12 +68,14 @@ class StateFile:
 
 def check_version(version: Any, requires: Any, *, url: str) -> None:
     """FormatUnsupported unless this release reads the version and knows all required features."""
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
+    if type(version) is not int or not 1 <= version <= VERSION:
         raise FormatUnsupported(
             url=url,
             problem=f"it has format version {version}, this release reads up to {VERSION}. "
             "Upgrade elastic_train.",
         )
+    if not isinstance(requires, list | tuple) or not all(isinstance(name, str) for name in requires):
+        raise malformed(url, "the features that it requires aren't names")
     unknown = sorted(set(requires) - FEATURES)
     if unknown:
         raise FormatUnsupported(
@@ -91,9 +95,12 @@ def encode(value: Json) -> bytes:
 def decode(data: bytes, *, url: str) -> Json:
     """The value of canonical bytes."""
     try:
-        return json.loads(data, object_hook=_special)
-    except (ValueError, binascii.Error) as error:
-        raise ChecksumMismatch(url=url, problem=f"its state file can't be read ({error}).") from error
+        value = json.loads(data, object_pairs_hook=_object, parse_constant=_no_number)
+    except (ValueError, TypeError, RecursionError) as error:
+        said = str(error)[:200]
+        raise ChecksumMismatch(url=url, problem=f"its state file can't be read ({said}).") from error
+    check_depth(value, url=url)
+    return value
 
 
 def _plain(value: Json, place: str) -> Json:
@@ -124,17 +131,29 @@ def _plain(value: Json, place: str) -> Json:
             )
 
 
-def _special(value: dict[str, Json]) -> Json:
+def _object(pairs: list[tuple[str, Json]]) -> Json:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        raise ValueError("a name is there twice in one object")
     if len(value) == 1:
         match next(iter(value.items())):
-            case "$float", text:
+            case "$float", "nan" | "inf" | "-inf" as text:
                 return float(text)
-            case "$tuple", items:
+            case "$tuple", list(items):
                 return tuple(items)
-            case "$bytes", text:
-                return base64.b64decode(text)
-            case "$map", pairs:
-                return dict(pairs)
+            case "$bytes", str(text):
+                return base64.b64decode(text, validate=True)
+            case "$map", list(entries):
+                made = dict(entries)
+                if len(made) != len(entries):
+                    raise ValueError("a key is there twice in one mapping")
+                return made
+            case ("$float" | "$tuple" | "$bytes" | "$map") as name, _:
+                raise ValueError(f"a {name} that holds something else")
             case _:
                 pass
     return value
+
+
+def _no_number(text: str) -> Json:
+    raise ValueError(f"{text} is no number of JSON")

@@ -15,7 +15,8 @@ from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
-from elastic_train.checkpoint.ranges import FragmentRange, Read, Request, strides_of
+from elastic_train.checkpoint.ranges import FragmentRange, Read, Request, extent, strides_of
+from elastic_train.checkpoint.validate.files import Places
 from elastic_train.checkpoint.zero_copy_read import targets
 from elastic_train.errors import (
     CheckpointDeleted,
@@ -23,7 +24,6 @@ from elastic_train.errors import (
     FragmentMissing,
     StorageError,
     StorageNotFound,
-    TensorMismatch,
 )
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.layout import flat_range_boxes
@@ -38,7 +38,8 @@ class Files:
     """The files that a manifest in `directory` of `store` names, those elsewhere included. Counts bytes
     read.
 
-    `kept` says whether the run still keeps the checkpoint: what its run deleted is not damaged.
+    `kept` says whether the run still keeps the checkpoint: what its run deleted is not damaged. `siblings` is
+    the directory of the run's checkpoints, for one that was opened as a run's.
     """
 
     def __init__(
@@ -48,21 +49,22 @@ class Files:
         *,
         options: Options | None = None,
         kept: Callable[[], bool] = lambda: True,
+        siblings: str | None = None,
     ) -> None:
         self._kept = kept
+        self.places = Places(store.url, directory, siblings=siblings)
         self._store, self._directory, self._options = store, directory, options
         self._foreign: dict[str, Store] = {}
+        self._sizes: dict[str, dict[str, int]] = {}
         self.url = f"{store.url}/{directory}" if directory else store.url.rstrip("/")
         self.bytes_read = 0
         self._count = threading.Lock()
 
     def at(self, file: str) -> tuple[Store, str]:
-        """The store that holds a file, and its path there."""
+        """The store that holds a file, and its path there; OutsideOfCheckpoint where none may be read."""
+        self.places.check(file)
         if "://" not in file and not file.startswith("/"):
-            path = posixpath.normpath(posixpath.join(self._directory, file))
-            if path.startswith("../"):
-                raise TensorMismatch(url=self.url, problem=f"its manifest leads out of the run, to {file}.")
-            return self._store, path
+            return self._store, posixpath.normpath(posixpath.join(self._directory, file))
         parent, _, name = file.rpartition("/")
         if parent not in self._foreign:
             self._foreign[parent] = open_store(parent or "/", options=self._options)
@@ -102,6 +104,22 @@ class Files:
         with self._count:
             self.bytes_read += length
         return found
+
+    def check_room(self, rows: Sequence[Row]) -> None:
+        """FragmentMissing where large fragments lie behind the ends of their files: before memory is taken
+        for them.
+        """
+        for row in rows:
+            store, path = self.at(row.file)
+            if path not in self._sizes.setdefault(store.url, {}):
+                try:
+                    self._sizes[store.url][path] = store.size(path)
+                except StorageNotFound as error:
+                    raise self._missing(f"{row.file} is gone; it holds {_held(row)}") from error
+            size, end = self._sizes[store.url][path], row.byte_offset + extent(row)
+            if size < end:
+                what = f"{row.file} ends at byte {size}, too early"
+                raise self._missing(f"{what}; it holds {_held(row)}")
 
     def _missing(self, what: str) -> CheckpointDeleted | FragmentMissing:
         """Why bytes are absent: the log says that a checkpoint goes before the first of its files does."""

@@ -8,12 +8,14 @@ from typing import Any
 from elastic_train.checkpoint.commit import Assembled, assemble, describe
 from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.exporters.blocks import blocks
+from elastic_train.checkpoint.foreign_proof import prove
 from elastic_train.checkpoint.language.index import index
 from elastic_train.checkpoint.language.mapped import Mapped
 from elastic_train.checkpoint.language.operations import FLOATING
 from elastic_train.checkpoint.language.parts import as_json, views_of
 from elastic_train.checkpoint.language.translated_view import check_claims
 from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.pins import pin
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import WrittenPart, write_part
@@ -34,8 +36,10 @@ OF_THE_OTHER_RUN = ("lineage", "metrics", "state_digest")
 def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> Stored:
     """Commit `source` as the first checkpoint of the run at the root of `store`.
 
-    Without `copy` its bytes stay where they are, and are needed there; TensorMismatch where a specification
-    computes some. What the specification says is equal is compared first.
+    With `copy` its files are compared with their own sums first: what is sealed was proved. Without, its
+    bytes stay where they are, and are needed there: a run that owns them is made to keep them, or
+    ConfigError. TensorMismatch where a specification computes some. What the specification says is equal is
+    compared first.
     """
     run = RunDirectory(store)
     if run.ever_committed():
@@ -43,12 +47,19 @@ def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> S
             field="RUN", problem=f"{store.url} has checkpoints already.", remedy="Choose a new run name."
         )
     check_claims(source)
+    if copy:
+        for part in source.parts:
+            if isinstance(part, Checkpoint):
+                prove(part.files, part.manifest)
     document = _completed(source)
     lease = Lease(store, holder=holder, lease_s=LEASE_S)
     lease.acquire()
     term = run.begin_term(holder)
     lease.renew(term)
     directory = attempt_path(step=document["step"], generation=GENERATION)
+    store.delete_tree(
+        directory
+    )  # what an import left that ended before it committed, maybe of another source
     if copy:
         parts = list(_parts(source, store, directory))
         views = as_json(views_of(source.resolved))
@@ -84,7 +95,9 @@ def _pointing(source: Mapped, store: Store, directory: str, document: Mapping[st
     table = index(source.resolved, parts, url=url)
     views = as_json(views_of(source.resolved))
     said = StateFile(document=document, aliases=source.aliases, views=views)
-    return describe(store, directory, [table], said)
+    pin(table.distinct("file"), reader=store.url)
+    roots = sorted({root for part in parts for root in part.files.places.all()})
+    return describe(store, directory, [table], said, roots=roots)
 
 
 def _parts(source: Mapped, store: Store, directory: str) -> Iterator[WrittenPart]:

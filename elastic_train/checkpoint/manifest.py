@@ -22,8 +22,17 @@ from elastic_train.checkpoint.checksums import LARGEST
 from elastic_train.checkpoint.document import VERSION, check_version
 from elastic_train.checkpoint.dtypes import element
 from elastic_train.checkpoint.manifest_pages import ROWS, Ints, Pages, encode_index
-from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
+from elastic_train.checkpoint.validate.parquet import Parquet
+from elastic_train.checkpoint.validate.rows import (
+    FROM_WHOM,
+    check_columns,
+    check_rows,
+    malformed,
+    two_voices,
+)
+from elastic_train.errors import FormatUnsupported, FragmentMissing
 from elastic_train.geometry.box import Box
+from elastic_train.geometry.coverage import untiled
 from elastic_train.geometry.fragments import Fragments
 
 SCHEMA = pa.schema(
@@ -79,22 +88,37 @@ class Manifest:
         pages: Pages | None = None,
         url: str = "",
     ) -> None:
-        self.extra, self._table, self._fragments = extra, table, fragments
+        self.extra = dict(extra)
+        self._table, self._fragments = table, fragments
         self._pages, self._url = pages, url
+        self._sound: dict[int, Fragments] = {}  # tensors of the pages that were checked, by key
         self._order: tuple[Ints, Ints] | None = None  # rows by key, and where those of each key begin
 
     @property
     def table(self) -> pa.Table:
         if self._table is None:
-            assert self._pages is not None
-            self._table = self._pages.whole().combine_chunks()
+            self._table, self._fragments = self.columns()
         return self._table
+
+    def columns(self) -> tuple[pa.Table, Fragments]:
+        """All rows, for one look at them: those of a large manifest aren't kept."""
+        if self._table is not None:
+            return self._table, self.fragments
+        assert self._pages is not None
+        table = self._pages.whole().combine_chunks()
+        self._pages.forget()
+        found = _fragments(table, self._url)
+        if (found.names, found.dtypes, found.shapes) != self.kinds:
+            raise malformed(self._url, "its manifest's index is not of its rows")
+        return table, found
 
     @property
     def fragments(self) -> Fragments:
         """The boxes of all rows, as columns."""
         if self._fragments is None:
-            self._fragments = _fragments(self.table, self._url)
+            table = self.table  # of pages, it brings its fragments along
+            if self._fragments is None:
+                self._fragments = _fragments(table, self._url)
         return self._fragments
 
     @property
@@ -104,18 +128,27 @@ class Manifest:
             return self._pages.names, self._pages.dtypes, self._pages.shapes
         return self.fragments.names, self.fragments.dtypes, self.fragments.shapes
 
+    def check_tiling(self, *, url: str) -> None:
+        """FragmentMissing unless the rows tile their tensors; of a large manifest in a file, each tensor is
+        checked when its rows are asked for.
+        """
+        if self._pages is None and (problem := untiled(self.fragments)) is not None:
+            raise FragmentMissing(url=url, problem=f"{problem}. {FROM_WHOM}")
+
     def boxes(self, key: int) -> tuple[Ints, Ints, Ints]:
         """The rows of the tensor with this key of `kinds`: places, offsets and sizes, each [n, ndim]."""
         dims = len(self.kinds[2][key])
-        if self._pages is not None:
+        if self._pages is not None and self._table is None:
             rows, table = self._pages.tensor(key)
-            offsets, ndim = _padded(table.column("offsets"), 0)
-            sizes, ndim_of_sizes = _padded(table.column("sizes"), 1)
-            shape, ndim_of_shape = _padded(table.column("shape"), 0)
-            same = (ndim == dims) & (ndim_of_sizes == dims) & (ndim_of_shape == dims)
-            if not same.all() or (shape != np.array(self.kinds[2][key])).any():
-                raise _two_voices(self._url, self.kinds[0][key])
-            return rows, offsets, sizes
+            found = self._sound.get(key)
+            if found is None:
+                found = _fragments(table, self._url)
+                if (found.names, found.shapes) != ((self.kinds[0][key],), (self.kinds[2][key],)):
+                    raise two_voices(self._url, self.kinds[0][key])
+                if (problem := untiled(found)) is not None:
+                    raise FragmentMissing(url=self._url, problem=f"{problem}. {FROM_WHOM}")
+                self._sound[key] = found
+            return rows, found.offsets[:, :dims], found.sizes[:, :dims]
         fragments = self.fragments
         if self._order is None:
             rows = np.argsort(fragments.key, kind="stable")
@@ -160,25 +193,27 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, *, url: str) -> Manifest:
-        try:
-            file = pq.ParquetFile(pa.BufferReader(data))
-            found = {k.decode(): v.decode() for k, v in (file.metadata.metadata or {}).items()}
-            words = {k.removeprefix(_KEY): v for k, v in found.items() if k.startswith(_KEY)}
-            version = words.pop("version", "")
-            requires = words.pop("requires", "")
-            check_version(int(version) if version.isdecimal() else version, requires.split(), url=url)
-            if int(words.pop("page_bytes")) != LARGEST:
-                raise FormatUnsupported(url=url, problem=f"its largest pages aren't of {LARGEST} bytes.")
-            index = words.pop("index", None)
-            if index is not None:
-                pages = Pages(file, SCHEMA, index, url=url)
-                for name in set(pages.dtypes):
-                    element(name, url=url)
-                return cls(extra=words, pages=pages, url=url)
-            table = file.read(columns=SCHEMA.names).cast(SCHEMA)
-        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise ChecksumMismatch(url=url, problem=f"its manifest can't be read ({error}).") from error
+        file = Parquet(data, SCHEMA, url=url)
+        words = {k.removeprefix(_KEY): v for k, v in file.words.items() if k.startswith(_KEY)}
+        version, requires = words.pop("version", ""), words.pop("requires", "")
+        number = int(version) if version.isdecimal() and len(version) < 10 else version
+        check_version(number, requires.split(), url=url)
+        if (page := words.pop("page_bytes", "")) != str(LARGEST):
+            problem = f"its largest pages are of {page:.20} bytes and not of {LARGEST}."
+            raise FormatUnsupported(url=url, problem=problem)
+        index = words.pop("index", None)
+        if index is not None:
+            return cls(extra=words, pages=Pages(file, SCHEMA, index, url=url), url=url)
+        table = file.read()
         return cls.from_table(table, url=url, extra=words)
+
+    def counts(self) -> dict[tuple[str, str], int]:
+        """How many fragments each tensor and state has."""
+        if self._pages is not None:
+            numbers = np.diff(self._pages.firsts)
+        else:
+            numbers = np.bincount(self.fragments.key, minlength=len(self.fragments.names))
+        return dict(zip(self.kinds[0], numbers.tolist(), strict=True))
 
     def __len__(self) -> int:
         return len(self._pages) if self._pages is not None else self.table.num_rows
@@ -186,6 +221,8 @@ class Manifest:
     def rows(self, indices: Sequence[int]) -> list[Row]:
         """The rows at these places, as values: for the few that are about to be read."""
         if self._pages is not None and self._table is None:
+            for key in self._pages.keys(indices):
+                self.boxes(key)
             table = self._pages.take(indices)
         else:
             table = self.table.take(pa.array(indices, pa.int64()))
@@ -213,6 +250,7 @@ def _row(value: dict[str, Any]) -> Row:
 
 def _fragments(table: pa.Table, url: str) -> Fragments:
     """The boxes as columns, without an object per row."""
+    check_columns(table, url=url)
     words = [table.column("tensor"), table.column("state"), pa.scalar("\0")]
     joined = pc.call_function("binary_join_element_wise", words)
     coded = pa.concat_arrays([pa.array([], pa.string()), *joined.chunks]).dictionary_encode()
@@ -220,7 +258,8 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
         (t, s) for t, _, s in (n.rpartition("\0") for n in coded.dictionary.to_pylist())
     )
     key = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
-    first = np.unique(key, return_index=True)[1]
+    # Names are numbered as they appear, so a row is the first of its name where the number is a new high.
+    first = np.flatnonzero(np.diff(np.maximum.accumulate(key), prepend=-1))
     shape, ndim = _padded(table.column("shape"), 0)
     offsets, offsets_ndim = _padded(table.column("offsets"), 0)
     sizes, sizes_ndim = _padded(table.column("sizes"), 1)
@@ -231,11 +270,11 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
     )
     same &= (offsets_ndim == ndim) & (sizes_ndim == ndim)
     if not same.all():
-        raise _two_voices(url, names[int(key[int(np.argmin(same))])])
+        raise two_voices(url, names[int(key[int(np.argmin(same))])])
     dtypes = tuple(dtype.dictionary[kinds[i]].as_py() for i in first.tolist())
     for name in set(dtypes):
         element(name, url=url)
-    return Fragments(
+    found = Fragments(
         names=names,
         dtypes=dtypes,
         shapes=tuple(tuple(shape[i, : ndim[i]].tolist()) for i in first.tolist()),
@@ -243,12 +282,8 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
         offsets=offsets,
         sizes=sizes,
     )
-
-
-def _two_voices(url: str, name: tuple[str, str]) -> TensorMismatch:
-    return TensorMismatch(
-        url=url, problem=f"{name[0]} ({name[1]}) has two dtypes or shapes in one checkpoint; save it again."
-    )
+    check_rows(table, found, url=url)
+    return found
 
 
 def _padded(column: pa.ChunkedArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -256,6 +291,8 @@ def _padded(column: pa.ChunkedArray, fill: int) -> tuple[npt.NDArray[np.int64], 
     values = pa.concat_arrays([pa.array([], pa.list_(pa.int64())), *column.chunks])
     lengths = values.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
     dims = int(lengths.max()) if len(lengths) else 0
+    if len(lengths) and int(lengths.min()) == dims:
+        return values.flatten().to_numpy(zero_copy_only=False).reshape(len(lengths), dims), lengths
     padded = np.full((len(lengths), dims), fill, dtype=np.int64)
     padded[np.arange(dims) < lengths[:, None]] = values.flatten().to_numpy(zero_copy_only=False)
     return padded, lengths

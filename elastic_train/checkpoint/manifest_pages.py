@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from elastic_train.errors import ChecksumMismatch, TensorMismatch
+from elastic_train.checkpoint.validate.index import read_index
+from elastic_train.checkpoint.validate.parquet import Parquet
+from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.fragments import Fragments
 
 ROWS = 16_384
@@ -41,25 +41,30 @@ def encode_index(fragments: Fragments) -> str | None:
 class Pages:
     """Safe to use from several threads. What was decoded is kept."""
 
-    def __init__(self, file: pq.ParquetFile, schema: pa.Schema, index: str, *, url: str) -> None:
+    def __init__(self, file: Parquet, schema: pa.Schema, index: str, *, url: str) -> None:
         self._file, self._schema, self._url = file, schema, url
-        words: list[list[Any]] = json.loads(index)
-        self.names = tuple((str(w[0]), str(w[1])) for w in words)
-        self.dtypes = tuple(str(w[2]) for w in words)
-        self.shapes = tuple(tuple(int(n) for n in w[3]) for w in words)
-        self._spans = [(int(w[4]), int(w[5])) for w in words]
-        groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-        self._starts: Ints = np.concatenate([[0], np.cumsum(groups)]).astype(np.int64)
+        self._starts: Ints = np.concatenate([[0], np.cumsum(file.group_rows)]).astype(np.int64)
+        said = read_index(index, len(self), url=url)
+        self.names, self.dtypes, self.shapes = said.names, said.dtypes, said.shapes
+        self.firsts: Ints = np.array(said.firsts, dtype=np.int64)
         self._decoded: dict[int, pa.Table] = {}
         self._lock = threading.Lock()
-        if sum(count for _, count in self._spans) != len(self):
-            raise ChecksumMismatch(url=url, problem="its manifest's index is not of its rows.")
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    def keys(self, rows: Sequence[int]) -> list[int]:
+        """The tensors that these rows are of."""
+        places = np.searchsorted(self.firsts, np.asarray(rows, dtype=np.int64), side="right") - 1
+        return np.unique(places).tolist()
+
     def whole(self) -> pa.Table:
         return self._groups(range(len(self._starts) - 1))
+
+    def forget(self) -> None:
+        """Let go of what was decoded, once somebody keeps all of it."""
+        with self._lock:
+            self._decoded.clear()
 
     def take(self, rows: Sequence[int]) -> pa.Table:
         """These rows, in this order."""
@@ -74,7 +79,8 @@ class Pages:
 
     def tensor(self, key: int) -> tuple[Ints, pa.Table]:
         """The rows of one tensor: their places and themselves. They must be what the index says."""
-        first, count = self._spans[key]
+        first = int(self.firsts[key])
+        count = int(self.firsts[key + 1]) - first
         start = int(np.searchsorted(self._starts, first, side="right")) - 1
         stop = int(np.searchsorted(self._starts, first + count, side="left"))
         table = self._groups(range(start, stop)).slice(first - int(self._starts[start]), count)
@@ -90,6 +96,5 @@ class Pages:
         with self._lock:
             missing = [n for n in numbers if n not in self._decoded]
             for number in missing:
-                found = self._file.read_row_group(number, columns=self._schema.names).cast(self._schema)
-                self._decoded[number] = found
+                self._decoded[number] = self._file.read([number])
             return pa.concat_tables([self._decoded[n] for n in numbers])

@@ -8,6 +8,9 @@ from typing import Any
 STAGE = "stage"
 """In a document, the stage of a pipeline whose first rank wrote it."""
 
+METRICS = "metrics"
+"""The entry of a share's document that goes into the commit, so that no commit overtakes its metrics."""
+
 
 def merged(documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """One document of a whole state, from those of ranks that hold all of it between them."""

@@ -7,7 +7,7 @@ used is verified; one without is read by exact byte span.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,7 @@ MOST = 8 << 20
 memory again. Touching new memory costs more than reading into it.
 """
 
+LARGE = 64 << 20
 FEW = 32
 """Rows of a tensor up to which Python is faster than numpy."""
 Ints = npt.NDArray[np.int64]
@@ -67,33 +68,35 @@ class RangeIndex:
         self._key = {name: i for i, name in enumerate(manifest.kinds[0])}
         self._few: dict[int, list[tuple[int, Box]]] = {}  # the rows of keys that have few
 
-    def reads(self, requests: Sequence[Request]) -> list[Read]:
-        """The reads that together bring every element of every request, by file and place."""
+    def reads(
+        self, requests: Sequence[Request], *, large: Callable[[Sequence[Row]], None] = lambda rows: None
+    ) -> list[Read]:
+        """The reads that together bring every element of every request, by file and place.
+
+        `large` is shown the rows of more than LARGE bytes before they are cut into reads.
+        """
         wanted: dict[int, list[tuple[int, Box]]] = {}
         for index, (tensor, state, box) in enumerate(requests):
             for row, part in self.parts(tensor, state, box):
                 wanted.setdefault(row, []).append((index, part))
         rows = self.manifest.rows(list(wanted))
+        large([row for row in rows if row.box.numel * ELEMENTS[row.dtype].bytes > LARGE])
         segments = [
-            s for row, parts in zip(rows, wanted.values(), strict=True) for s in _segments(row, parts)
+            s for row, parts in zip(rows, wanted.values(), strict=True) for s in row_ranges(row, parts)
         ]
         return _joined(sorted(segments, key=lambda s: (s.row.file, s.start)))
 
     def parts(self, tensor: str, state: str, box: Box) -> list[tuple[int, Box]]:
         """The fragments that share elements with a box, and which, in the fragment's coordinates."""
-        key = self._key.get((tensor, state))
-        if key is None:
-            raise TensorMismatch(url=self._url, problem=f"it has no {tensor} ({state}).")
-        shape = self.manifest.kinds[2][key]
-        if len(box.sizes) != len(shape) or (box.numel and not _inside(box, shape)):
-            raise TensorMismatch(url=self._url, problem=f"{tensor} ({state}) of {shape} has no box {box}.")
+        key = self._checked(tensor, state, box)
         if not box.numel:
             return []
         few = self._few.get(key)
         if few is None:
             rows, low, size = self.manifest.boxes(key)
             if len(rows) > FEW:
-                return self._of_many(tensor, state, box, (rows, low, size))
+                inner = zip(*(column.tolist() for column in self.hits(tensor, state, box)), strict=True)
+                return [(row, Box(tuple(offsets), tuple(sizes))) for row, offsets, sizes in inner]
             boxes = map(Box, map(tuple, low.tolist()), map(tuple, size.tolist()))
             few = self._few[key] = list(zip(rows.tolist(), boxes, strict=True))
         shared = [(row, held, box.intersect(held)) for row, held in few]
@@ -101,19 +104,28 @@ class RangeIndex:
         self._check(tensor, state, box, sum(part.numel for _, part in found))
         return found
 
-    def _of_many(
-        self, tensor: str, state: str, box: Box, boxes: tuple[Ints, Ints, Ints]
-    ) -> list[tuple[int, Box]]:
-        rows, low, size = boxes
+    def hits(self, tensor: str, state: str, box: Box) -> tuple[Ints, Ints, Ints]:
+        """The same as columns: rows, offsets and sizes."""
+        key = self._checked(tensor, state, box)
+        rows, low, size = self.manifest.boxes(key)
+        if not box.numel:
+            return rows[:0], low[:0], size[:0]
         first = np.array(box.offsets, dtype=np.int64)
         start = np.maximum(low, first)
         stop = np.minimum(low + size, first + np.array(box.sizes, dtype=np.int64))
         hit = (stop > start).all(axis=1)
         self._check(tensor, state, box, int(np.prod(stop[hit] - start[hit], axis=1).sum()))
-        inner = zip(
-            rows[hit].tolist(), (start - low)[hit].tolist(), (stop - start)[hit].tolist(), strict=True
-        )
-        return [(row, Box(tuple(offsets), tuple(sizes))) for row, offsets, sizes in inner]
+        return rows[hit], (start - low)[hit], (stop - start)[hit]
+
+    def _checked(self, tensor: str, state: str, box: Box) -> int:
+        """The key of a tensor that has this box."""
+        key = self._key.get((tensor, state))
+        if key is None:
+            raise TensorMismatch(url=self._url, problem=f"it has no {tensor} ({state}).")
+        shape = self.manifest.kinds[2][key]
+        if len(box.sizes) != len(shape) or (box.numel and not _inside(box, shape)):
+            raise TensorMismatch(url=self._url, problem=f"{tensor} ({state}) of {shape} has no box {box}.")
+        return key
 
     def _check(self, tensor: str, state: str, box: Box, found: int) -> None:
         if found != box.numel:
@@ -153,7 +165,15 @@ def strides_of(row: Row, item: int) -> tuple[int, ...]:
     return tuple(math.prod(row.box.sizes[d + 1 :]) * item for d in range(len(row.box.sizes)))
 
 
-def _segments(row: Row, parts: list[tuple[int, Box]]) -> list[FragmentRange]:
+def extent(row: Row) -> int:
+    """Bytes from the first of a row to behind its last."""
+    item = ELEMENTS[row.dtype].bytes
+    if not row.box.numel:
+        return 0
+    return item + sum((n - 1) * s for n, s in zip(row.box.sizes, strides_of(row, item), strict=True))
+
+
+def row_ranges(row: Row, parts: list[tuple[int, Box]]) -> list[FragmentRange]:
     item = ELEMENTS[row.dtype].bytes
     if row.checksums is None:
         return [segment for index, part in parts for segment in _spans(row, index, part, item)]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import THREADS
 from elastic_train.checkpoint.ranges import MOST, RangeIndex, Request
+from elastic_train.checkpoint.read_volume import ReadVolume
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.resharding import box_of
 from elastic_train.errors import TensorMismatch
@@ -71,7 +72,7 @@ def read_plan(checkpoint: Checkpoint, ranks: Sequence[Sequence[ReadShare]]) -> R
     """
     _check(checkpoint, ranks)
     kinds = checkpoint.kinds()
-    index = RangeIndex(checkpoint.manifest, url=checkpoint.url)
+    volume = ReadVolume(RangeIndex(checkpoint.manifest, url=checkpoint.url))
     found: list[RankReads] = []
     total = 0
     for rank, held in enumerate(ranks):
@@ -93,15 +94,14 @@ def read_plan(checkpoint: Checkpoint, ranks: Sequence[Sequence[ReadShare]]) -> R
             size += sum(box.numel for box in parts) * ELEMENTS[info.dtype].bytes
             if own.reads if own is not None else rank == 0:
                 requests += [(tensor, state, box) for box in parts]
-        reads = index.reads(requests)
-        read = sum(r.length for r in reads)
+        read, reads = volume.of(requests)
         total += sum(box.numel * ELEMENTS[checkpoint.tensors[t, s].dtype].bytes for t, s, box in requests)
         found.append(
             RankReads(
                 rank=rank,
                 state_bytes=size,
                 read_bytes=read,
-                reads=len(reads),
+                reads=reads,
                 peak_bytes=size + min(read, THREADS * MOST),
             )
         )

@@ -10,16 +10,18 @@ from dataclasses import replace
 import numpy as np
 
 from elastic_train.checkpoint.checksums import digest
-from elastic_train.checkpoint.commit import MANIFEST, STATE, tensors_of
+from elastic_train.checkpoint.commit import MANIFEST, STATE, check_aliases, tensors_of
 from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files, fetch
 from elastic_train.checkpoint.importers.detect import import_checkpoint, is_file
+from elastic_train.checkpoint.importers.hint import meant_instead
 from elastic_train.checkpoint.lazy_arrays import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import RangeIndex, Request
 from elastic_train.checkpoint.resharding import kinds_of
 from elastic_train.checkpoint.run_directory import CHECKPOINTS, RunDirectory
+from elastic_train.checkpoint.validate.files import recorded_roots
 from elastic_train.checkpoint.views import View, check_views
 from elastic_train.errors import CheckpointDeleted, ChecksumMismatch, NoCheckpoint, TensorMismatch
 from elastic_train.geometry.box import Box
@@ -30,11 +32,26 @@ from elastic_train.storage.fsspec_store import Options, is_local, open_store
 from elastic_train.storage.store import Store
 
 
-def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
+def open_checkpoint(
+    url: str,
+    *,
+    options: Options | None = None,
+    names: Sequence[str] | None = None,
+    allow_roots: Sequence[str] = (),
+) -> Checkpoint:
     """The newest checkpoint of a run, the one in a checkpoint's directory, or another system's.
 
-    A directory inside a run must be in the run's log; one that was copied out of it stands for itself.
+    `names` are the optimizer's parameters in its order, for another system's checkpoint that only has numbers
+    for them. A directory inside a run must be in the run's log; one that was copied out of it stands for
+    itself. Files that it names elsewhere are read under `allow_roots` alone, or where the run recorded it at
+    an import.
     """
+    checkpoint = _open(url, options, names)
+    checkpoint.files.places.allow(allow_roots)
+    return checkpoint
+
+
+def _open(url: str, options: Options | None, names: Sequence[str] | None) -> Checkpoint:
     parent, _, name = url.rstrip("/").rpartition("/")
     store = open_store(url, options=options)
     if store.exists(MANIFEST):
@@ -50,17 +67,20 @@ def open_checkpoint(url: str, *, options: Options | None = None) -> Checkpoint:
         newest = Checkpoint.newest(RunDirectory(store), options=options)
         if newest is not None:
             return newest
-    foreign = import_checkpoint(url, options=options)
+    foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
-        raise NoCheckpoint(url=url, problem="nothing was committed here. Check the path, or wait for a save.")
+        raise NoCheckpoint(url=url, problem=f"nothing was committed here. {meant_instead(store, url)}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 
-def open_foreign(url: str, *, options: Options | None = None) -> Checkpoint:
+def open_foreign(
+    url: str, *, options: Options | None = None, names: Sequence[str] | None = None
+) -> Checkpoint:
     """Another system's checkpoint, indexed where it lies: a file, its directory, or one with a `latest`."""
-    foreign = import_checkpoint(url, options=options)
+    foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
-        raise NoCheckpoint(url=url, problem="no known system wrote a checkpoint here. Check the path.")
+        hint = meant_instead(open_store(url, options=options), url)
+        raise NoCheckpoint(url=url, problem=f"no known system wrote a checkpoint here. {hint}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 
@@ -95,14 +115,15 @@ class Checkpoint(Mapping[str, States]):
         manifest_hash: str | None = None,
         options: Options | None = None,
         kept: Callable[[], bool] = lambda: True,
+        siblings: str | None = None,
     ) -> Checkpoint:
         """Open a directory of the store; with `manifest_hash`, from the commit log, exactly what was
         committed.
 
         `options` open foreign files that the manifest may point at; `kept` says whether the run still keeps
-        it.
+        it; `siblings` is the directory of the run's checkpoints, where it is opened as one of a run.
         """
-        files = Files(store, directory, options=options, kept=kept)
+        files = Files(store, directory, options=options, kept=kept, siblings=siblings)
         table = files.load(MANIFEST)
         if manifest_hash is not None and digest(table) != manifest_hash:
             problem = f"{MANIFEST} isn't the one that was committed. Use an older checkpoint."
@@ -114,7 +135,12 @@ class Checkpoint(Mapping[str, States]):
                 url=files.url,
                 problem=f"{STATE} isn't the one that {MANIFEST} names. Use an older checkpoint.",
             )
-        return cls(files, manifest, StateFile.decode(state, url=files.url))
+        said = StateFile.decode(state, url=files.url)
+        manifest.check_tiling(url=files.url)
+        check_aliases(manifest, said.aliases, url=files.url)
+        if siblings is not None:
+            files.places.allow(recorded_roots(manifest.extra.get("roots"), run=store.url, url=files.url))
+        return cls(files, manifest, said)
 
     @classmethod
     def of(cls, run: RunDirectory, stored: Stored, *, options: Options | None = None) -> Checkpoint:
@@ -126,6 +152,7 @@ class Checkpoint(Mapping[str, States]):
             manifest_hash=record.manifest_hash,
             options=options,
             kept=lambda: run.keeps(stored),
+            siblings=CHECKPOINTS,
         )
 
     @classmethod
@@ -188,34 +215,34 @@ class Checkpoint(Mapping[str, States]):
         """
         wanted = [(self.aliases.get(t, t), s, b) for t, s, b in requests]
         kinds = [ELEMENTS[self.info(tensor, state).dtype].numpy for tensor, state, _ in wanted]
+        stored = [part for request in wanted for part in self._stored(request)]
+        requested = [(tensor, state, box) for tensor, state, box, _ in stored]
+        reads = self._index.reads(requested, large=self.files.check_room)
         if into is None:
             outputs: list[Array] = [np.empty(r[2].sizes, dtype=k) for r, k in zip(wanted, kinds, strict=True)]
         else:
             outputs = [array.view(kind) for array, kind in zip(into, kinds, strict=True)]
             assert all(array.shape == r[2].sizes for array, r in zip(outputs, wanted, strict=True))
-        stored, places = self._stored(wanted, outputs)
-        fetch(self.files, self._index.reads(stored), stored, places)
+        whole = (o for o, request in zip(outputs, wanted, strict=True) for _ in self._stored(request))
+        places = [self._part(o, part) for o, part in zip(whole, stored, strict=True)]
+        fetch(self.files, reads, requested, places)
         return outputs
 
-    def _stored(
-        self, wanted: Sequence[Request], outputs: Sequence[Array]
-    ) -> tuple[Sequence[Request], Sequence[Array]]:
-        """Requests for views as requests for what is stored, with the parts of the arrays they go to."""
-        if not any(tensor in self.views for tensor, _, _ in wanted):
-            return wanted, outputs
-        requests: list[Request] = []
-        places: list[Array] = []
-        for (tensor, state, box), output in zip(wanted, outputs, strict=True):
-            view = self.views.get(tensor)
-            if view is None:
-                requests.append((tensor, state, box))
-                places.append(output)
-                continue
-            wide = np.expand_dims(output, view.dim) if view.single else output
-            for part, place in view.parts(box):
-                requests.append((view.of, state, part))
-                places.append(wide[place.slices])
-        return requests, places
+    def _stored(self, request: Request) -> Sequence[tuple[str, str, Box, tuple[View, Box] | None]]:
+        """A request for a view as requests for what is stored, each with its view and its place in that."""
+        tensor, state, box = request
+        view = self.views.get(tensor)
+        if view is None:
+            return [(tensor, state, box, None)]
+        return [(view.of, state, part, (view, place)) for part, place in view.parts(box)]
+
+    @staticmethod
+    def _part(output: Array, stored: tuple[str, str, Box, tuple[View, Box] | None]) -> Array:
+        """The part of an output that a stored request fills."""
+        if stored[3] is None:
+            return output
+        view, place = stored[3]
+        return (np.expand_dims(output, view.dim) if view.single else output)[place.slices]
 
     def __getitem__(self, tensor: str) -> States:
         states = self._states.get(self.aliases.get(tensor, tensor))

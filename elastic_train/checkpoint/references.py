@@ -15,6 +15,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from elastic_train.checkpoint.checksums import digest
 from elastic_train.checkpoint.manifest import Manifest, Row
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.unchanged import Key, Unchanged
@@ -39,11 +40,14 @@ class References:
         self._asked += 1
         if self._asked % self._full_every == 0:
             return Unchanged(stable=stable)
-        kept = self._run.commits()
+        kept = self._run.records()
         if kept and kept[-1].slot != self._slot:
             url = f"{self._run.store.url}/{kept[-1].path}"
             data = self._run.store.read(f"{kept[-1].path}/manifest.parquet")
-            self._rows = rows_to_repeat(Manifest.decode(data, url=url), kept[-1].path, stable)
+            # What was damaged since is not repeated: then everything is written.
+            sound = digest(data) == kept[-1].manifest_hash
+            manifest = Manifest.decode(data, url=url) if sound else Manifest.of([])
+            self._rows = rows_to_repeat(manifest, kept[-1].path, stable)
             self._slot = kept[-1].slot
         return Unchanged(stable=stable, rows=dict(self._rows) if kept else {})
 

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import posixpath
-import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from elastic_train.checkpoint.commit import MANIFEST, Assembled
+from elastic_train.checkpoint.commit import Assembled
 from elastic_train.checkpoint.document import Json, decode, encode
-from elastic_train.checkpoint.manifest import Manifest
-from elastic_train.errors import AlreadyExists, CheckpointDeleted, ConfigError, NoCheckpoint, StorageNotFound
+from elastic_train.checkpoint.garbage import (
+    CHECKPOINTS,
+    Wanted,
+    attempt_path,
+    attempts,
+    delete,
+    leftovers,
+    look,
+)
+from elastic_train.errors import AlreadyExists, CheckpointDeleted, ConfigError, Fenced, NoCheckpoint
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive
 from elastic_train.storage.commit_log import CommitLog, CommitRecord
 from elastic_train.storage.store import Store
 
+__all__ = ["CHECKPOINTS", "CONFIG", "Pruned", "RunDirectory", "attempt_path"]
+
 CONFIG = "run.json"
-CHECKPOINTS = "checkpoints"
-_ATTEMPT = re.compile(r"step-(\d{10,})\.g(\d+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,11 +34,6 @@ class Pruned:
 
     slots: tuple[int, ...]
     directories: tuple[str, ...]
-
-
-def attempt_path(*, step: int, generation: int) -> str:
-    """The directory of one attempt at a checkpoint; a step saved by another generation is another attempt."""
-    return f"{CHECKPOINTS}/step-{step:010d}.g{generation}"
 
 
 class RunDirectory:
@@ -168,66 +169,74 @@ class RunDirectory:
         reported yet, and files that a kept checkpoint refers to. What goes is first written to the log, so
         that a controller that was fenced meanwhile deletes nothing that its successor counts on.
         """
-        there = self._attempts()  # before the log is read: what is committed later isn't in it
+        wanted = Wanted(keep=keep, in_flight=in_flight, writing=writing)
         self.log.check(term)
-        slots, gone = self._unneeded(there, keep, in_flight, writing)
-        if slots:
-            self.log.append(CommitRecord(kind="prune", removes=slots), term)
-        for directory, needed in gone.items():
-            if needed:
-                self.store.delete([f for f in self.store.list(directory) if f not in needed])
-            else:
-                self.store.delete_tree(directory)
-        return Pruned(slots=slots, directories=tuple(gone))
+        first = look(self.store, self.log, wanted)
+        if first.slots:
+            self.log.append(CommitRecord(kind="prune", removes=first.slots), term)
+        if first.gone or first.left:
+            second = look(self.store, self.log, replace(wanted, keep=[r.slot for r in self.log.valid()]))
+            doomed = first.both(second)
+            delete(self.store, self.log, term, doomed)
+            return Pruned(slots=first.slots, directories=tuple(doomed.gone))
+        return Pruned(slots=first.slots, directories=())
 
     def unneeded(self, keep: Collection[int]) -> tuple[tuple[int, ...], dict[str, int]]:
         """What `prune` would do without saves in flight: slots, and the bytes to go by directory."""
-        slots, gone = self._unneeded(self._attempts(), keep, (), None)
+        found = look(self.store, self.log, Wanted(keep=keep))
         sizes = {
             directory: sum(self.store.size(f) for f in self.store.list(directory) if f not in needed)
-            for directory, needed in gone.items()
+            for directory, needed in found.gone.items()
         }
-        return slots, sizes
+        return found.slots, sizes
 
-    def _unneeded(
-        self,
-        there: set[str],
-        keep: Collection[int],
-        in_flight: Collection[tuple[int, int]],
-        writing: int | None,
-    ) -> tuple[tuple[int, ...], dict[str, set[str]]]:
-        """Slots and directories to go, and the files in them that kept checkpoints need."""
-        kept = self.log.valid()
-        slots = tuple(r.slot for r in kept[:-1] if r.slot not in keep)
-        stay = {r.path for r in kept if r.slot not in slots}
-        stay |= {attempt_path(step=step, generation=generation) for generation, step in in_flight}
-        gone = sorted(path for path in there - stay if not (kept and _beyond(path, kept[-1], writing)))
-        writers = [path for path in sorted({*there, *stay}) if path not in gone]
-        needed = {f for path in writers for f in self._refers_to(path)} if gone else set[str]()
-        return slots, {d: {f for f in needed if f.startswith(d + "/")} for d in gone}
+    # -- other runs that read here --
 
-    def _attempts(self) -> set[str]:
-        """Directories of attempts, those with nothing but an unfinished write included."""
-        found = {*self.store.list(CHECKPOINTS), *self.store.unfinished(CHECKPOINTS)}
-        names = {p.split("/")[1] for p in found if "/" in p}
-        return {f"{CHECKPOINTS}/{n}" for n in names if _ATTEMPT.fullmatch(n)}
+    def pin(self, commit: CommitRecord, reader: str) -> None:
+        """Keep the files of a commit, and those it refers to, for the run at the URL `reader`, until `unpin`.
 
-    def _refers_to(self, path: str) -> list[str]:
-        """Files of other checkpoints that a kept one needs, or one that is being written."""
-        manifest = f"{path}/{MANIFEST}"
-        found = [f for f in self.store.list(path) if f.endswith(".parquet")]
-        needed: set[str] = set()
-        for part in [manifest] if manifest in found else found:
-            with suppress(StorageNotFound):  # deleted meanwhile
-                files = Manifest.decode(self.store.read(part), url=f"{self.store.url}/{path}").distinct(
-                    "file"
-                )
-                needed |= {posixpath.normpath(f"{path}/{f}") for f in files if f.startswith("../")}
-        return sorted(needed)
+        Anybody may, whoever controls this run. CheckpointDeleted if a prune came first.
+        """
+        if any((p.path, p.holder) == (commit.path, reader) for p in self.log.pins()):
+            return
+        said = CommitRecord(
+            kind="pin",
+            holder=reader,
+            step=commit.step,
+            generation=commit.generation,
+            path=commit.path,
+            manifest_hash=commit.manifest_hash,
+        )
+        made = self._append(said)
+        before = [r for r in self.log.records() if r.slot < made.slot]
+        removed = {slot for r in before if r.kind == "prune" for slot in r.removes}
+        if not any(r.path == commit.path and r.slot not in removed for r in before if r.kind != "fence"):
+            self._append(CommitRecord(kind="prune", removes=(made.slot,)))
+            raise CheckpointDeleted(
+                url=f"{self.store.url}/{commit.path}",
+                problem="its run doesn't keep it (any more). Open a newer one.",
+            )
+
+    def unpin(self, reader: str) -> int:
+        """Take back what a run pinned here; how many checkpoints that was."""
+        slots = tuple(p.slot for p in self.log.pins() if p.holder == reader)
+        if slots:
+            self._append(CommitRecord(kind="prune", removes=slots))
+        return len(slots)
+
+    def _append(self, record: CommitRecord) -> CommitRecord:
+        """A record of somebody who doesn't control the run, under the term there is."""
+        while True:
+            with suppress(Fenced):  # a controller began in between
+                return self.log.append(record, self.log.newest_term())
+
+    def leftovers(self) -> list[str]:
+        """What killed writers left in the log's directory; `prune` sweeps it."""
+        return leftovers(self.store)
 
     def _check_log(self) -> None:
         """A run with checkpoints has a log: without it, starting at step 0 would be silent."""
-        if not self.log.records() and self._attempts():
+        if not self.log.records() and attempts(self.store):
             raise self._nothing_left("there are checkpoints, and the commit log is gone")
 
     def _nothing_left(self, problem: str) -> NoCheckpoint:
@@ -236,14 +245,6 @@ class RunDirectory:
 
     def _run(self) -> Mapping[str, Json]:
         return decode(self.store.read(CONFIG), url=f"{self.store.url}/{CONFIG}")
-
-
-def _beyond(path: str, newest: CommitRecord, writing: int | None) -> bool:
-    """Whether an attempt may still be on its way: of a later step, by the generation that is writing."""
-    found = _ATTEMPT.fullmatch(path.rpartition("/")[2])
-    assert found is not None
-    step, generation = int(found[1]), int(found[2])
-    return step > newest.step and generation == writing
 
 
 def _stored(record: CommitRecord) -> Stored:

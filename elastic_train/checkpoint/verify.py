@@ -4,6 +4,7 @@ first.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,10 +13,15 @@ from elastic_train.checkpoint.checksums import running_hash
 from elastic_train.checkpoint.commit import check_aliases, check_coverage
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import THREADS, verify_pages
+from elastic_train.checkpoint.foreign_proof import damage_of_foreign_files
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.ranges import MOST, strides_of
 from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.verify_rows import RANGE, Batch, Progress, Rows, reported
 from elastic_train.errors import CheckpointDeleted, CheckpointError, ChecksumMismatch, StorageError
+
+MOST_REPORTED = 1000
+"""Damaged fragments that are put in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,23 +45,57 @@ class Report:
         return "\n".join([head, *note, *(self.problems or ("no problems",))])
 
 
-def verify(checkpoint: Checkpoint) -> Report:
+def verify(checkpoint: Checkpoint, *, progress: Progress = lambda done, total: None) -> Report:
     """Coverage, aliases, and every byte of every fragment against its page checksums and its content hash.
 
     CheckpointDeleted if the run deletes it meanwhile: that is no damage.
     """
     manifest = checkpoint.manifest
+    rows = Rows(manifest)
+    total = int(rows.size[rows.summed].sum())
+    done, lock = 0, threading.Lock()
+
+    def look(batch: Batch) -> list[int]:
+        nonlocal done
+        bad = _wrong(checkpoint, rows, batch)
+        with lock:
+            done += int(rows.size[batch.rows].sum())
+            progress(done, total)
+        return bad
+
     with ThreadPoolExecutor(THREADS) as pool:
-        found = pool.map(lambda i: _problem(checkpoint, manifest.row(i)), range(len(manifest)))
-        damaged = [p for p in found if p is not None]
+        bad = [row for found in pool.map(look, rows.batches()) for row in found]
+    for same in rows.last():  # without checksums all that can be seen is that the bytes are there
+        if _problem(checkpoint, manifest.row(int(same[0]))) is not None:
+            bad += same.tolist()
+    looked = (_problem(checkpoint, row) for row in manifest.rows(sorted(bad)[:MOST_REPORTED]))
+    problems = [problem for problem in looked if problem is not None]
     return Report(
         url=checkpoint.url,
         tensors=len({tensor for tensor, _ in checkpoint.tensors}),
         fragments=len(manifest),
         bytes=int(manifest.fragments.nbytes.sum()),
         unverified=manifest.table.column("checksums").null_count,
-        problems=(*_structure(checkpoint), *damaged),
+        problems=reported(
+            (*_structure(checkpoint), *problems, *damage_of_foreign_files(checkpoint.files, manifest)),
+            len(bad) - MOST_REPORTED,
+        ),
     )
+
+
+def _wrong(checkpoint: Checkpoint, rows: Rows, batch: Batch) -> list[int]:
+    """The rows of a batch that have to be looked at one by one, to say what is wrong with them."""
+    if batch.length > 2 * RANGE:  # one large fragment, which is read in pieces
+        row = checkpoint.manifest.row(int(batch.rows[0]))
+        return [] if _problem(checkpoint, row) is None else batch.rows.tolist()
+    row = checkpoint.manifest.row(int(batch.rows[0]))
+    try:
+        data = checkpoint.files.read(row, batch.start, batch.length)
+    except CheckpointDeleted:
+        raise
+    except (CheckpointError, StorageError):
+        return batch.rows.tolist()
+    return rows.wrong(batch, data)
 
 
 def _structure(checkpoint: Checkpoint) -> Iterator[str]:

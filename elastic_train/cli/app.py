@@ -10,46 +10,100 @@ from elastic_train.cli import checkpoints, convert, status, steer
 from elastic_train.cli.exits import CAPACITY, USAGE, exits
 from elastic_train.cli.job import load_job, run_job
 
-app = typer.Typer(no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__)
+CODES = (
+    "Exit codes: 0 finished, 1 the job's own code failed, 2 wrong usage or configuration, 3 infrastructure "
+    "failed beyond its budget, 4 waited too long for capacity, 5 stopped on request, 6 damaged or missing "
+    "checkpoint."
+)
+HELP = "--help"
+JOBS_OWN = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""For verbs whose further options are those of a job: `--help` may be one of them."""
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=True, pretty_exceptions_enable=False, help=__doc__, epilog=CODES
+)
 ckpt = typer.Typer(no_args_is_help=True, help="Look at, convert and clean up checkpoints.")
 app.add_typer(ckpt, name="ckpt")
 
-Run = Annotated[str, typer.Argument(help="The run's directory: <storage_path>/<name>, a path or a URL.")]
+
+def _path(value: str) -> str:
+    """A path or URL; an empty one would be the present directory."""
+    if not value.strip():
+        raise typer.BadParameter("the path is empty; '.' is the directory that you are in")
+    return value
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise typer.BadParameter(f"must be a positive number, got {value}")
+    return value
+
+
+Run = Annotated[
+    str,
+    typer.Argument(help="The run's directory: <storage_path>/<name>, a path or a URL.", callback=_path),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Spec = Annotated[str | None, typer.Option(help="A specification of names and layouts, a TOML file.")]
 ShowMap = Annotated[bool, typer.Option("--describe", help="Print the map of every tensor and stop.")]
+Allow = Annotated[
+    list[str] | None,
+    typer.Option("--allow-root", help="A directory outside of the checkpoint whose files it may name."),
+]
 Step = Annotated[int | None, typer.Option(help="The checkpoint's step; the newest by default.")]
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
+@app.command(context_settings=JOBS_OWN, epilog=CODES)
 def run(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="A job file; its options follow it.")],
+    job: Annotated[str, typer.Argument(help="A Python file with `trainer(**options) -> ElasticTrainer`.")],
 ) -> None:
-    """Run a job file. `elastic-train run JOB --help` lists the job's own options."""
+    """Run a job file, or go on with its run. The options of its `trainer` are flags that follow it.
+
+    `elastic-train run JOB --help` lists them, beside --address of a Ray cluster (default: RAY_ADDRESS, else a
+    local cluster) and --local-nodes of a local one.
+    """
+    _explain(context, job)
     with exits():
         trainer = load_job(job)
     run_job(trainer, context.args, f"elastic-train run {job}")
 
 
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
-)
+def _explain(context: typer.Context, job: str) -> None:
+    """Where help is asked for in the place of a job, say what the verb does."""
+    if job == HELP:
+        print(context.get_help())
+        raise typer.Exit
+    if job.startswith("-"):
+        raise typer.BadParameter(f"the job file comes first, and its options, such as {job}, after it")
+
+
+@app.command(context_settings=JOBS_OWN, epilog=CODES)
 def plan(
     context: typer.Context,
     job: Annotated[str, typer.Argument(help="A job file; its own options may follow.")],
-    nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2.")],
+    nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2. Required.")] = "",
     before: Annotated[str, typer.Option(help="The nodes that the run is on now: what has to move.")] = "",
-    memory: Annotated[float | None, typer.Option(help="GiB of memory of a worker.")] = None,
-    tflops: Annotated[float, typer.Option(help="Tera-operations per second of a worker.")] = 0.05,
-    inside: Annotated[float, typer.Option(help="GB/s between workers of a node.")] = 5.0,
-    between: Annotated[float, typer.Option(help="GB/s of a node to the others.")] = 1.0,
-    latency: Annotated[float, typer.Option(help="Microseconds of a message.")] = 100.0,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB of memory of a worker.", callback=_positive)
+    ] = None,
+    tflops: Annotated[
+        float, typer.Option(help="Tera-operations per second of a worker.", callback=_positive)
+    ] = 0.05,
+    inside: Annotated[float, typer.Option(help="GB/s between workers of a node.", callback=_positive)] = 5.0,
+    between: Annotated[float, typer.Option(help="GB/s of a node to the others.", callback=_positive)] = 1.0,
+    latency: Annotated[float, typer.Option(help="Microseconds of a message.", callback=_positive)] = 100.0,
     as_json: Json = False,
 ) -> None:
-    """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible."""
+    """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible.
+
+    Nothing is started. `elastic-train plan JOB --help` lists the job's own options, too.
+    """
+    _explain(context, job)
+    if HELP in context.args:
+        print(context.get_help() + "\n")
+    elif not nodes:
+        raise typer.BadParameter("say which nodes there are, like --nodes 2x4,1x2")
     from elastic_train.cli.show_plan import show_plan
     from elastic_train.planner.hardware import Hardware, Link
 
@@ -87,11 +141,14 @@ def events(run: Run, as_json: Json = False) -> None:
 
 @app.command()
 def logs(
-    run: Run, follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False
+    run: Run,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
+    output: Annotated[bool, typer.Option(help="Also what the job's own code printed on its workers.")] = True,
+    rank: Annotated[int | None, typer.Option(help="Only what this rank printed.")] = None,
 ) -> None:
-    """What a run did and where it stands. With -f the exit code is how the run ended."""
+    """What a run did, what its job printed, and where it stands. With -f the exit code is the run's end."""
     with exits() as leave:
-        leave(steer.show_logs(run, follow=follow))
+        leave(steer.show_logs(run, follow=follow, output=output, rank=rank))
 
 
 @app.command()
@@ -103,8 +160,12 @@ def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopp
 
 @app.command()
 def doctor(
-    storage: Annotated[str, typer.Argument(help="A storage path, as in RunConfig: a path or a URL.")],
-    state: Annotated[float, typer.Option(help="GiB of parameters and optimizer state, for the space.")] = 0.0,
+    storage: Annotated[
+        str, typer.Argument(help="A storage path, as in RunConfig: a path or a URL.", callback=_path)
+    ],
+    state: Annotated[
+        float, typer.Option(min=0.0, help="GiB of parameters and optimizer state, for the space.")
+    ] = 0.0,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, to try from each of its nodes.")
     ] = None,
@@ -126,7 +187,8 @@ def ls(run: Run, as_json: Json = False) -> None:
 
 @ckpt.command()
 def save(
-    run: Run, wait: Annotated[float, typer.Option(help="Seconds until it has to be committed.")] = 600.0
+    run: Run,
+    wait: Annotated[float, typer.Option(min=0.0, help="Seconds until it has to be committed.")] = 600.0,
 ) -> None:
     """Take a checkpoint of a run that trains, at its next step. Its storage is enough to ask."""
     with exits() as leave:
@@ -141,55 +203,92 @@ def show(run: Run, step: Step = None, as_json: Json = False) -> None:
 
 
 @ckpt.command()
-def verify(run: Run, step: Step = None) -> None:
+def verify(run: Run, step: Step = None, as_json: Json = False, allow_root: Allow = None) -> None:
     """Read every byte of a checkpoint and compare it with its checksums. Exits with 6 if it is damaged."""
     with exits() as leave:
-        leave(checkpoints.verify_checkpoint(run, step))
+        roots = allow_root or ()
+        leave(checkpoints.verify_checkpoint(run, step, as_json=as_json, allow_roots=roots))
 
 
 @ckpt.command("export")
 def export(
     run: Run,
-    out: Annotated[str, typer.Argument(help="An empty directory, a path or a URL.")],
+    out: Annotated[str, typer.Argument(help="An empty directory, a path or a URL.", callback=_path)],
     to: Annotated[str, typer.Option(help="hf, ucp or dcp.")],
     spec: Spec = None,
     step: Step = None,
     dtype: Annotated[str | None, typer.Option(help="bf16, fp16, fp32 or fp64, for floating tensors.")] = None,
     config: Annotated[str | None, typer.Option(help="A file that becomes config.json.")] = None,
     show_map: ShowMap = False,
+    as_json: Json = False,
+    allow_root: Allow = None,
 ) -> None:
     """Write a checkpoint in another system's form, block by block."""
     with exits():
         convert.export_checkpoint(
-            run, out, to=to, spec=spec, step=step, dtype=dtype, config=config, show=show_map
+            run,
+            out,
+            to=to,
+            spec=spec,
+            step=step,
+            dtype=dtype,
+            config=config,
+            show=show_map,
+            allow_roots=allow_root or (),
+            as_json=as_json,
         )
 
 
 @ckpt.command("import")
 def import_(
-    source: Annotated[str, typer.Argument(help="A checkpoint of another system, a path or a URL.")],
+    source: Annotated[
+        str, typer.Argument(help="A checkpoint of another system, a path or a URL.", callback=_path)
+    ],
     run: Run,
     spec: Spec = None,
     copy: Annotated[bool, typer.Option(help="Copy the bytes instead of pointing at them.")] = False,
+    names: Annotated[
+        str | None,
+        typer.Option(help="A file with the names of the optimizer's parameters in its order, one a line."),
+    ] = None,
     show_map: ShowMap = False,
+    as_json: Json = False,
+    allow_root: Allow = None,
 ) -> None:
-    """Make another system's checkpoint the first one of a run."""
+    """Make another system's checkpoint the first one of a run.
+
+    Without --copy its files stay where they are. If they are another run's, that run keeps them until
+    `ckpt gc --unpin`.
+    """
     with exits():
-        convert.import_checkpoint(source, run, spec=spec, copy=copy, show=show_map)
+        convert.import_checkpoint(
+            source,
+            run,
+            spec=spec,
+            copy=copy,
+            show=show_map,
+            names=names,
+            as_json=as_json,
+            allow_roots=allow_root or (),
+        )
 
 
 @ckpt.command()
 def diff(
-    a: Annotated[str, typer.Argument(help="A run, a checkpoint's directory, or another system's.")],
-    b: Annotated[str, typer.Argument(help="Another one.")],
+    a: Annotated[
+        str, typer.Argument(help="A run, a checkpoint's directory, or another system's.", callback=_path)
+    ],
+    b: Annotated[str, typer.Argument(help="Another one.", callback=_path)],
     spec: Annotated[str | None, typer.Option(help="A specification that reads B in A's terms.")] = None,
+    as_json: Json = False,
+    allow_root: Allow = None,
 ) -> None:
     """What differs between two checkpoints, bit by bit. Exits with 1 if something does.
 
     Fragments whose stored hashes are equal aren't read: `ckpt verify` does.
     """
     with exits() as leave:
-        leave(convert.diff_checkpoints(a, b, spec=spec))
+        leave(convert.diff_checkpoints(a, b, spec=spec, as_json=as_json, allow_roots=allow_root or ()))
 
 
 @ckpt.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -214,7 +313,17 @@ def plan_reads(
 def gc(
     run: Run,
     dry_run: Annotated[bool, typer.Option(help="Only say what would be removed.")] = False,
+    wait: Annotated[
+        bool, typer.Option(help="Take over a run whose controller shows no life for a lease time.")
+    ] = False,
+    unpin: Annotated[
+        str | None, typer.Option(help="A run that no longer reads files of this one, as `gc` names it.")
+    ] = None,
+    as_json: Json = False,
 ) -> None:
-    """Remove what no committed checkpoint needs."""
+    """Remove what no committed checkpoint needs. A run that somebody holds is left alone.
+
+    What other runs read here, because it was imported in place, stays until they are named with --unpin.
+    """
     with exits():
-        convert.collect_garbage(run, dry_run=dry_run)
+        convert.collect_garbage(run, dry_run=dry_run, wait=wait, unpin=unpin, as_json=as_json)

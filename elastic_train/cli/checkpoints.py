@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
+import sys
+from collections.abc import Sequence
 
 from elastic_train.checkpoint.document import encode
+from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.resharding import as_words
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
 from elastic_train.cli.exits import CHECKPOINT, FINISHED
+from elastic_train.cli.places import absence_told, run_there
+from elastic_train.cli.say import say, say_json, say_line
 from elastic_train.errors import NoCheckpoint
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import bytes_text
@@ -19,23 +25,19 @@ from elastic_train.storage.fsspec_store import open_store
 
 
 def list_checkpoints(run: str, *, as_json: bool) -> None:
-    directory = RunDirectory(open_store(run))
-    commits = directory.records()
+    commits = run_there(run).records()
     if as_json:
-        print(json.dumps([_plain(c) | {"metrics": dict(c.metrics)} for c in commits]))
+        say_json([_plain(c) | {"metrics": dict(c.metrics)} for c in commits])
         return
     rows = [("step", "generation", "term", "slot", "path")]
     rows += [(str(c.step), str(c.generation), str(c.term), str(c.slot), c.path) for c in commits]
-    print(columns(rows) or "no checkpoint was committed yet")
+    say(columns(rows) or "no checkpoint was committed yet")
 
 
 def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
     checkpoint = opened(run, step)
     kinds = checkpoint.kinds()
-    fragments = checkpoint.fragments()
-    counts: dict[tuple[str, str], int] = {}
-    for key in fragments.key.tolist():
-        counts[fragments.names[key]] = counts.get(fragments.names[key], 0) + 1
+    counts = checkpoint.manifest.counts()
     tensors = [
         {
             "tensor": tensor,
@@ -49,10 +51,10 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
     ]
     if as_json:
         said = {"url": checkpoint.url, "document": json.loads(encode(checkpoint.document))}
-        print(json.dumps({**said, "aliases": dict(checkpoint.aliases), "tensors": tensors}))
+        say_json({**said, "aliases": dict(checkpoint.aliases), "tensors": tensors})
         return
-    total = int(fragments.nbytes.sum())
-    print(f"{checkpoint.url}: {_whose(checkpoint)}, {len(tensors)} tensors, {bytes_text(total)}")
+    total = sum(math.prod(i.shape) * ELEMENTS[i.dtype].bytes for i in checkpoint.tensors.values())
+    say_line(f"{checkpoint.url}: {_whose(checkpoint)}, {len(tensors)} tensors, {bytes_text(total)}")
     rows = [("tensor", "state", "dtype", "shape", "fragments", "cut")]
     rows += [
         (
@@ -65,25 +67,39 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
         )
         for t in tensors
     ]
-    print(columns(rows))
+    say(columns(rows))
     for alias, tensor in sorted(checkpoint.aliases.items()):
-        print(f"{alias} is {tensor}")
+        say_line(f"{alias} is {tensor}")
     for view, part in sorted(checkpoint.views.items()):
-        print(f"{view} is a part of {part.of}")
+        say_line(f"{view} is a part of {part.of}")
 
 
-def verify_checkpoint(run: str, step: int | None) -> int:
-    report = verify(opened(run, step))
-    print(report)
+def verify_checkpoint(run: str, step: int | None, *, as_json: bool, allow_roots: Sequence[str] = ()) -> int:
+    checkpoint = opened(run, step, allow_roots=allow_roots)
+    report = verify(checkpoint, progress=_show_progress) if sys.stderr.isatty() else verify(checkpoint)
+    if as_json:
+        say_json(
+            {name: getattr(report, name) for name in report.__dataclass_fields__} | {"sound": report.sound}
+        )
+    else:
+        say(report)
     return FINISHED if report.sound else CHECKPOINT
 
 
-def opened(run: str, step: int | None) -> Checkpoint:
+def _show_progress(done: int, total: int) -> None:
+    end = "\n" if done >= total else ""
+    print(f"\r{bytes_text(done)} of {bytes_text(total)} verified   ", end=end, file=sys.stderr, flush=True)
+
+
+def opened(run: str, step: int | None, *, allow_roots: Sequence[str] = ()) -> Checkpoint:
     """The checkpoint of a run at a step, or the newest there, or another system's."""
-    if step is None:
-        return open_checkpoint(run)
-    directory = RunDirectory(open_store(run))
-    return Checkpoint.of(directory, choose(directory, run, step))
+    with absence_told(run):
+        if step is None:
+            return open_checkpoint(run, allow_roots=allow_roots)
+        directory = RunDirectory(open_store(run))
+        checkpoint = Checkpoint.of(directory, choose(directory, run, step))
+    checkpoint.files.places.allow(allow_roots)
+    return checkpoint
 
 
 def _whose(checkpoint: Checkpoint) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
+from elastic_train.cli.say import say, say_line
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import bytes_text
 from elastic_train.storage.fsspec_store import open_store
@@ -40,8 +41,8 @@ def examine(url: str, *, state_bytes: int, address: str | None = None) -> bool:
         rows.append((f"needed for {COPIES} checkpoints and one more", bytes_text((COPIES + 1) * state_bytes)))
     rows += [(node, problem or "the same works there") for node, problem in nodes.items()]
     good = not any(nodes.values())
-    print(f"{store.url}: {'can hold runs' if good else 'can not hold runs of this cluster'}")
-    print(columns(rows))
+    say_line(f"{store.url}: {'can hold runs' if good else 'can not hold runs of this cluster'}")
+    say(columns(rows))
     return good
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from elastic_train.cli.say import say
 from elastic_train.errors import (
     CapacityTimeout,
     CheckpointError,
@@ -57,5 +58,5 @@ def exits() -> Iterator[Callable[[int], None]]:
     try:
         yield leave
     except ElasticTrainError as error:
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {error}", error=True)
         sys.exit(code_of(error))

@@ -8,7 +8,7 @@ import inspect
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 import typer
 
 from elastic_train.cli.exits import OUTCOMES, STOPPED, exits
+from elastic_train.cli.say import say
+from elastic_train.config import Prints
 from elastic_train.errors import ConfigError, ElasticTrainError, UserCodeError
 
 if TYPE_CHECKING:
@@ -26,6 +28,20 @@ Address = Annotated[
     str | None, typer.Option(help="Ray cluster to use; default: RAY_ADDRESS, else a local cluster.")
 ]
 LocalNodes = Annotated[int, typer.Option(min=1, help="Nodes of the local cluster, one CPU each.")]
+
+
+Shown = Annotated[
+    Prints,
+    typer.Option(
+        help="Whose prints to show: of no rank, the first, or all. `elastic-train logs` always has them.",
+    ),
+]
+PLACES: Mapping[str, tuple[object, object]] = {
+    "address": (None, Address),
+    "local_nodes": (3, LocalNodes),
+    "prints": ("none", Shown),
+}
+"""Options of `fit`, by name: default and kind. An option of the job's own of such a name goes to the job."""
 
 
 def main(trainer: Callable[..., ElasticTrainer]) -> None:
@@ -51,7 +67,7 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent))
-    with _theirs("loading the job"):
+    with jobs_own_errors("loading the job"), _as_script(path):
         spec.loader.exec_module(module)
     if not hasattr(module, "trainer"):
         raise ConfigError(
@@ -60,11 +76,28 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     from ray import cloudpickle
 
     cloudpickle.register_pickle_by_value(module)
-    return module.trainer
+    made: Callable[..., ElasticTrainer] = module.trainer
+
+    @functools.wraps(made)
+    def trainer(**options: Any) -> ElasticTrainer:
+        with _as_script(path):
+            return made(**options)
+
+    return trainer
 
 
 @contextmanager
-def _theirs(phase: str) -> Iterator[None]:
+def _as_script(path: str) -> Iterator[None]:
+    """The job file is the script that runs, as in `python JOB`: a run without a name is named after it."""
+    before, sys.argv = sys.argv, [path, *sys.argv[1:]]
+    try:
+        yield
+    finally:
+        sys.argv = before
+
+
+@contextmanager
+def jobs_own_errors(phase: str) -> Iterator[None]:
     """Whatever the job's file raises is its own, with its own traceback."""
     try:
         yield
@@ -91,7 +124,7 @@ def _interrupted_too_early(leave: Callable[[int], None]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        print("stopped on request: SIGINT, before the run began", file=sys.stderr)
+        say("stopped on request: SIGINT, before the run began", error=True)
         leave(STOPPED)
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # how the run ended is the exit code
@@ -100,23 +133,26 @@ def _interrupted_too_early(leave: Callable[[int], None]) -> Iterator[None]:
 def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
     """`trainer`'s signature with the options of a place added; typer reads flags and types from it."""
 
-    @functools.wraps(trainer)
-    def command(address: str | None = None, local_nodes: int = 3, **options: Any) -> None:
-        import os
+    hints = get_type_hints(trainer, include_extras=True)
+    own = {
+        name: p.replace(annotation=hints[name]) for name, p in inspect.signature(trainer).parameters.items()
+    }
 
+    @functools.wraps(trainer)
+    def command(**options: Any) -> None:
+        places = {name: options.pop(name) for name in PLACES if name not in own}
         with exits() as leave, _interrupted_too_early(leave):
-            with _theirs("making the trainer of its options"):
+            with jobs_own_errors("making the trainer of its options"):
                 made = trainer(**options)
-            result = made.fit(address=address or os.environ.get("RAY_ADDRESS"), local_nodes=local_nodes)
+            result = made.fit(**places)
             leave(OUTCOMES[result.outcome])
 
-    hints = get_type_hints(trainer, include_extras=True)
-    own = [p.replace(annotation=hints[p.name]) for p in inspect.signature(trainer).parameters.values()]
     places = [
-        inspect.Parameter("address", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Address),
-        inspect.Parameter("local_nodes", inspect.Parameter.KEYWORD_ONLY, default=3, annotation=LocalNodes),
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (default, kind) in PLACES.items()
+        if name not in own
     ]
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + places
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own.values()] + places
     command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     command.__annotations__ = {p.name: p.annotation for p in parameters}
     return command

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, get_type_hints
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import typer
 
 from elastic_train.checkpoint.read_plan import ReadShare
-from elastic_train.cli.job import load_job
+from elastic_train.cli.job import jobs_own_errors, load_job
+from elastic_train.cli.say import say, say_json
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text_columns import columns
@@ -70,13 +70,13 @@ def show_plan(
     logs = _logs(explanation, problem, spec)
     if as_json:
         reported = {"nodes": nodes, "before": before, **explanation.json(), "logs": logs}
-        print(json.dumps(reported))
+        say_json(reported)
         return explanation.feasible
     if explanation.rows:
-        print(columns(explain_table(explanation.rows)) + "\n")
-    print(explanation.reason)
+        say(columns(explain_table(explanation.rows)) + "\n")
+    say(explanation.reason)
     for line in (*explanation.limits, *logs):
-        print(f"  {line}")
+        say(f"  {line}")
     return explanation.feasible
 
 
@@ -138,7 +138,8 @@ def _made(trainer: Callable[..., ElasticTrainer], arguments: Sequence[str], name
 
     @functools.wraps(trainer)
     def command(**options: Any) -> None:
-        made.append(trainer(**options))
+        with jobs_own_errors("making the trainer of its options"):
+            made.append(trainer(**options))
 
     command.__annotations__ = get_type_hints(trainer, include_extras=True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

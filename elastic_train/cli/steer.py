@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
+from elastic_train.cli.say import say, say_line
+from elastic_train.cluster.run_reading import covered
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
 from elastic_train.observe.run_progress import RunProgress, advance, line
+from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.job_output import OutputLine, OutputReader, output_text
 from elastic_train.storage.journal import read_journal
 from elastic_train.storage.lease import Lease, Tenure
 from elastic_train.storage.run_requests import ask_to_save, ask_to_stop
@@ -19,27 +26,37 @@ from elastic_train.storage.store import Store
 
 POLL_S = 1.0
 STALE_S = 60.0  # a journal that is silent for so long makes us look at the lease
-WATCH_S = 15.0  # in which a controller that is alive renews it
+WATCH_S = 15.0  # in which, or in the length of its lease, a controller that is alive renews it
 
 
-def show_logs(run: str, *, follow: bool) -> int:
+def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None = None) -> int:
     """Print what happened, and with `follow` what happens until the run ends. The exit code is the run's.
+
+    With `output` also what the job's own code printed, of one rank or of all, in the order of time.
+    Of a long run the latest part is printed; `elastic-train events` has all of it.
 
     Storage that cannot be reached for a while is no end: only a record of the run's end is one.
     """
     store = open_store(run)
     max_steps = int((RunDirectory(store).config() or {}).get("max_steps", 0))
-    progress, part, heard = RunProgress(), "", time.monotonic()
+    told, part = covered(store)
+    progress, heard = told.progress, time.monotonic()
+    if part:
+        say_line(f"(what happened before: elastic-train events {run})")
+        say(line(progress, max_steps))
+    reader = OutputReader(store)
     while True:
         try:
+            printed = deque(_of_rank(reader.new(), rank) if output else ())
             for name, lines in read_journal(store, part):
                 records = [from_json(plain) for plain in lines]
-                progress = _tell(progress, records, max_steps)
+                progress = _tell(progress, records, max_steps, printed)
                 part, heard = name, time.monotonic()
+            _print_until(printed, "~")
         except StorageNotFound:
             raise
         except StorageError as error:
-            print(f"waiting for the storage: {error}", flush=True)
+            say(f"waiting for the storage: {error}")
         if not part:
             raise StorageNotFound(path=run, operation="read", problem="there is no run with a journal here.")
         if progress.ended is not None:
@@ -48,7 +65,7 @@ def show_logs(run: str, *, follow: bool) -> int:
             return 0
         if time.monotonic() - heard > STALE_S:
             if not alive(store):
-                print("its controller shows no life: submit the run again to go on", flush=True)
+                say("its controller shows no life: submit the run again to go on")
                 return INFRASTRUCTURE
             heard = time.monotonic()
         threading.Event().wait(POLL_S)
@@ -59,7 +76,7 @@ def stop_run(run: str, *, wait: bool) -> int:
     store = open_store(run)
     tenure = _running(store, run)
     ask_to_stop(store, tenure.term, "`elastic-train stop`")
-    print(f"asked {tenure.holder} to stop")
+    say_line(f"asked {tenure.holder} to stop")
     return show_logs(run, follow=True) if wait else 0
 
 
@@ -70,24 +87,23 @@ def save_run(run: str, *, within_s: float) -> int:
     directory = RunDirectory(store)
     before = {commit.slot for commit in directory.commits()}
     ask_to_save(store, tenure.term)
-    print(f"asked {tenure.holder} for a checkpoint")
+    say_line(f"asked {tenure.holder} for a checkpoint")
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         new = [commit for commit in directory.commits() if commit.slot not in before]
         if new:
-            print(f"the checkpoint of step {new[-1].step} is committed: {new[-1].path}")
+            say(f"the checkpoint of step {new[-1].step} is committed: {new[-1].path}")
             return 0
         threading.Event().wait(POLL_S)
-    print(
-        f"no checkpoint was committed within {within_s:.0f} s; `elastic-train status` says what the run does"
-    )
+    say(f"no checkpoint was committed within {within_s:.0f} s; `elastic-train status` says what the run does")
     return INFRASTRUCTURE
 
 
 def alive(store: Store, watch_s: float = WATCH_S) -> bool:
     """Whether somebody renews the run's lease, by watching it: no other machine's clock is believed."""
-    lease, deadline = Lease(store, holder="", lease_s=1.0), time.monotonic() + watch_s
+    lease = Lease(store, holder="", lease_s=1.0)
     seen = lease.look()
+    deadline = time.monotonic() + max(watch_s, seen.lease_s if seen is not None else 0.0)
     while seen is not None and not seen.released and time.monotonic() < deadline:
         threading.Event().wait(POLL_S)
         if lease.look() != seen:
@@ -96,20 +112,35 @@ def alive(store: Store, watch_s: float = WATCH_S) -> bool:
 
 
 def _running(store: Store, run: str) -> Tenure:
-    """Who holds the run's lease; an error where nobody does."""
+    """Who holds the run's lease, with the newest term: a late word of another names an old one. An error
+    where nobody holds it.
+    """
     tenure = Lease(store, holder="", lease_s=1.0).look()
     if tenure is None:
         raise StorageNotFound(path=run, operation="read", problem="there is no run here.")
     if tenure.released:
         raise ConfigError(field="RUN", problem=f"{run} is not running: nobody holds its lease.")
-    return tenure
+    return replace(tenure, term=max(tenure.term, CommitLog(store).newest_term()))
 
 
-def _tell(progress: RunProgress, records: list[Record], max_steps: int) -> RunProgress:
-    """Print a part of the journal: what was decided, and where the run stands after it."""
+def _of_rank(lines: Iterable[OutputLine], rank: int | None) -> Iterator[OutputLine]:
+    return (line for line in lines if rank is None or line.rank == rank)
+
+
+def _print_until(printed: deque[OutputLine], wall: str) -> None:
+    """Print what the job printed before a time."""
+    while printed and printed[0].at < wall:
+        say_line(output_text(printed.popleft()).expandtabs())
+
+
+def _tell(
+    progress: RunProgress, records: list[Record], max_steps: int, printed: deque[OutputLine]
+) -> RunProgress:
+    """Print a part of the journal and what the job printed meanwhile, and where the run stands after it."""
     for record in records:
+        _print_until(printed, record.wall)
         progress = advance(progress, record)
         if record.commands and not isinstance(record.event, StepCommitted):
-            print(f"[{record.wall[11:19]}] {record.reason}")
-    print(line(progress, max_steps), flush=True)
+            say_line(f"[{record.wall[11:19]}] {record.reason}")
+    say(line(progress, max_steps))
     return progress

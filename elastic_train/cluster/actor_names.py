@@ -43,3 +43,8 @@ def worker_of(actor_name: str, run: str) -> str | None:
 def _of(actor_name: str, run: str, role: str) -> str | None:
     parts = actor_name.removeprefix(f"{run}/").split("/")
     return parts[2] if actor_name.startswith(f"{run}/") and len(parts) == 3 and parts[1] == role else None
+
+
+def short(node: str) -> str:
+    """A node's name in a run: the beginning of its Ray id, enough to tell nodes apart and to be read."""
+    return node[:8]

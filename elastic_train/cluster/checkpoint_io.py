@@ -11,7 +11,7 @@ import numpy as np
 
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.share import Share
-from elastic_train.checkpoint.merging import STAGE, merged
+from elastic_train.checkpoint.merging import METRICS, STAGE, merged
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.references import References
@@ -59,12 +59,14 @@ class PartWriter:
         """On any thread but the training thread. The share's memory is given back at the end."""
         began = self._clock()
         directory = attempt_path(step=share.step, generation=share.generation)
+        document = dict(share.document)
+        metrics = document.pop(METRICS, {})
         try:
-            if share.rank == 0 or STAGE in share.document:
+            if share.rank == 0 or STAGE in document:
                 path = document_path(directory, share.rank)
-                self.store.write(path, json.dumps(share.document).encode())
+                self.store.write(path, json.dumps(document).encode())
             parameters = {piece.tensor for piece in share.pieces if piece.state == "param"}
-            unchanged = self._references.unchanged(parameters - set(share.document["trainable"]))
+            unchanged = self._references.unchanged(parameters - set(document["trainable"]))
             part = write_part(
                 self.store, directory, share.rank, share.pieces, unchanged=unchanged, spend=self._spend
             )
@@ -85,6 +87,7 @@ class PartWriter:
                 manifest=part.manifest,
                 digest=part.digest,
                 state_digest=digest,
+                metrics=tuple(sorted(metrics.items())),
             )
         )
 

@@ -12,10 +12,13 @@ from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.control.events import Cause
 from elastic_train.errors import (
+    CheckpointError,
     ConfigError,
+    Fenced,
     GroupBroken,
     MemoryTooSmall,
     ReplicasDiffer,
+    StorageError,
     UserCodeError,
 )
 from elastic_train.train.rank_assignment import WorkerProgress
@@ -59,6 +62,10 @@ def cause_of(
             )
         case RayError():  # a holder died while it was read from
             return Cause(kind="collective", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case StorageError() | Fenced():
+            return Cause(kind="storage", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case CheckpointError():
+            return Cause(kind="damage", detail=line, phase=phase, step=step, rank=rank, node=node)
         case MemoryError() | MemoryTooSmall():
             return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node)
         case _:

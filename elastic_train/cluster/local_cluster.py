@@ -10,7 +10,9 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -21,8 +23,16 @@ from ray.cluster_utils import Cluster
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import NAMESPACE
 from elastic_train.cluster.peer_store.segments import sweep
+from elastic_train.errors import ConfigError
 
 OBJECT_STORE_BYTES = 150 * 2**20
+
+
+def _shared(directory: Path) -> None:
+    """Make the directory as Ray does, for every user of this machine, if it isn't there."""
+    if not directory.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o1777)
 
 
 class LocalCluster:
@@ -31,10 +41,16 @@ class LocalCluster:
     def __init__(
         self, nodes: int = 3, *, cpus: int = 1, object_store_bytes: int = OBJECT_STORE_BYTES
     ) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            raise ConfigError(
+                field="fit",
+                problem="Ray starts a local cluster from the main thread alone.",
+                remedy="Call fit() there, or join a cluster: fit(address=...), or ray.init() before.",
+            )
         self._cpus, self._object_store_bytes = cpus, object_store_bytes
         # Ray's socket paths must stay below 108 characters: a short directory of our own.
         self._temporary = tempfile.mkdtemp(prefix="et-", dir="/tmp")
-        ray_private.default_directory().mkdir(parents=True, exist_ok=True)
+        _shared(ray_private.default_directory())
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={

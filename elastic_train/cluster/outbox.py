@@ -1,7 +1,9 @@
 """A worker's words to the controller: in order, at least once, never blocking the training thread.
 
 Words wait here while the controller is restarting. The controller's answer is also the sign that it lives: a
-worker that hears nothing for the grace time ends its own process, so that no run leaves zombies.
+worker that hears nothing for the grace time ends its own process, so that no run leaves zombies. Time in
+which this process could not listen, because it was stopped or code held the GIL, is no silence of the
+controller's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayError
+from ray.exceptions import RayError
 
 log = logging.getLogger(__name__)
 
@@ -41,10 +43,11 @@ class Outbox:
     ) -> None:
         self._send, self._beat, self._expired = send, beat, expired
         self._heartbeat_s, self._grace_s = heartbeat_s, grace_s
+        self._answer_s, self._rest_s = max(2.0, heartbeat_s * 2), min(0.5, heartbeat_s)
         self._words: deque[Any] = deque()
         self._wake = threading.Event()
         self._pause = threading.Event()
-        self._heard = time.monotonic()
+        self._silent_s = 0.0
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
@@ -57,17 +60,18 @@ class Outbox:
         while True:
             self._wake.wait(self._heartbeat_s)
             self._wake.clear()
-            batch = list(self._words)
+            batch, began = list(self._words), time.monotonic()
             known = self._deliver(batch)
             if known is None:  # not delivered: keep the words, try again, give up after the grace time
-                silent = time.monotonic() - self._heard
-                if silent > self._grace_s:
-                    self._expired(f"no word from the controller for {silent:.0f} s")
+                listened = min(time.monotonic() - began, self._answer_s + 1.0)
+                self._silent_s += listened + self._rest_s
+                if self._silent_s > self._grace_s:
+                    self._expired(f"no word from the controller for {self._silent_s:.0f} s")
                     return
-                self._pause.wait(min(0.5, self._heartbeat_s))
+                self._pause.wait(self._rest_s)
                 self._wake.set()
                 continue
-            self._heard = time.monotonic()
+            self._silent_s = 0.0
             for _ in batch:
                 self._words.popleft()
             if self._words:
@@ -78,7 +82,9 @@ class Outbox:
 
     def _deliver(self, batch: list[Any]) -> bool | None:
         try:
-            return ray.get(self._send(batch, self._beat()), timeout=max(2.0, self._heartbeat_s * 2))
-        except (RayError, GetTimeoutError) as problem:
+            return ray.get(self._send(batch, self._beat()), timeout=self._answer_s)
+        except RayError as problem:
             log.info("controller not reached: %s", type(problem).__name__)
-            return None
+        except Exception as error:
+            log.warning("words could not be sent", exc_info=error)
+        return None

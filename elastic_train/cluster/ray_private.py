@@ -16,6 +16,7 @@ from ray._private import state
 from ray._private.internal_api import node_stats
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated import autoscaler_pb2
+from ray.experimental import internal_kv
 
 
 def draining_nodes() -> dict[str, float]:
@@ -32,6 +33,13 @@ def draining_nodes() -> dict[str, float]:
 
 def this_node() -> str:
     return ray.get_runtime_context().get_node_id()
+
+
+def actor_process(handle: Any) -> tuple[str, int] | None:
+    """The node and the process id of an actor; None where it has no process."""
+    info = state.state.actor_table(handle._actor_id.hex())
+    node, pid = info.get("Address", {}).get("NodeID"), info.get("Pid")
+    return (node, pid) if node and pid and info.get("State") == "ALIVE" else None
 
 
 def node_processes(cluster_node: Any) -> list[int]:
@@ -60,3 +68,21 @@ def drain_node(node: str, notice_s: float) -> None:
     )
     deadline_ms = int((time.time() + notice_s) * 1000)  # noqa: TID251 - as Ray wants it
     client.drain_node(node, reason, "notice", deadline_ms)
+
+
+class ClusterNotes:
+    """Small values by key in the cluster's own store, which lives as long as its head."""
+
+    def __init__(self, namespace: str) -> None:
+        self._namespace = namespace
+
+    def put(self, key: str, value: bytes) -> None:
+        internal_kv._internal_kv_put(key, value, overwrite=True, namespace=self._namespace)
+
+    def delete(self, key: str) -> None:
+        internal_kv._internal_kv_del(key, namespace=self._namespace)
+
+    def all(self) -> dict[str, bytes]:
+        keys = internal_kv._internal_kv_list("", namespace=self._namespace) or ()
+        found = {key: internal_kv._internal_kv_get(key, namespace=self._namespace) for key in keys}
+        return {key.decode(): value for key, value in found.items() if value is not None}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control.checkpoint_saving import commit_command, final_is_missing
+from elastic_train.control import last_save
 from elastic_train.control.commands import (
     Abort,
     AskPeers,
@@ -17,6 +17,7 @@ from elastic_train.control.commands import (
     StartWorker,
     StopWorker,
 )
+from elastic_train.control.commits import commit_command
 from elastic_train.control.deadlines import shifted
 from elastic_train.control.ending import end
 from elastic_train.control.events import Adopted, Cause, TermBegan
@@ -72,6 +73,13 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
         state = replace(state, facts=_afresh(facts))
     else:
         phase, said = state.phase, f"the run goes on in term {event.term}"
+        if event.again and facts.restarts >= policy.restarts:
+            return end(
+                state,
+                "infrastructure",
+                f"the controller was replaced {facts.restarts + 1} times without a committed step between",
+            )
+        state = replace(state, facts=replace(facts, restarts=facts.restarts + 1 if event.again else 0))
     return Outcome(state=replace(state, phase=phase), reason=said)
 
 
@@ -128,7 +136,7 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
             commands.append(form_command(facts, phase))
         case Running():
             commands.append(Go(generation=facts.generation))
-            if final_is_missing(state, policy):
+            if last_save.is_missing(state, policy):
                 commands.append(Save(generation=facts.generation))
         case Pausing(save=save):
             commands.append(Pause(generation=facts.generation, save=save))
@@ -146,7 +154,7 @@ def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) ->
     facts, phase = state.facts, state.phase
     match phase:
         case Forming():
-            cause = Cause(kind="preemption", detail="the controller was replaced while the group formed")
+            cause = Cause(kind="restart", detail="the controller was replaced while the group formed")
             return break_group(state, cause, policy, at)
         case Running(plan=plan):
             strayed = [w for w in plan.workers if w in heartbeat and heartbeat[w][0] != facts.generation]
@@ -168,8 +176,11 @@ def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) ->
 
 
 def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
-    """Everybody is gone, and what they held: that is a new start, not a failure."""
-    facts = replace(_afresh(state.facts), workers=starting)
+    """Everybody is gone, and what they held: that is a new start, not a failure. A request to stop outlives
+    the controller that heard it, but not a person's request to start."""
+    facts, restarts = replace(_afresh(state.facts), workers=starting), state.facts.restarts
+    if restarts:
+        facts = replace(facts, restarts=restarts, stopping=state.facts.stopping)
     if facts.logged is not None:
         facts = replace(_stored(facts, facts.logged, trusted=True), logged=None)
     return replace(state, facts=facts, phase=Waiting(since=at))
@@ -220,9 +231,17 @@ def _afresh(facts: Facts) -> Facts:
         snapshots=None,
         asking=False,
         attempts=(),
+        incidents=(),
         failures=0,
+        failed_at=(0, 0),
         failed_step=0,
         deterministic=(),
+        trouble=None,
+        restarts=0,
+        stopping=None,
+        slow=(),
+        evicted=(),
+        held=(),
         final_tries=0,
         ended=None,
         save_asked=None,

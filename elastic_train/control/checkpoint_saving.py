@@ -7,9 +7,11 @@ fails costs nothing but itself; training goes on.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import replace
 
-from elastic_train.control.commands import Command, Commit, Forget, Prune, Save
+from elastic_train.control.commands import Command, Forget, Prune, Save
+from elastic_train.control.commits import order
 from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Cause,
@@ -21,6 +23,7 @@ from elastic_train.control.events import (
     SaveRequested,
 )
 from elastic_train.control.failure import break_group
+from elastic_train.control.last_save import heard
 from elastic_train.control.policy import Policy
 from elastic_train.control.retention import kept_slots
 from elastic_train.control.states import (
@@ -33,10 +36,9 @@ from elastic_train.control.states import (
     Running,
     State,
 )
+from elastic_train.control.trouble import over, troubled
 from elastic_train.recovery.evidence import Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive
-
-BACK_OFF_S = 5.0
 
 
 def part_written(state: State, event: PartWritten, policy: Policy) -> Outcome:
@@ -52,29 +54,22 @@ def part_written(state: State, event: PartWritten, policy: Policy) -> Outcome:
     stored = facts.stored is not None and facts.stored.step >= event.step
     if newer or stored or attempt.committing:
         return Outcome(state=state, reason=f"a part of {name} comes too late")
-    parts = (*(p for p in attempt.parts if p.rank != event.rank), event)
-    attempt = replace(attempt, parts=tuple(sorted(parts, key=lambda p: p.rank)))
-    state = _heard_of_final(state, event.step, event.at, policy)
+    place = bisect_left(attempt.parts, event.rank, key=lambda p: p.rank)
+    known = place < len(attempt.parts) and attempt.parts[place].rank == event.rank
+    parts = (*attempt.parts[:place], event, *attempt.parts[place + known :])
+    attempt = replace(attempt, parts=parts)
+    state = heard(state, event.step, event.at, policy)
     if len(attempt.parts) < plan.world_size:
         facts = replace(facts, attempts=_with(facts, attempt))
         return Outcome(
             state=replace(state, facts=facts), reason=f"{len(attempt.parts)} parts of {name} are durable"
         )
-    attempt = replace(attempt, committing=True)
-    facts = replace(facts, attempts=_with(facts, attempt), save_s=max(p.seconds for p in attempt.parts))
+    facts = replace(facts, save_s=max(p.seconds for p in attempt.parts))
+    attempt, commit = order(facts, attempt, event.at)
     return Outcome(
-        state=replace(state, facts=facts),
-        commands=(commit_command(facts, attempt),),
+        state=replace(state, facts=replace(facts, attempts=_with(facts, attempt))),
+        commands=(commit,),
         reason=f"every part of {name} is durable",
-    )
-
-
-def commit_command(facts: Facts, attempt: Attempt) -> Commit:
-    return Commit(
-        generation=attempt.generation,
-        step=attempt.step,
-        parts=attempt.parts,
-        metrics=dict(facts.metrics).get(attempt.step, ()),
     )
 
 
@@ -90,20 +85,23 @@ def save_requested(state: State, event: SaveRequested) -> Outcome:
 
 
 def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
-    """Drop the attempt. The last checkpoint is tried again, after a moment."""
-    facts = _without(state.facts, event.generation, event.step)
+    """Drop the attempt; that storage failed is noted. A checkpoint without which the run cannot end is tried
+    again, after a moment."""
+    facts, phase = _without(state.facts, event.generation, event.step), state.phase
     facts = facts if facts.saving is None else replace(facts, saving=None)
     said = f"the checkpoint of step {event.step} could not be written: {event.problem}"
-    state = state if facts is state.facts else replace(state, facts=facts)
     current = event.generation == facts.generation and event.step == facts.step
-    match state.phase:
-        case Pausing(purpose="stop") as phase if current:
-            return Outcome(state=replace(state, phase=replace(phase, unsaved=True)), reason=said)
-        case Running(final_failed=None) as phase if current and facts.step >= policy.max_steps:
+    through = facts.step >= policy.max_steps
+    needed = current and (through or (isinstance(phase, Pausing) and phase.purpose == "stop"))
+    facts = troubled(facts, event.problem, policy, event.at, blocked=needed)
+    state = state if facts is state.facts else replace(state, facts=facts)
+    match phase:
+        case Pausing(purpose="stop", unsaved=None) if current:
+            return Outcome(state=replace(state, phase=replace(phase, unsaved=event.at)), reason=said)
+        case Running(final_failed=None) if needed:
             return Outcome(state=replace(state, phase=replace(phase, final_failed=event.at)), reason=said)
         case _:
-            over = facts.step >= policy.max_steps
-            return Outcome(state=state, reason=said if over else f"{said}; training goes on")
+            return Outcome(state=state, reason=said if through else f"{said}; training goes on")
 
 
 def peers_held(state: State, event: PeersHeld) -> Outcome:
@@ -119,44 +117,6 @@ def peers_held(state: State, event: PeersHeld) -> Outcome:
     )
 
 
-def retry_final(state: State, policy: Policy, at: float) -> Outcome:
-    """Ask once more for the last checkpoint where it failed or fell silent; in the end give up."""
-    facts, phase = state.facts, state.phase
-    assert isinstance(phase, Running)
-    failed = phase.final_failed
-    silent = at - phase.final_since > policy.timing.progress_s and final_is_missing(state, policy)
-    due = failed is not None and at - failed >= BACK_OFF_S * 2**facts.final_tries
-    if facts.step < policy.max_steps or not (due or silent):
-        return Outcome(state=state)
-    lost = set(phase.plan.workers) - {w.name for w in facts.workers}
-    if lost:  # while a whole checkpoint was on its way nobody was missed
-        cause = Cause(kind="collective", detail=f"{min(lost)} is gone and the last checkpoint is not saved")
-        return break_group(state, cause, policy, at, counted=False)
-    if facts.final_tries >= policy.final_saves:
-        return end(
-            state,
-            "infrastructure",
-            f"all {policy.max_steps} steps are committed and the last checkpoint could not be written in "
-            f"{facts.final_tries + 1} tries",
-        )
-    return Outcome(
-        state=State(
-            facts=replace(facts, final_tries=facts.final_tries + 1),
-            phase=replace(phase, final_failed=None, final_since=at),
-        ),
-        commands=(Save(generation=facts.generation),),
-        reason=f"try {facts.final_tries + 2} for the last checkpoint",
-    )
-
-
-def final_is_missing(state: State, policy: Policy) -> bool:
-    """Whether the last step is committed and neither saved nor about to be."""
-    facts = state.facts
-    return facts.step >= policy.max_steps and not any(
-        a.committing and a.step >= policy.max_steps for a in facts.attempts
-    )
-
-
 def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Policy) -> Outcome:
     """A fact of storage, whoever wrote it. Retention moves after it."""
     stored = event.stored
@@ -164,7 +124,7 @@ def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Polic
     state = state if facts is state.facts else replace(state, facts=facts)
     if any(c.stored.slot == stored.slot for c in facts.commitments):
         return Outcome(state=state, reason=f"slot {stored.slot} is known to be committed")
-    facts = replace(_measured(facts), ever_stored=True)
+    facts = replace(over(_measured(facts)), ever_stored=True)
     if not alive(facts.lineage, stored.generation, stored.step):
         return Outcome(
             state=replace(state, facts=facts),
@@ -223,21 +183,13 @@ def checkpoint_rejected(state: State, event: CheckpointRejected, policy: Policy)
     state = replace(state, facts=facts)
     if not (isinstance(state.phase, Forming) and _reads(state.phase, event.stored)):
         return Outcome(state=state, reason=said)
-    cause = Cause(kind="engine", detail=said)
-    return Outcome(state=state, reason=said).then(
-        lambda s: break_group(s, cause, policy, event.at, counted=False)
-    )
+    cause = Cause(kind="damage", detail=said)
+    return Outcome(state=state, reason=said).then(lambda s: break_group(s, cause, policy, event.at))
 
 
 def _reads(phase: Forming, stored: Stored) -> bool:
     used = checkpoint_of(phase.origin)
     return used is not None and used.slot == stored.slot
-
-
-def _heard_of_final(state: State, step: int, at: float, policy: Policy) -> State:
-    if step >= policy.max_steps and isinstance(state.phase, Running):
-        return replace(state, phase=replace(state.phase, final_since=at))
-    return state
 
 
 def _find(facts: Facts, generation: int, step: int) -> Attempt | None:

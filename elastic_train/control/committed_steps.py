@@ -7,9 +7,12 @@ from dataclasses import replace
 from elastic_train.control.cadence import Measured, explained, interval_s
 from elastic_train.control.commands import Save
 from elastic_train.control.events import StepCommitted
+from elastic_train.control.incidents import progressed
 from elastic_train.control.membership import proven
+from elastic_train.control.not_finite import end_by_row, row_with, too_long
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Facts, Outcome, Paced, Running, State
+from elastic_train.control.states import Facts, Outcome, Paced, Pausing, Running, State
+from elastic_train.control.trouble import rests
 from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Vote
@@ -29,7 +32,9 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
     if event.step <= facts.reported:
         return _reported_again(state, event)
     facts = _noted(facts, event)
-    said = f"step {event.step} is committed"
+    said = f"step {event.step} is committed" + (", skipped: not finite" if event.skipped else "")
+    if isinstance(phase, Pausing):
+        return Outcome(state=replace(state, facts=facts, phase=replace(phase, heard=event.at)), reason=said)
     if not isinstance(phase, Running):
         return Outcome(state=replace(state, facts=facts), reason=said)
     if not phase.proven:
@@ -37,6 +42,8 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
         phase = replace(phase, proven=True)
     elif facts.saving is None:  # nor the first step of a group, which is longer
         facts = replace(facts, paced=_paced(facts.paced, phase.plan, event.seconds))
+    if facts.unfit is not None and too_long(facts.unfit, policy.not_finite):
+        return end_by_row(State(facts=facts, phase=phase), facts.unfit)
     if event.step >= policy.max_steps:
         state = State(facts=facts, phase=replace(phase, final_since=event.at))
         return Outcome(state=state, reason=f"{said}, the last; its checkpoint is awaited")
@@ -46,6 +53,7 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
             state=State(facts=asked(facts, event.at), phase=phase),
             commands=(Save(generation=facts.generation),),
             reason=f"{said}; a checkpoint is due, {why}",
+            cadence=why,
         )
     return Outcome(state=State(facts=facts, phase=phase), reason=said)
 
@@ -80,15 +88,21 @@ def _noted(facts: Facts, event: StepCommitted) -> Facts:
         seen=(event.generation, Vote(step=event.step, values=event.vote)),
         metrics=(*facts.metrics[1 - METRICS_KEPT :], (event.step, metrics)),
         step_s=event.seconds,
+        unfit=row_with(facts.unfit, event.step, skipped=event.skipped),
         **_paces(facts, event.seconds),
     )
-    if event.step > facts.failed_step and (facts.failures or facts.deterministic):
-        return replace(facts, failures=0, deterministic=())
+    facts = progressed(facts, event.generation)
+    if facts.restarts:
+        facts = replace(facts, restarts=0)
+    if event.step > facts.failed_step and facts.deterministic:
+        return replace(facts, deterministic=())
     return facts
 
 
 def _save_is_due(facts: Facts, policy: Policy, at: float) -> bool:
     if policy.checkpoints.every != "auto" or facts.began is None or facts.save_asked is None:
+        return False
+    if rests(facts, at):
         return False
     asked_s = at - facts.save_asked
     under_way = any(a.committing or a.generation == facts.generation for a in facts.attempts)

@@ -1,22 +1,21 @@
-"""Time: the deadlines of every phase. Nothing else judges a deadline."""
+"""Time: the deadlines of every phase. Nothing else judges a deadline; `waits` says when they are."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.config import Timing
-from elastic_train.control.checkpoint_saving import retry_final
+from elastic_train.control import last_save
+from elastic_train.control.checkpoint_saving import save_failed
 from elastic_train.control.commands import StopWorker
+from elastic_train.control.commits import order_again, unanswered
 from elastic_train.control.ending import end
 from elastic_train.control.events import Cause, Tick
 from elastic_train.control.failure import break_group, give_up_silent
-from elastic_train.control.membership import staff, starting, without, worker_slots
-from elastic_train.control.planner_questions import last_plan
+from elastic_train.control.membership import present, staff, without
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
     Ended,
-    Facts,
     Forming,
     Outcome,
     Pausing,
@@ -24,13 +23,20 @@ from elastic_train.control.states import (
     Running,
     Settling,
     State,
+    Trouble,
     Waiting,
 )
-from elastic_train.control.stopping import end_stopped
-from elastic_train.recovery.evidence import Mixed, Origin
-
-PAUSE_STEPS = 3
-"""Step times that a pause may take beside the settling time."""
+from elastic_train.control.stopping import end_stopped, save_again
+from elastic_train.control.waits import (
+    NEVER,
+    form_limit_s,
+    forming_due_at,
+    held_up,
+    on_their_way,
+    pause_due_at,
+    peers_due_at,
+)
+from elastic_train.recovery.evidence import checkpoint_of
 
 
 def tick(state: State, event: Tick, policy: Policy) -> Outcome:
@@ -40,9 +46,11 @@ def tick(state: State, event: Tick, policy: Policy) -> Outcome:
             state=shifted(state, event.late),
             reason=f"the controller stood still for {event.late:.1f} s: deadlines are moved",
         )
+    moved = NEVER if event.moved_s is None else event.at - event.moved_s
     return (
         outcome.then(lambda s: _late_starts(s, policy, event.at))
-        .then(lambda s: _deadline(s, policy, event.at))
+        .then(lambda s: _late_commits(s, policy, event.at))
+        .then(lambda s: _deadline(s, policy, event.at, moved))
         .then(lambda s: staff(s, policy, event.at))
     )
 
@@ -53,18 +61,29 @@ def shifted(state: State, seconds: float) -> State:
     def later(at: float | None) -> float | None:
         return None if at is None else at + seconds
 
-    facts = state.facts
+    facts, trouble = state.facts, state.facts.trouble
     facts = replace(
         facts,
         workers=tuple(replace(w, since=w.since + seconds) for w in facts.workers),
         flaps=tuple(
             replace(f, ends=tuple(t + seconds for t in f.ends), until=f.until + seconds) for f in facts.flaps
         ),
+        attempts=tuple(
+            replace(a, since=a.since + seconds, ordered=a.ordered + seconds) for a in facts.attempts
+        ),
+        incidents=tuple(replace(i, at=i.at + seconds) for i in facts.incidents),
+        trouble=None if trouble is None else _shifted_trouble(trouble, seconds),
+        asked_at=facts.asked_at + seconds,
         save_asked=later(facts.save_asked),
         began=later(facts.began),
         resized=later(facts.resized),
     )
     return State(facts=facts, phase=_shifted_phase(state.phase, seconds), now=state.now + seconds)
+
+
+def _shifted_trouble(trouble: Trouble, seconds: float) -> Trouble:
+    blocked = None if trouble.blocked is None else trouble.blocked + seconds
+    return replace(trouble, since=trouble.since + seconds, last=trouble.last + seconds, blocked=blocked)
 
 
 def _shifted_phase(phase: Phase, seconds: float) -> Phase:
@@ -81,17 +100,14 @@ def _shifted_phase(phase: Phase, seconds: float) -> Phase:
                 final_failed=failed,
                 declined=None if declined is None else replace(declined, at=declined.at + seconds),
             )
-        case Pausing() | Settling():
+        case Pausing(unsaved=unsaved):
+            unsaved = None if unsaved is None else unsaved + seconds
+            return replace(phase, since=phase.since + seconds, heard=phase.heard + seconds, unsaved=unsaved)
+        case Settling():
             return replace(phase, since=phase.since + seconds)
         case Ended():
             return phase
     assert_never(phase)
-
-
-def form_limit_s(origin: Origin, timing: Timing) -> float:
-    """Seconds that forming a group may take. Steps that are replayed count as steps."""
-    replays = isinstance(origin, Mixed) and origin.replays
-    return timing.form_s + (timing.progress_s if replays else 0.0)
 
 
 def _late_starts(state: State, policy: Policy, at: float) -> Outcome:
@@ -115,39 +131,61 @@ def _late_starts(state: State, policy: Policy, at: float) -> Outcome:
     )
 
 
-def _deadline(state: State, policy: Policy, at: float) -> Outcome:
+def _late_commits(state: State, policy: Policy, at: float) -> Outcome:
+    """Order commits without an answer again, and in the end do without them."""
+    lost = unanswered(state, policy, at)
+    outcome = Outcome(state=state) if lost is None else save_failed(state, lost, policy)
+    return outcome.then(lambda s: order_again(s, policy, at))
+
+
+def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
     facts, phase, timing = state.facts, state.phase, policy.timing
     match phase:
-        case Waiting() if at - phase.since > timing.wait_for_capacity_s and not _on_their_way(facts, policy):
+        case Waiting() if facts.asking and at > peers_due_at(facts, policy):
+            return Outcome(
+                state=replace(state, facts=replace(facts, asking=False, snapshots=())),
+                reason="the peer stores gave no answer: the run goes on without them",
+            )
+        case Waiting() if at - phase.since > timing.wait_for_capacity_s and not (
+            on_their_way(facts, policy) or held_up(facts, policy)
+        ):
             return _no_capacity(state, phase, policy, at)
-        case Forming() if at - phase.since > (limit := form_limit_s(phase.origin, timing)):
-            cause = Cause(kind="silence", detail=f"the group did not form within {limit:.0f} s")
+        case Forming() if at > forming_due_at(phase, policy, moved):
+            limit = form_limit_s(phase.origin, policy.timing)
+            reads = checkpoint_of(phase.origin) is not None  # a mount that hangs raises nothing
+            detail = f"the group did not form within {limit:.0f} s"
+            cause = Cause(kind="storage" if reads else "silence", detail=detail)
             return break_group(state, cause, policy, at)
-        case Pausing() if at - phase.since > timing.settle_s + PAUSE_STEPS * facts.step_s:
+        case Pausing(purpose="stop", unsaved=float()):
+            return _not_saved(state, phase, policy, at)
+        case Pausing() if at > pause_due_at(facts, phase, policy, moved):
+            quiet_s = at - max(phase.since, phase.heard, moved)
             if phase.purpose == "stop":
-                return end_stopped(state, f"{phase.reason}; not everything was done in time")
-            cause = Cause(kind="silence", detail="the group did not reach a step boundary in time")
-            return break_group(state, cause, policy, at)
+                return end_stopped(state, f"{phase.reason}; nothing was heard for {quiet_s:.0f} s")
+            detail = f"the group did not reach a step boundary: nothing was heard for {quiet_s:.0f} s"
+            return break_group(state, Cause(kind="hang", detail=detail, step=facts.step + 1), policy, at)
         case Settling() if at - phase.since > timing.settle_s:
             return give_up_silent(state, policy, at)
         case Running():
-            return retry_final(state, policy, at)
+            return last_save.retry(state, policy, at, moved)
         case _:
             return Outcome(state=state)
 
 
-def _on_their_way(facts: Facts, policy: Policy) -> bool:
-    """Whether there is capacity, and only the start of its workers is waited for: that has its own limit."""
-    coming = starting(facts)
-    return bool(coming) and len(coming) + len(worker_slots(facts, last_plan(facts))) >= policy.min_workers
+def _not_saved(state: State, phase: Pausing, policy: Policy, at: float) -> Outcome:
+    """Whose group is gone is recovered first; whose group stands there saves again."""
+    if phase.broken or not {w.name for w in state.facts.workers}.issuperset(phase.plan.workers):
+        cause = Cause(kind="storage", detail="the checkpoint of a group that is gone could not be committed")
+        return break_group(state, cause, policy, at)
+    return save_again(state, policy, at)
 
 
 def _no_capacity(state: State, phase: Waiting, policy: Policy, at: float) -> Outcome:
-    present = len(worker_slots(state.facts, last_plan(state.facts)))
-    why = f": {phase.problem}" if phase.problem and present >= policy.min_workers else ""
+    there = len(present(state.facts))
+    why = f": {phase.problem}" if phase.problem and there >= policy.min_workers else ""
     return end(
         state,
         "capacity",
         f"waited {at - phase.since:.0f} s for {policy.min_workers} workers{policy.each}, "
-        f"{present} are there{why}",
+        f"{there} are there{why}",
     )

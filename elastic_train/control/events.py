@@ -9,15 +9,29 @@ from elastic_train.recovery.evidence import LocalState, Snapshot, Stored
 from elastic_train.recovery.logs import Sent
 
 CauseKind = Literal[
-    "collective", "death", "silence", "hang", "user", "memory", "engine", "preemption", "corruption"
+    "collective",
+    "death",
+    "silence",
+    "hang",
+    "user",
+    "memory",
+    "engine",
+    "preemption",
+    "corruption",
+    "storage",
+    "damage",
+    "restart",
 ]
+"""Whose fault it is: `user` the job's; `storage` and `damage` (of a checkpoint) storage's; `engine` and
+`restart` (of the controller) ours; the rest the machines'. A collective is only how others' ends are felt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """Why something ended. `detail` is one line; `traceback` the user's own where there is one.
 
-    After a corruption `trusted` is the last step at which replicas held the same.
+    After a corruption `trusted` is the last step at which replicas held the same. `worker` is whose process
+    ended, where one did.
     """
 
     kind: CauseKind
@@ -28,6 +42,7 @@ class Cause:
     node: str = ""
     traceback: str = ""
     trusted: int | None = None
+    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +63,7 @@ class TermBegan:
     """A controller took the run: the first event of each term.
 
     `stored` is the newest valid checkpoint of the commit log. `ever_stored` tells whether the log ever held
-    one.
+    one. `again`: the controller's process was restarted; else a person submitted the run.
     """
 
     at: float
@@ -56,6 +71,7 @@ class TermBegan:
     stored: Stored | None
     ever_stored: bool
     finished: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +223,7 @@ class PartWritten:
     manifest: str  # part manifest's path, relative to the checkpoint's directory
     digest: str  # of the part manifest's bytes
     state_digest: int = 0  # this part's share of the digest of the whole state
+    metrics: tuple[tuple[str, float], ...] = ()  # of the step, which may be known sooner than its report
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -258,6 +275,14 @@ class CheckpointRejected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerFailed:
+    """What this controller itself could not do, by a fault of ours: the run ends with its words."""
+
+    at: float
+    detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FencedOff:
     """A newer term owns the run: this controller must end itself."""
 
@@ -270,8 +295,11 @@ class FencedOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopRequested:
+    """The run is to end with a checkpoint; said again, at once, unless who says it is `patient`."""
+
     at: float
     reason: str
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,11 +313,14 @@ class Tick:
     """Time passes. Deadlines are judged here and nowhere else.
 
     `late` is by how much the controller's own clockwork missed this tick: it stood still for so long, and so
-    nobody's silence in that time counts.
+    nobody's silence in that time counts. `moved_s` is for how long no member of the group was seen to move,
+    which is to enter a phase or a micro-batch of training or evaluation, or to write bytes of a checkpoint. A
+    member that forms a group moves while it is inside the job's own code. None: nobody looks.
     """
 
     at: float
     late: float = 0.0
+    moved_s: float | None = None
 
 
 Event = (
@@ -310,6 +341,7 @@ Event = (
     | PeersHeld
     | CheckpointCommitted
     | CheckpointRejected
+    | ControllerFailed
     | FencedOff
     | StopRequested
     | SaveRequested

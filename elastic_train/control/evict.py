@@ -32,7 +32,7 @@ def evict(state: State, event: Straggling, policy: Policy) -> Outcome:
     why = _why_not(state, phase.plan, planned, event.factor, policy)
     if why or isinstance(planned, Infeasible):
         return Outcome(state=state, reason=f"node {event.node} is kept: {why}")
-    left, rest_s = quarantine(without, event.node, policy, event.at)
+    left, rest_s = quarantine(without, event.node, policy, event.at, slow=True)
     reason = f"leaving {event.node} for {rest_s:.0f} s, which is slow, then form {planned.plan}"
     return pause(replace(state, facts=left), phase.plan, "drain", reason, event.at)
 

@@ -1,19 +1,21 @@
 """From the first sign of a failure to the verdict.
 
-The first sign aborts the group; the cause waits for every living member's final report. The earliest cause
-that is not a collective's is the cause: a broken collective is how survivors feel somebody else's end. Then
+The first sign aborts the group; the cause waits for every living member's final report. A cause that is not a
+collective's explains those that are: a broken collective is how survivors feel somebody else's end. Then
 either the run ends, because the job's own code raised, the failure is deterministic, or the budget is spent;
-or it goes on with whoever is left.
+or it goes on with whoever is left. What counts against the budget is decided in `incidents`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+from elastic_train.control import incidents
 from elastic_train.control.commands import Abort, StopWorker
 from elastic_train.control.ending import end, end_by_user_error
-from elastic_train.control.events import Cause, FinalReport, GroupBroken, Hung
-from elastic_train.control.membership import draining, find, without
+from elastic_train.control.events import Cause, CauseKind, FinalReport, GroupBroken, Hung
+from elastic_train.control.membership import find, noticed, without, without_all
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
     Facts,
@@ -26,16 +28,57 @@ from elastic_train.control.states import (
     Waiting,
     members,
 )
-from elastic_train.control.stopping import broken_while_stopping
+from elastic_train.control.stopping import broken_while_stopping, is_being_saved
+from elastic_train.control.trouble import reported, spent, troubled
 from elastic_train.recovery.evidence import Mixed
 from elastic_train.recovery.lineage import alive
+
+WALLS = ("engine", "memory", "hang")
+"""Causes that come again where the run comes again, unlike the end of a machine."""
+
+
+def nodes_lost(state: State, kinds: Mapping[str, CauseKind], policy: Policy, at: float) -> Outcome:
+    """All workers of some nodes are lost at once: `kinds` says as what, by node."""
+    phase, causes = state.phase, dict[str, Cause]()
+    for worker in state.facts.workers:
+        if worker.node in kinds:
+            kind, detail = kinds[worker.node], f"node {worker.node} is gone"
+            causes[worker.name] = Cause(kind=kind, detail=detail, worker=worker.name, node=worker.node)
+    if not causes:
+        return Outcome(state=state)
+    facts, notes = without_all(state.facts, causes, policy, at)
+    said = [f"lost {name} ({cause.kind}: {cause.detail})" for name, cause in causes.items()]
+    lost = Outcome(
+        state=replace(state, facts=facts),
+        commands=tuple(StopWorker(worker=name, reason="its node is gone") for name in causes),
+        reason="; ".join((*said, *notes)),
+    )
+    inside = [causes[name] for name in members(phase) if name in causes]
+    if inside and not isinstance(phase, Settling):
+        lost = lost.then(lambda s: break_group(s, inside[0], policy, at))
+    return lost.then(lambda s: _all_lost(s, causes))
+
+
+def _all_lost(state: State, causes: Mapping[str, Cause]) -> Outcome:
+    """Nobody waits for the last words of those that are lost, and what ended them is a cause."""
+    facts, phase = state.facts, state.phase
+    if not isinstance(phase, Settling):
+        for cause in causes.values():
+            facts = incidents.explained(facts, cause)
+        return Outcome(state=state if facts is state.facts else replace(state, facts=facts))
+    group, known = set(phase.plan.workers).union(phase.pending), set(phase.causes)
+    new = tuple(cause for name, cause in causes.items() if name in group and cause not in known)
+    pending = tuple(name for name in phase.pending if name not in causes)
+    phase = replace(phase, pending=pending, causes=(*phase.causes, *new))
+    return Outcome(state=replace(state, phase=phase))
 
 
 def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float) -> Outcome:
     worker = find(state.facts, name)
     if worker is None:
         return Outcome(state=state, reason=f"{name} is known to be gone")
-    if worker.node in draining(state.facts) and cause.kind not in ("user", "memory", "engine"):
+    cause = replace(cause, worker=name, node=cause.node or worker.node)
+    if worker.node in noticed(state.facts) and cause.kind not in ("user", "memory", "engine"):
         cause = replace(cause, kind="preemption")
     facts, note = without(state.facts, worker, cause, policy, at)
     state = replace(state, facts=facts)
@@ -44,10 +87,11 @@ def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float
     lost = Outcome(
         state=state, reason="; ".join(filter(None, (f"lost {name} ({cause.kind}: {cause.detail})", note)))
     )
-    if name not in members(state.phase):
-        return lost
-    if isinstance(state.phase, Settling):
+    phase = state.phase
+    if isinstance(phase, Settling) and (name in phase.pending or name in phase.plan.workers):
         return lost.then(lambda s: _heard(s, name, cause))
+    if name not in members(phase):
+        return replace(lost, state=replace(state, facts=incidents.explained(facts, cause)))
     return lost.then(lambda s: break_group(s, cause, policy, at))
 
 
@@ -83,9 +127,9 @@ def settled(state: State, event: FinalReport, policy: Policy) -> Outcome:
         case Pausing() as phase if event.error is None:
             if event.worker in phase.settled or event.worker not in phase.plan.workers:
                 return Outcome(state=state, reason=said)
+            settled = (*phase.settled, event.worker)
             return Outcome(
-                state=replace(state, phase=replace(phase, settled=(*phase.settled, event.worker))),
-                reason=said,
+                state=replace(state, phase=replace(phase, settled=settled, heard=event.at)), reason=said
             )
         case Running() if event.error is None and state.facts.step >= policy.max_steps:
             return Outcome(state=state, reason=f"{event.worker} ran the last step")
@@ -116,14 +160,13 @@ def break_group(
     at: float,
     *,
     spoken: tuple[str, ...] = (),
-    counted: bool = True,
 ) -> Outcome:
     """Abort the group and wait for the final reports of its living members that haven't `spoken` yet."""
     state = _without_bad_logs(state, cause)
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Forming | Running | Pausing)
-    if isinstance(phase, Pausing) and phase.purpose == "stop":
-        return broken_while_stopping(state, f"the group broke while it stopped ({cause.detail})")
+    if isinstance(phase, Pausing) and phase.purpose == "stop" and is_being_saved(facts):
+        return broken_while_stopping(state)
     if (
         isinstance(phase, Running)
         and facts.step >= policy.max_steps
@@ -134,14 +177,14 @@ def break_group(
         )
     if isinstance(phase, Pausing):
         spoken = (*spoken, *phase.settled)
-    living = {w.name for w in facts.workers}
-    pending = tuple(name for name in members(phase) if name in living and name not in spoken)
+    living, heard = {w.name for w in facts.workers}, set(spoken)
+    pending = tuple(name for name in members(phase) if name in living and name not in heard)
     settling = Settling(
         plan=phase.plan,
         since=at,
         pending=pending,
         causes=(cause,),
-        counted=counted and cause.kind != "preemption",
+        formed=not isinstance(phase, Forming),
     )
     return Outcome(
         state=replace(state, phase=settling),
@@ -164,12 +207,14 @@ def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Settling)
     causes = list(phase.causes)
+    hangs = any(cause.kind == "storage" for cause in causes)  # who reads from it can't even say so
     for name in phase.pending:
         worker = find(facts, name)
         assert worker is not None
-        cause = Cause(
-            kind="silence", detail=f"{name} gave no final report within {policy.timing.settle_s:.0f} s"
-        )
+        kind: CauseKind = "preemption" if worker.node in noticed(facts) else "silence"
+        kind = "storage" if hangs else kind
+        detail = f"{name} gave no final report within {policy.timing.settle_s:.0f} s"
+        cause = Cause(kind=kind, detail=detail, worker=name, node=worker.node)
         causes.append(cause)
         facts, _ = without(facts, worker, cause, policy, at)
     return Outcome(
@@ -184,40 +229,52 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Settling)
     assert not phase.pending
-    cause = next((c for c in phase.causes if c.kind != "collective"), phase.causes[0])
+    cause = incidents.main_cause(phase.causes)
     trusted = [c.trusted for c in phase.causes if c.trusted is not None]
     if trusted:
         facts = replace(facts, suspect=(facts.generation, min(trusted)))
-        state = replace(state, facts=facts)
+    stored = next((c for c in phase.causes if c.kind == "storage"), None)
+    if stored is not None:
+        facts = troubled(facts, stored.detail, policy, at, blocked=True)
+        if spent(facts, policy):
+            why = f"the run cannot go on: {reported(facts, at)}"
+            return end(replace(state, facts=facts), "infrastructure", why, cause=stored)
+    before, facts = facts.failures_ever, incidents.ended(facts, phase, policy)
     waiting = Waiting(since=at, prompt=True)
-    if not phase.counted:
+    if not incidents.is_charged(phase.causes):
         return Outcome(
-            state=replace(state, phase=waiting),
+            state=State(facts=facts, phase=waiting),
             reason=f"not counted as a failure: {cause.kind}, {cause.detail}",
         )
-    facts = replace(
-        facts,
-        failures=facts.failures + 1,
-        failures_ever=facts.failures_ever + 1,
-        failed_step=max(facts.failed_step, facts.step),
-    )
-    twin = next((c for c in facts.deterministic if _same(c, cause)), None)
-    if cause.kind in ("engine", "memory", "hang"):
-        facts = replace(facts, deterministic=(*facts.deterministic, cause))
+    facts = replace(facts, failed_step=max(facts.failed_step, facts.step))
+    walls = tuple(c for c in phase.causes if c.kind in WALLS)
+    met = next((c for c in walls if any(_same(e, c) for e in facts.deterministic)), None)
+    facts = replace(facts, deterministic=(*facts.deterministic, *walls))
     state = State(facts=facts, phase=waiting)
-    if twin is not None and cause.kind == "memory":
+    if met is not None and met.kind == "memory":
         return end(
             state,
             "infrastructure",
-            f"likely out of memory, twice{f' in {cause.phase}' if cause.phase else ''}: {cause.detail}",
-            cause=cause,
+            f"likely out of memory, twice{f' in {met.phase}' if met.phase else ''}: {met.detail}",
+            cause=met,
         )
-    if twin is not None:
+    if met is not None:
         return end(
-            state, "infrastructure", f"the same fault twice at step {cause.step}: {cause.detail}", cause=cause
+            state, "infrastructure", f"the same fault twice at step {met.step}: {met.detail}", cause=met
         )
+    if facts.failures_ever == before:
+        return Outcome(state=state, reason=f"cause: {cause.kind}, {cause.detail}; of the same incident")
+    return _within_budget(state, cause, policy)
+
+
+def _within_budget(state: State, cause: Cause, policy: Policy) -> Outcome:
+    """Whether the run may fail once more: without progress, and at the same step whatever came between."""
+    facts = state.facts
+    step, times = facts.failed_at
     count = f"{facts.failures} failure{'s' * (facts.failures > 1)} without progress between them"
-    if facts.failures > policy.max_failures:
+    if facts.failures <= policy.max_failures < times:
+        count = f"{times} failures at step {step}, to which the run came again each time"
+    if max(facts.failures, times) > policy.max_failures:
         return end(
             state,
             "infrastructure",
@@ -240,7 +297,10 @@ def _heard(state: State, name: str, error: Cause | None) -> Outcome:
     phase = state.phase
     assert isinstance(phase, Settling)
     causes = (*phase.causes, error) if error is not None and error not in phase.causes else phase.causes
-    pending = tuple(p for p in phase.pending if p != name)
+    pending = phase.pending
+    if name in pending:
+        place = pending.index(name)
+        pending = (*pending[:place], *pending[place + 1 :])
     if (causes, pending) == (phase.causes, phase.pending):
         return Outcome(state=state)
     return Outcome(state=replace(state, phase=replace(phase, pending=pending, causes=causes)))
@@ -251,10 +311,13 @@ def _local_state(facts: Facts, event: FinalReport) -> Facts:
     steps = [h.step for h in event.local_states if alive(facts.lineage, h.generation, h.step)]
     step = max((facts.step, *steps))
     entry, logs = (event.worker, event.local_states), (event.worker, event.logs)
-    if entry in facts.local_states and step == facts.step and (logs in facts.logs or not event.logs):
-        return facts
-    kept = tuple(h for h in facts.local_states if h[0] != event.worker)
-    reported = tuple(h for h in facts.logs if h[0] != event.worker)
+    kept, reported = facts.local_states, facts.logs
+    if (before := dict(kept).get(event.worker)) is not None:
+        if before == event.local_states and step == facts.step and (logs in reported or not event.logs):
+            return facts
+        kept = tuple(h for h in kept if h[0] != event.worker)
+    if reported:
+        reported = tuple(h for h in reported if h[0] != event.worker)
     return replace(
         facts, local_states=(*kept, entry), logs=(*reported, logs) if event.logs else reported, step=step
     )

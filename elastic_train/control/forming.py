@@ -13,11 +13,20 @@ from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, St
 from elastic_train.control.ending import end
 from elastic_train.control.events import GroupReady, PeersReported
 from elastic_train.control.keep_ranks import keep_places
-from elastic_train.control.membership import at_hand, draining, starting, worker_slots
+from elastic_train.control.membership import (
+    at_hand,
+    draining,
+    keep_all_nodes,
+    present,
+    starting,
+    worker_slots,
+)
 from elastic_train.control.planner_questions import held, last_plan, to_form
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting
-from elastic_train.planner.plan import Infeasible, Plan, WorkerSlot
+from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting, Worker
+from elastic_train.control.stopping import end_stopped
+from elastic_train.control.trouble import over, rests
+from elastic_train.planner.plan import Infeasible, Plan
 from elastic_train.planner.question import Planned, Question
 from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders, votes
 from elastic_train.recovery.evidence import Live, Mixed, Stored, checkpoint_of
@@ -48,9 +57,8 @@ def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
 
 def evidence(facts: Facts) -> Evidence:
     last = last_plan(facts)
-    free = {
-        slot.node for slot in worker_slots(facts, last) if last is None or slot.worker not in last.workers
-    }
+    seated = set(last.workers) if last is not None else set[str]()
+    free = {slot.node for slot in worker_slots(facts, last) if slot.worker not in seated}
     snapshots = [s for s in facts.snapshots or () if not _suspect(facts, s.generation, s.step)]
     found = Evidence(
         lineage=facts.lineage,
@@ -90,10 +98,14 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     """Form a group if it is time to."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Waiting)
-    candidates = worker_slots(facts, last_plan(facts))
-    if not _complete(facts, phase, candidates, policy, at):
+    candidates, coming = present(facts), starting(facts)
+    if len(candidates) + len(coming) < policy.min_workers:
+        return _too_few(state, policy, at)
+    if not _complete(phase, candidates, policy, at, coming=bool(coming)):
         return Outcome(state=state)
     planned = best_plan(to_form(facts, held(facts), policy, at), policy)
+    if isinstance(planned, Infeasible) and facts.evicted:
+        return _too_few(state, policy, at)
     if isinstance(planned, Infeasible):
         if planned.reason == phase.problem:
             return Outcome(state=state)
@@ -103,13 +115,36 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         )
     choice = choose(evidence(facts))
     if policy.peers and facts.generation and _peers_may_know_more(facts, choice):
-        return _ask_peers(state)
+        return _ask_peers(state, at)
+    if facts.stopping is not None and _not_worth_saving(facts, choice):
+        return end_stopped(state, f"{facts.stopping}; nothing newer could be recovered: {choice.reason}")
     if isinstance(choice, Unrecoverable):
         return end(state, "checkpoint", choice.reason)
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
+    if checkpoint_of(choice.origin) is not None and rests(facts, at):
+        return Outcome(state=state)
     plan = keep_places(planned.plan, last_plan(facts), at_hand(facts))
     return _form(state, replace(planned, plan=plan), choice, at, phase.paused)
+
+
+def _too_few(state: State, policy: Policy, at: float) -> Outcome:
+    """Slow nodes that were left are better than none; a run that only has to stop waits for no machine."""
+    facts = state.facts
+    if facts.evicted:
+        kept = Outcome(
+            state=replace(state, facts=keep_all_nodes(facts)),
+            reason=f"too few workers without {', '.join(facts.evicted)}, which is slow: it is kept",
+        )
+        return kept.then(lambda s: try_form(s, policy, at))
+    if facts.stopping is not None and not any(n.drain_by is None for n in facts.nodes):
+        return end_stopped(state, f"{facts.stopping}; there are no nodes to recover step {facts.step} on")
+    return Outcome(state=state)
+
+
+def _not_worth_saving(facts: Facts, choice: Choice | Unrecoverable) -> bool:
+    stored = facts.stored.step if facts.stored is not None else 0
+    return isinstance(choice, Unrecoverable) or choice.step <= stored
 
 
 def peers_reported(state: State, event: PeersReported) -> Outcome:
@@ -131,11 +166,15 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
     if not isinstance(phase, Forming):
         return Outcome(state=state, reason=f"generation {facts.generation} is known to be ready")
     leaving = draining(facts)
-    done = tuple(w for w in facts.workers if w.node in leaving and w.name not in phase.plan.workers)
-    idle = {w.name for w in facts.workers} - {w.name for w in done} - set(phase.plan.workers)
+    seated = set(phase.plan.workers)
+    done = tuple(w for w in facts.workers if w.node in leaving and w.name not in seated)
+    gone = {w.name for w in done}
+    idle = {w.name for w in facts.workers} - gone - seated
+    if checkpoint_of(phase.origin) is not None:
+        facts = over(facts)
     facts = replace(
         facts,
-        workers=tuple(w for w in facts.workers if w not in done),
+        workers=tuple(w for w in facts.workers if w.name not in gone),
         local_states=tuple(h for h in facts.local_states if h[0] in idle),
         logs=tuple(h for h in facts.logs if h[0] in idle),
         began=at if facts.began is None else facts.began,
@@ -162,14 +201,13 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
 
 
 def _complete(
-    facts: Facts, phase: Waiting, candidates: tuple[WorkerSlot, ...], policy: Policy, at: float
+    phase: Waiting, candidates: tuple[Worker, ...], policy: Policy, at: float, *, coming: bool
 ) -> bool:
     if len(candidates) < policy.min_workers:
         return False
-    if phase.prompt or len(candidates) >= policy.max_workers or not starting(facts):
+    if phase.prompt or len(candidates) >= policy.max_workers or not coming:
         return True
-    names = {slot.worker for slot in candidates}
-    last = max(w.since for w in facts.workers if w.name in names)
+    last = max(w.since for w in candidates)
     return at - last >= policy.timing.join_window_s
 
 
@@ -182,12 +220,12 @@ def _peers_may_know_more(facts: Facts, choice: Choice | Unrecoverable) -> bool:
     return not newest and facts.snapshots is None
 
 
-def _ask_peers(state: State) -> Outcome:
+def _ask_peers(state: State, at: float) -> Outcome:
     facts = state.facts
     if facts.asking:
         return Outcome(state=state)
     return Outcome(
-        state=replace(state, facts=replace(facts, asking=True)),
+        state=replace(state, facts=replace(facts, asking=True, asked_at=at)),
         commands=(AskPeers(generation=facts.generation),),
         reason="survivors do not hold the newest step: the peer stores are asked",
     )

@@ -7,29 +7,60 @@ many of them in a window is quarantined, each time for twice as long, and comes 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from elastic_train.control.commands import StartWorker
 from elastic_train.control.events import Cause, Node, Straggling
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Worker
+from elastic_train.control.remembered import remembered
+from elastic_train.control.spread import spread
+from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Waiting, Worker
 from elastic_train.planner.plan import Plan, WorkerSlot
 
-NO_FLAP = ("preemption", "user")
+NO_FLAP = ("preemption", "user", "storage")
+
+
+@remembered
+def _by_name(workers: tuple[Worker, ...]) -> dict[str, Worker]:
+    return {worker.name: worker for worker in workers}
+
+
+@remembered
+def _noticed(nodes: tuple[Node, ...]) -> frozenset[str]:
+    return frozenset([node.name for node in nodes if node.drain_by is not None])
 
 
 def find(facts: Facts, name: str) -> Worker | None:
-    return next((w for w in facts.workers if w.name == name), None)
+    return _by_name(facts.workers).get(name)
 
 
 def draining(facts: Facts) -> frozenset[str]:
     """Nodes that are leaving with notice, or are left because they are slow."""
-    return frozenset(node.name for node in facts.nodes if node.drain_by is not None).union(facts.evicted)
+    return noticed(facts).union(facts.evicted) if facts.evicted else noticed(facts)
+
+
+def noticed(facts: Facts) -> frozenset[str]:
+    """Nodes whose end was announced."""
+    return _noticed(facts.nodes)
+
+
+def keep_all_nodes(facts: Facts) -> Facts:
+    """Leave no node for being slow: the group that was to go on without it is not formed, or needs it."""
+    if not facts.evicted:
+        return facts
+    flaps = tuple(f for f in facts.flaps if not (f.slow and f.node in facts.evicted))
+    return replace(facts, evicted=(), flaps=flaps)
 
 
 def quarantined(facts: Facts, at: float) -> frozenset[str]:
     return frozenset(record.node for record in facts.flaps if record.until > at)
+
+
+def present(facts: Facts) -> tuple[Worker, ...]:
+    """Ready workers on nodes that stay, by age."""
+    leaving = draining(facts)
+    return tuple([w for w in facts.workers if w.status == "ready" and w.node not in leaving])
 
 
 def worker_slots(facts: Facts, last: Plan | None) -> tuple[WorkerSlot, ...]:
@@ -39,24 +70,16 @@ def worker_slots(facts: Facts, last: Plan | None) -> tuple[WorkerSlot, ...]:
     that takes only some then stands in as many domains and on as many nodes as it can. Of equals, those whose
     node has what a lost rank held.
     """
-    leaving = draining(facts)
     domains = {node.name: node.domain for node in facts.nodes}
     order = {name: rank for rank, name in enumerate(last.workers)} if last is not None else {}
-    ready = [w for w in facts.workers if w.status == "ready" and w.node not in leaving]
+    ready = present(facts)
     chosen = sorted((w for w in ready if w.name in order), key=lambda w: order[w.name])
-    others = [w for w in ready if w.name not in order]
     lost = set(order.values()) - {order[w.name] for w in chosen}
     useful = {node for node, rank in at_hand(facts) if rank in lost}
-    while others:
-        racks = Counter(domains.get(w.node, "") for w in chosen)
-        taken = Counter(w.node for w in chosen)
-        # The oldest of equals.
-        nearest = min(
-            others, key=lambda w: (racks[domains.get(w.node, "")], taken[w.node], w.node not in useful)
-        )
-        others.remove(nearest)
-        chosen.append(nearest)
-    return tuple(WorkerSlot(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in chosen)
+    others = spread([w for w in ready if w.name not in order], chosen, domains, useful)
+    return tuple(
+        WorkerSlot(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in (*chosen, *others)
+    )
 
 
 def at_hand(facts: Facts) -> frozenset[tuple[str, int]]:
@@ -68,26 +91,42 @@ def at_hand(facts: Facts) -> frozenset[tuple[str, int]]:
 def starting(facts: Facts) -> tuple[Worker, ...]:
     """Workers on nodes that stay which are not up yet."""
     leaving = draining(facts)
-    return tuple(w for w in facts.workers if w.status == "starting" and w.node not in leaving)
+    return tuple([w for w in facts.workers if w.status == "starting" and w.node not in leaving])
 
 
 def ready(facts: Facts, name: str, at: float) -> Facts:
-    workers = tuple(replace(w, status="ready", since=at) if w.name == name else w for w in facts.workers)
-    return replace(facts, workers=workers)
+    for place, worker in enumerate(facts.workers):
+        if worker.name == name:
+            up = replace(worker, status="ready", since=at)
+            return replace(facts, workers=(*facts.workers[:place], up, *facts.workers[place + 1 :]))
+    return facts
 
 
 def without(facts: Facts, worker: Worker, cause: Cause, policy: Policy, at: float) -> tuple[Facts, str]:
     """The facts after a worker's end, and what that means for its node."""
+    facts, notes = without_all(facts, {worker.name: cause}, policy, at)
+    return facts, "; ".join(notes)
+
+
+def without_all(
+    facts: Facts, causes: Mapping[str, Cause], policy: Policy, at: float
+) -> tuple[Facts, list[str]]:
+    """The facts after the ends of some workers, and what they mean for their nodes."""
+    gone = [worker for worker in facts.workers if worker.name in causes]
     facts = replace(
         facts,
-        workers=tuple(w for w in facts.workers if w.name != worker.name),
-        local_states=tuple(h for h in facts.local_states if h[0] != worker.name),
-        logs=tuple(h for h in facts.logs if h[0] != worker.name),
-        slow=tuple(s for s in facts.slow if s[0] != worker.name),
+        workers=tuple([w for w in facts.workers if w.name not in causes]),
+        local_states=tuple([h for h in facts.local_states if h[0] not in causes]),
+        logs=tuple([h for h in facts.logs if h[0] not in causes]),
+        slow=tuple([s for s in facts.slow if s[0] not in causes]),
     )
-    if worker.proven or cause.kind in NO_FLAP or worker.node in draining(facts):
-        return facts, ""
-    return _flapped(facts, worker.node, policy, at)
+    leaving, notes = draining(facts), list[str]()
+    for worker in gone:
+        if worker.proven or causes[worker.name].kind in NO_FLAP or worker.node in leaving:
+            continue
+        facts, note = _flapped(facts, worker.node, policy, at)
+        notes += [note] if note else []
+    return facts, notes
 
 
 def straggling(state: State, event: Straggling) -> Outcome:
@@ -104,8 +143,11 @@ def straggling(state: State, event: Straggling) -> Outcome:
 
 def proven(facts: Facts, names: tuple[str, ...]) -> Facts:
     """These workers took part in a committed step; their nodes start with a clean record."""
-    workers = tuple(replace(w, proven=True) if w.name in names and not w.proven else w for w in facts.workers)
-    good = {w.node for w in facts.workers if w.name in names}
+    took_part = set(names)
+    workers = tuple(
+        replace(w, proven=True) if w.name in took_part and not w.proven else w for w in facts.workers
+    )
+    good = {w.node for w in facts.workers if w.name in took_part}
     return replace(facts, workers=workers, flaps=tuple(f for f in facts.flaps if f.node not in good))
 
 
@@ -116,18 +158,23 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     if over or isinstance(state.phase, Ended):
         return Outcome(state=state)
     leaving = draining(facts)
-    wanted = policy.target - sum(w.node not in leaving for w in facts.workers)
+    staying = sum(w.node not in leaving for w in facts.workers)
+    wanted = policy.target - staying
+    if facts.stopping is not None:  # what is left of the run is a checkpoint
+        wanted = policy.min_workers - staying if isinstance(state.phase, Waiting) else 0
     if wanted <= 0:
         return Outcome(state=state)
+    taken = Counter(worker.node for worker in facts.workers)
     barred = leaving | quarantined(facts, at)
-    taken: dict[str, int] = {}
-    for worker in facts.workers:
-        taken[worker.node] = taken.get(worker.node, 0) + 1
+    room = sum(max(n.slots - taken[n.name], 0) for n in facts.nodes if n.name not in barred)
+    if staying + room < policy.min_workers:  # a node that rests is better than none
+        barred = leaving | _resting(facts, policy, at)
     born, started = facts.born, list[Worker]()
-    for node in _in_turns(n for n in facts.nodes if n.name not in barred):
-        for _ in range(max(min(node.slots - taken.get(node.name, 0), wanted), 0)):
-            born, wanted = born + 1, wanted - 1
-            started.append(Worker(name=f"w{born:04d}", node=node.name, status="starting", since=at))
+    for node in _places((n for n in facts.nodes if n.name not in barred), taken, spread=policy.spread)[
+        :wanted
+    ]:
+        born += 1
+        started.append(Worker(name=f"w{born:04d}", node=node, status="starting", since=at))
     if not started:
         return Outcome(state=state)
     facts = replace(facts, workers=(*facts.workers, *started), born=born)
@@ -137,6 +184,16 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
         reason=f"starting {len(started)} worker{'s' * (len(started) > 1)} on "
         + ", ".join(dict.fromkeys(w.node for w in started)),
     )
+
+
+def _places(nodes: Iterable[Node], taken: Mapping[str, int], *, spread: bool) -> list[str]:
+    """The free places of nodes, in the order in which they are taken: node by node, or spread over them."""
+    free = [
+        (place, node.name)
+        for node in _in_turns(nodes)
+        for place in range(taken.get(node.name, 0), node.slots)
+    ]
+    return [name for _, name in (sorted(free, key=lambda entry: entry[0]) if spread else free)]
 
 
 def _in_turns(nodes: Iterable[Node]) -> list[Node]:
@@ -150,12 +207,26 @@ def _in_turns(nodes: Iterable[Node]) -> list[Node]:
     return [node for _, node in sorted(order, key=lambda entry: entry[0])]
 
 
-def quarantine(facts: Facts, node: str, policy: Policy, at: float) -> tuple[Facts, float]:
+def _resting(facts: Facts, policy: Policy, at: float) -> frozenset[str]:
+    """Nodes that aren't used even where there are no others: each rests as long as after its first time."""
+    return frozenset(
+        f.node for f in facts.flaps if not f.slow and at < f.until - _rest_s(f, policy) + policy.quarantine_s
+    )
+
+
+def _rest_s(record: Flaps, policy: Policy) -> float:
+    """For how long the last quarantine is."""
+    return min(policy.quarantine_s * 2.0 ** max(record.quarantines - 1, 0), policy.quarantine_limit_s)
+
+
+def quarantine(
+    facts: Facts, node: str, policy: Policy, at: float, *, slow: bool = False
+) -> tuple[Facts, float]:
     """No worker is started on a node for so many seconds, each time for twice as long."""
     record = next((f for f in facts.flaps if f.node == node), Flaps(node=node))
-    rest = min(policy.quarantine_s * 2**record.quarantines, policy.quarantine_limit_s)
-    record = replace(record, ends=(), quarantines=record.quarantines + 1, until=at + rest)
-    flaps = (*(f for f in facts.flaps if f.node != node), record)
+    record = replace(record, ends=(), quarantines=record.quarantines + 1, slow=slow)
+    rest = _rest_s(record, policy)
+    flaps = (*(f for f in facts.flaps if f.node != node), replace(record, until=at + rest))
     return replace(facts, flaps=flaps), rest
 
 

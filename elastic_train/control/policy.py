@@ -23,12 +23,14 @@ class Policy:
     peers: bool = False  # whether nodes have peer stores
     logs: bool = False  # whether stages log what they send
     each: str = ""  # what a worker needs, for people: " of 1 CPU"
+    spread: bool = False  # workers over nodes, before a node gets a second one
+    not_finite: int = 20  # steps in a row without a finite loss and gradient that end the run
     evict_slower_than: float | None = None  # times the median of the others from which a node is left
     flaps: int = 3  # workers of a node that ended before they were of use, until it is quarantined
     flap_window_s: float = 600.0
     quarantine_s: float = 60.0  # doubles with every further quarantine of the node
     quarantine_limit_s: float = 3600.0
-    final_saves: int = 3  # more tries for the last checkpoint
+    restarts: int = 10  # of the controller without a committed step between them
     late_ticks: float = 3.0  # periods that a tick may be late before running deadlines are moved
 
     def within(self, ended: int | None) -> Policy:
@@ -49,6 +51,8 @@ class Policy:
             peers=spec.checkpoints.peers is not None,
             evict_slower_than=spec.evict_slower_than,
             logs=spec.boundary_logs is not None,
+            spread=spec.placement == "SPREAD",
+            not_finite=spec.not_finite,
             each=f" of {needs(spec)}",
         )
 
@@ -70,4 +74,5 @@ def needs(spec: RunSpec) -> str:
         for name, amount in (("CPU", spec.cpus_per_worker), ("GPU", spec.gpus_per_worker))
         if amount
     ]
-    return " and ".join(parts) + (f" on {spec.accelerator}" if spec.accelerator is not None else "")
+    where = [*((spec.accelerator,) if spec.accelerator is not None else ()), *map("=".join, spec.labels)]
+    return " and ".join(parts) + (f" on {' and '.join(where)}" if where else "")

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from elastic_train.control.commands import Pause
 from elastic_train.control.forming import best_plan
-from elastic_train.control.membership import draining, starting
+from elastic_train.control.membership import draining, keep_all_nodes, present, starting
 from elastic_train.control.planner_questions import to_change
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Declined, Facts, Outcome, Pausing, Purpose, Running, State, Waiting
@@ -47,10 +47,13 @@ def paused(state: State, policy: Policy, at: float) -> Outcome:
     assert isinstance(phase, Pausing)
     if facts.step >= policy.max_steps:
         return Outcome(
-            state=replace(state, phase=Running(plan=phase.plan, since=at, proven=True, final_since=at)),
+            state=State(
+                facts=keep_all_nodes(facts),
+                phase=Running(plan=phase.plan, since=at, proven=True, final_since=at),
+            ),
             reason="the last step was committed before the pause",
         )
-    if set(phase.settled) != set(phase.plan.workers):
+    if len(phase.settled) < len(phase.plan.workers):
         return Outcome(state=state)
     return Outcome(
         state=replace(state, phase=Waiting(since=at, prompt=True, paused=phase.since)),
@@ -75,9 +78,11 @@ def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
 
 
 def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
-    facts = state.facts
+    facts, seated = state.facts, set(phase.plan.workers)
+    if all(worker.name in seated for worker in present(facts)):
+        return Outcome(state=state)
     question = to_change(facts, phase, policy, at)
-    idle = tuple(slot.worker for slot in question.worker_slots if slot.worker not in phase.plan.workers)
+    idle = tuple(slot.worker for slot in question.worker_slots if slot.worker not in seated)
     share = phase.plan.world_size / max(1, question.room)
     if not idle or _is_declined(phase, idle, at) or not _calm(facts, idle, policy, at, share):
         return Outcome(state=state)
@@ -100,7 +105,8 @@ def _is_declined(phase: Running, idle: tuple[str, ...], at: float) -> bool:
 def _calm(facts: Facts, idle: tuple[str, ...], policy: Policy, at: float, share: float) -> bool:
     """Whether arrivals are over and the last switch is far enough away; `share` of the workers run."""
     window = policy.timing.join_window_s
-    if at - max(w.since for w in facts.workers if w.name in idle) < window:
+    arrived = set(idle)
+    if at - max(w.since for w in facts.workers if w.name in arrived) < window:
         return False
     cool_down = (COOL_DOWN_WINDOWS * window + COOL_DOWN_SWITCHES * facts.switch_s) * share
     return facts.resized is None or at - facts.resized >= cool_down
@@ -110,7 +116,10 @@ def pause(
     state: State, plan: Plan, purpose: Purpose, reason: str, at: float, *, save: bool = False
 ) -> Outcome:
     return Outcome(
-        state=replace(state, phase=Pausing(plan=plan, since=at, purpose=purpose, reason=reason, save=save)),
+        state=replace(
+            state,
+            phase=Pausing(plan=plan, since=at, heard=at, purpose=purpose, reason=reason, save=save),
+        ),
         commands=(Pause(generation=state.facts.generation, save=save),),
         reason=reason,
     )

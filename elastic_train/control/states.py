@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from elastic_train.control.changes import Change
 from elastic_train.control.commands import Command
 from elastic_train.control.commands import Outcome as Ending
 from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
@@ -39,16 +40,48 @@ class Flaps:
     ends: tuple[float, ...] = ()
     quarantines: int = 0
     until: float = 0.0
+    slow: bool = False  # left because of its speed: its workers are well
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """A checkpoint on its way: the parts that are durable, and whether its commit was ordered."""
+    """A checkpoint on its way: the parts that are durable, and whether its commit was ordered, and when."""
 
     generation: int
     step: int
     parts: tuple[PartWritten, ...] = ()  # by rank
     committing: bool = False
+    since: float = 0.0  # of the first order
+    ordered: float = 0.0  # the last one
+    orders: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """The end of a group, from its first sign on: everything that was heard to have caused it, in any order.
+
+    `generation` is the last group that it ended: one that was forming from the survivors of the first is
+    ended by the same incident. `members` belonged to the first.
+    """
+
+    generation: int
+    members: tuple[str, ...]
+    causes: tuple[Cause, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Storage does not do what it is asked to: since when, how often in a row, and what it said last.
+
+    `blocked` is since when the run cannot go on, or cannot end, without it.
+    """
+
+    since: float
+    last: float
+    times: int
+    problem: str
+    blocked: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +131,7 @@ class Facts:
 
     snapshots: tuple[Snapshot, ...] | None = None  # in peer memory; None: not asked since the last group
     asking: bool = False
+    asked_at: float = 0.0
     held: tuple[PeersHeld, ...] = ()  # what peer stores last said of their snapshots, one entry a node
 
     # checkpoints
@@ -116,15 +150,21 @@ class Facts:
     saving: float | None = None  # the same of the one that is being written, so far
     quiet_step_s: float | None = None  # a step's seconds while none is
     uncovered: int = 0  # failures after which storage was read, or nothing was left
+    unfit: tuple[int, int] | None = None  # the row of steps without a finite loss that the newest one ends
     ended: int | None = None  # the step with which the job's own loop ended the run, short of the last
     save_asked: float | None = None  # when a checkpoint was last asked for, where control asks
     final_tries: int = 0
+    trouble: Trouble | None = None  # of storage, while it lasts
 
     # failures
-    failures: int = 0  # without progress between them; preemptions don't count
+    incidents: tuple[Incident, ...] = ()  # since a later group committed a step
+    failures: int = 0  # of these that count
     failures_ever: int = 0
-    failed_step: int = 0  # progress is a step beyond this one
-    deterministic: tuple[Cause, ...] = ()  # engine and memory causes since the last progress
+    failed_at: tuple[int, int] = (0, 0)  # the step of the last failure, and how many in a row were at it
+    failed_step: int = 0  # the newest step at which the run ever failed
+    deterministic: tuple[Cause, ...] = ()  # engine and memory causes, until a step beyond that one
+    restarts: int = 0  # of the controller without a committed step between them
+    stopping: str | None = None  # why the run ends as soon as its newest step is saved
     reconfigurations: int = 0
     began: float | None = None  # when the first group trained
     step_s: float = 0.0  # the last step's seconds
@@ -188,7 +228,9 @@ class Pausing:
     reason: str
     save: bool = False  # with a checkpoint
     settled: tuple[str, ...] = ()
-    unsaved: bool = False  # its checkpoint could not be written
+    heard: float = 0.0  # when the group last said something
+    unsaved: float | None = None  # when its checkpoint could not be written
+    broken: bool = False  # the group is over, while its checkpoint, which is whole, is being committed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +241,7 @@ class Settling:
     since: float
     pending: tuple[str, ...]
     causes: tuple[Cause, ...]  # as they arrived
-    counted: bool = True  # against the budget of failures; drains and damaged checkpoints aren't
+    formed: bool = True  # the group had trained or was ready to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,12 +264,16 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a transition decided, and why, in one sentence; `planned` is the planner's part of it."""
+    """What a transition decided, and why, in one sentence; `planned` is the planner's part of it, `cadence`
+    why a checkpoint is due. `change` says what it meant for the run, where it was not its usual course.
+    """
 
     state: State
     commands: tuple[Command, ...] = ()
     reason: str = ""
     planned: str = ""
+    cadence: str = ""
+    change: Change | None = None
 
     def then(self, follow: Callable[[State], Outcome]) -> Outcome:
         """This, and what follows from the state it led to."""
@@ -239,6 +285,7 @@ class Outcome:
             commands=self.commands + further.commands,
             reason="; ".join(part for part in (self.reason, further.reason) if part),
             planned=further.planned or self.planned,
+            cadence=further.cadence or self.cadence,
         )
 
 

@@ -1,53 +1,98 @@
-"""Stopping on request: at the next step boundary with a checkpoint, at the second request at once."""
+"""Stopping on request: at the next step boundary with a checkpoint, at the second request at once.
+
+The request outlives every phase. A group that breaks while it stops, or is only being formed when the request
+comes, recovers first if more is committed than is saved: what is finished is kept wherever evidence of it is
+left. Who has no time for that says so with a second request.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.control.commands import Pause
+from elastic_train.control.commands import Pause, Save
 from elastic_train.control.ending import end
 from elastic_train.control.events import StopRequested
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Outcome, Pausing, Running, State
+from elastic_train.control.states import Facts, Outcome, Pausing, Running, State
+from elastic_train.control.trouble import reported, rests, spent
 
 
 def stop(state: State, event: StopRequested, policy: Policy) -> Outcome:
-    phase = state.phase
-    stopping = isinstance(phase, Pausing) and phase.purpose == "stop"
-    if stopping or not isinstance(phase, Running | Pausing):
+    facts, phase = state.facts, state.phase
+    if facts.stopping is not None and event.patient:
+        return Outcome(state=state, reason=f"the run is stopping: {facts.stopping}")
+    if facts.stopping is not None:
+        return end_stopped(state, f"{event.reason}, said again")
+    state = replace(state, facts=replace(facts, stopping=event.reason))
+    if isinstance(phase, Running | Pausing):
+        return begin_stop(state, policy, event.at)
+    if is_saved(facts):
         return end(state, "stopped", f"stopped on request: {event.reason}")
-    through = state.facts.step >= policy.max_steps
-    pausing = Pausing(plan=phase.plan, since=event.at, purpose="stop", reason=event.reason, save=True)
+    return Outcome(
+        state=state, reason=f"stopping as soon as step {facts.step} is recovered and saved: {event.reason}"
+    )
+
+
+def begin_stop(state: State, policy: Policy, at: float) -> Outcome:
+    """Have a group stop at its next boundary, with a checkpoint."""
+    facts, phase = state.facts, state.phase
+    assert isinstance(phase, Running | Pausing)
+    reason = facts.stopping or ""
+    pausing = Pausing(plan=phase.plan, since=at, heard=at, purpose="stop", reason=reason, save=True)
     if isinstance(phase, Pausing):
         pausing = replace(pausing, settled=phase.settled)
+    through = facts.step >= policy.max_steps
     return Outcome(
         state=replace(state, phase=pausing),
-        commands=() if through else (Pause(generation=state.facts.generation, save=True),),
-        reason=f"stopping at the next step boundary: {event.reason}",
+        commands=() if through else (Pause(generation=facts.generation, save=True),),
+        reason=f"stopping at the next step boundary: {reason}",
     )
 
 
 def try_stop(state: State, policy: Policy) -> Outcome:
-    """End once the group stands still and its step is saved, or can't be."""
+    """End once the group stands still and its step is saved."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Pausing)
-    through = facts.step >= policy.max_steps
-    if not through and set(phase.settled) != set(phase.plan.workers):
+    through = phase.broken or facts.step >= policy.max_steps
+    if not through and len(phase.settled) < len(phase.plan.workers):
         return Outcome(state=state)
-    saved = facts.step == 0 or (facts.stored is not None and facts.stored.step >= facts.step)
-    return end_stopped(state, phase.reason) if saved or phase.unsaved else Outcome(state=state)
+    return end_stopped(state, phase.reason) if is_saved(facts) else Outcome(state=state)
 
 
-def broken_while_stopping(state: State, why: str) -> Outcome:
-    """No checkpoint can be asked for any more; one that is whole may still be committed."""
+def save_again(state: State, policy: Policy, at: float) -> Outcome:
+    """A group's checkpoint could not be written: it is tried again while trouble of storage is borne."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Pausing)
-    if any(a.committing and a.step == facts.step for a in facts.attempts):
-        return Outcome(
-            state=replace(state, phase=replace(phase, settled=phase.plan.workers)),
-            reason="the checkpoint of the last step is being committed",
-        )
-    return end_stopped(state, why)
+    if phase.unsaved is None:
+        return Outcome(state=state)
+    if spent(facts, policy):
+        return end_stopped(state, f"{phase.reason}; {reported(facts, at)}")
+    if rests(facts, at):
+        return Outcome(state=state)
+    return Outcome(
+        state=replace(state, phase=replace(phase, unsaved=None, heard=at)),
+        commands=(Save(generation=facts.generation),),
+        reason=f"the checkpoint of step {facts.step} is tried again",
+    )
+
+
+def is_saved(facts: Facts) -> bool:
+    """Whether nothing is committed that a checkpoint doesn't hold."""
+    return facts.step == 0 or (facts.stored is not None and facts.stored.step >= facts.step)
+
+
+def is_being_saved(facts: Facts) -> bool:
+    return any(a.committing and a.step == facts.step for a in facts.attempts)
+
+
+def broken_while_stopping(state: State) -> Outcome:
+    """The group is over, and its last checkpoint is whole: it only has to be committed."""
+    phase = state.phase
+    assert isinstance(phase, Pausing)
+    return Outcome(
+        state=replace(state, phase=replace(phase, broken=True)),
+        reason="the checkpoint of the last step is being committed",
+    )
 
 
 def end_stopped(state: State, why: str) -> Outcome:

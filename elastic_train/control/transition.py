@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from elastic_train.control import incidents
 from elastic_train.control.adoption import adopted, term_began
 from elastic_train.control.checkpoint_saving import (
     checkpoint_committed,
@@ -19,6 +20,7 @@ from elastic_train.control.checkpoint_saving import (
     save_failed,
     save_requested,
 )
+from elastic_train.control.classify import change_of
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.committed_steps import step_committed
 from elastic_train.control.deadlines import tick
@@ -26,8 +28,10 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Adopted,
     Cause,
+    CauseKind,
     CheckpointCommitted,
     CheckpointRejected,
+    ControllerFailed,
     Event,
     FencedOff,
     FinalReport,
@@ -49,13 +53,13 @@ from elastic_train.control.events import (
     WorkerReady,
 )
 from elastic_train.control.evict import evict
-from elastic_train.control.failure import group_broken, hung, settled, verdict, worker_lost
+from elastic_train.control.failure import group_broken, hung, nodes_lost, settled, verdict, worker_lost
 from elastic_train.control.forming import group_ready, peers_reported, try_form
 from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import consider, paused
 from elastic_train.control.states import Ended, Forming, Outcome, Pausing, Running, Settling, State, Waiting
-from elastic_train.control.stopping import stop, try_stop
+from elastic_train.control.stopping import begin_stop, stop, try_stop
 
 
 def transition(state: State, event: Event, policy: Policy) -> Outcome:
@@ -70,7 +74,12 @@ def transition(state: State, event: Event, policy: Policy) -> Outcome:
     after = outcome.state
     if after is not state:
         after = State(facts=after.facts, phase=after.phase, now=event.at)
-    return replace(outcome, state=after, reason=outcome.reason or "nothing to do")
+    return replace(
+        outcome,
+        state=after,
+        reason=outcome.reason or "nothing to do",
+        change=change_of(state, event, after),
+    )
 
 
 def _decide(state: State, event: Event, policy: Policy) -> Outcome:
@@ -99,6 +108,9 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return checkpoint_committed(state, event, policy)
         case CheckpointRejected():
             return checkpoint_rejected(state, event, policy)
+        case ControllerFailed(detail=detail):
+            cause = Cause(kind="engine", detail=detail.rstrip().rpartition("\n")[2])
+            return end(state, "infrastructure", detail, cause=cause)
         case FencedOff(by_term=term):
             return end(state, "fenced", f"term {term} owns the run now")
         case SaveRequested():
@@ -140,6 +152,8 @@ def _follow(state: State, policy: Policy, at: float) -> Outcome:
         case Waiting():
             return try_form(state, policy, at)
         case Running():
+            if state.facts.stopping is not None:
+                return begin_stop(state, policy, at)
             return consider(state, policy, at)
         case Pausing(purpose="stop"):
             return try_stop(state, policy)
@@ -157,23 +171,43 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
     before = {node.name: node for node in state.facts.nodes}
     names = {node.name for node in event.nodes}
     notices = [n.name for n in event.nodes if n.drain_by is not None and before.get(n.name) != n]
+    state = _with_nodes(state, event)
     outcome = Outcome(
-        state=replace(state, facts=replace(state.facts, nodes=event.nodes)),
+        state=state,
         reason=f"{len(names)} nodes"
         + (f", {', '.join(notices)} leaving" if notices else "")
         + _lacking(state, event, policy),
     )
-    for worker in state.facts.workers:
-        if worker.node not in names:
-            left = before.get(worker.node)
-            kind = "preemption" if left is not None and left.drain_by is not None else "death"
-            cause = Cause(kind=kind, detail=f"node {worker.node} is gone")
-            outcome = outcome.then(lambda s, n=worker.name, c=cause: worker_lost(s, n, c, policy, event.at))
-            outcome = replace(
-                outcome,
-                commands=(*outcome.commands, StopWorker(worker=worker.name, reason="its node is gone")),
-            )
+    missing = {worker.node for worker in state.facts.workers} - names
+    if missing.issuperset(worker.node for worker in state.facts.workers):
+        # One observer that sees nobody is likelier to be cut off than all machines at once: who is gone falls
+        # silent, too. What was announced is believed.
+        doubted = missing - {name for name, node in before.items() if node.drain_by is not None}
+        missing -= doubted
+        if doubted:
+            kept = f"nobody sees {', '.join(sorted(doubted))}: workers are kept until they fall silent"
+            outcome = replace(outcome, reason=f"{outcome.reason}; {kept}")
+    kinds: dict[str, CauseKind] = {}
+    for name in missing:
+        left = before.get(name)
+        kinds[name] = "preemption" if left is not None and left.drain_by is not None else "death"
+    outcome = outcome.then(lambda s: nodes_lost(s, kinds, policy, event.at))
     return outcome.then(lambda s: staff(s, policy, event.at))
+
+
+def _with_nodes(state: State, event: NodesChanged) -> State:
+    """The state that knows of the nodes. A notice may be heard after the loss that it announced."""
+    names = {node.name for node in event.nodes}
+    leaving = frozenset(node.name for node in event.nodes if node.drain_by is not None)
+    facts = replace(
+        state.facts, nodes=event.nodes, held=tuple(held for held in state.facts.held if held.node in names)
+    )
+    if leaving:
+        facts = incidents.notice(facts, leaving)
+    phase = state.phase
+    if leaving and isinstance(phase, Settling):
+        phase = replace(phase, causes=incidents.noticed(phase.causes, leaving))
+    return replace(state, facts=facts, phase=phase)
 
 
 def _lacking(state: State, event: NodesChanged, policy: Policy) -> str:

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from elastic_train.data.numbered import NumberedSamples, numbered
+from elastic_train.data.numbered import NumberedSamples, numbered, tell_epoch
 from elastic_train.data.seeding import Seeding, unseeded
-from elastic_train.errors import DataMismatch
+from elastic_train.errors import ConfigError, DataMismatch
 
 SAMPLED = 16
 """Samples whose contents enter a fingerprint, spread evenly from the first to the last."""
@@ -36,8 +36,10 @@ class DataIdentity:
         if self.fingerprint != now.fingerprint:
             raise DataMismatch(
                 field="dataset",
-                problem=f"its {now.length} samples are not those that the run was started with.",
-                remedy="Restore the data and its preparation, or start a new run under another name.",
+                problem=f"its {now.length} samples are not those that the run was started with: its files or "
+                "preparation changed, or it draws from a generator of its own.",
+                remedy="Restore the data and its preparation, draw by the number of the sample, or start a "
+                "new run under another name.",
             )
 
 
@@ -49,13 +51,45 @@ def identify(dataset: NumberedSamples, *, seed: int = 0, seeding: Seeding = unse
     """
     dataset = numbered(dataset)
     length = len(dataset)
+    tell_epoch(dataset, 0)
     digest = hashlib.blake2b(digest_size=16)
     describe = getattr(dataset, "describe", None)
     _absorb(digest, describe() if callable(describe) else None)
-    for index in sorted({round(i * (length - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if length else ()):
+    for index in spread(dataset):
         with seeding(seed, 0, index):
             _absorb(digest, dataset[index])
     return DataIdentity(length=length, fingerprint=digest.hexdigest())
+
+
+def spread(dataset: NumberedSamples) -> list[int]:
+    """Numbers of samples from the first to the last, or the first ones of what is read in order."""
+    length = len(dataset)
+    if getattr(dataset, "sequential", False):
+        return list(range(min(SAMPLED, length)))
+    return sorted({round(i * (length - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if length else ())
+
+
+def check_repeatable(dataset: NumberedSamples, *, seed: int = 0, seeding: Seeding = unseeded) -> None:
+    """ConfigError where a sample differs when it is read again, after others and in another order."""
+    first: dict[int, bytes] = {}
+    numbers = spread(dataset)
+    tell_epoch(dataset, 0)
+    for index in (*numbers, *reversed(numbers)):
+        digest = hashlib.blake2b(digest_size=16)
+        with seeding(seed, 0, index):
+            _absorb(digest, dataset[index])
+        if first.setdefault(index, digest.digest()) != digest.digest():
+            raise unlike(f"sample {index} differs when it is read again")
+
+
+def unlike(problem: str) -> ConfigError:
+    """Samples that are no function of their number: a run could neither resume nor grow with them."""
+    return ConfigError(
+        field="task.dataset",
+        problem=f"{problem}: it depends on a generator of its own, a clock, or what was read before.",
+        remedy="Draw from the global generators of Python, numpy or torch, which are seeded for each sample, "
+        "or make one in __getitem__ from the number: np.random.default_rng((seed, i)).",
+    )
 
 
 def fingerprint(dataset: NumberedSamples) -> str:
@@ -82,6 +116,9 @@ def _absorb(digest: hashlib.blake2b, value: Any) -> None:
         _frame(digest, type(value).__name__, repr(value).encode())
     else:  # its repr may hold an address
         _frame(digest, "object", type(value).__qualname__.encode())
+        to_dict = getattr(value, "to_dict", None)  # graphs, frames
+        if callable(to_dict) and not isinstance(value, type):
+            _absorb(digest, to_dict())
 
 
 def _array(value: Any) -> np.ndarray | None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 import fsspec
 
+from elastic_train.data.local_files import existing, local_files
 from elastic_train.errors import ConfigError
+
+_LOCAL = "file://"
+_URL = re.compile(r"[A-Za-z][\w.+-]*(://|::)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +37,8 @@ class Listing(Protocol):
 class Paths:
     """Files below paths or URLs: a file, a directory with everything below it, or a pattern with `*`.
 
-    Directories are narrowed to names that end in `suffix`. Hidden files and directories are left out.
+    What is there under the very name is meant, whatever characters are in it. Directories are narrowed to
+    names that end in `suffix`; links count as what they lead to. Hidden files and directories are left out.
     """
 
     places: tuple[str, ...]
@@ -51,8 +58,20 @@ def listing(places: str | Path | Sequence[str | Path] | Listing, *, suffix: str 
     return places
 
 
+def opened(url: str) -> AbstractContextManager[IO[bytes]]:
+    """A file of a listing, for reading. Its name is a name, whatever characters are in it."""
+    if url.startswith(_LOCAL):
+        return Path(url.removeprefix(_LOCAL)).open("rb")
+    filesystem, path = fsspec.url_to_fs(url)
+    return filesystem.open(path, "rb")
+
+
 def read(url: str, start: int, stop: int) -> bytes:
     """Bytes start .. stop-1 of a file, fewer where it is shorter."""
+    if url.startswith(_LOCAL):
+        with opened(url) as file:
+            file.seek(start)
+            return file.read(stop - start)
     filesystem, path = fsspec.url_to_fs(url)
     data = filesystem.cat_file(path, start=start, end=stop)
     # A web server that knows no ranges sends the whole file.
@@ -60,24 +79,18 @@ def read(url: str, start: int, stop: int) -> bytes:
 
 
 def _below(place: str, suffix: str) -> list[SourceFile]:
-    filesystem, path = fsspec.url_to_fs(place)
-    root = path.rstrip("/")
-    if any(mark in path for mark in "*?["):
-        root = path[: min(path.index(mark) for mark in "*?[" if mark in path)].rpartition("/")[0]
-        found = filesystem.glob(path, detail=True)
-    elif "http" not in filesystem.protocol and filesystem.isdir(path):
-        found = {p: d for p, d in filesystem.find(path, detail=True).items() if p.endswith(suffix)}
-    elif filesystem.exists(path):
-        root, found = path.rpartition("/")[0], {path: filesystem.info(path)}
+    if existing(place) is not None or not _URL.match(place):
+        root, sizes = local_files(place, suffix)
+        found = {path: (f"{_LOCAL}{path}", size) for path, size in sizes.items()}
+    elif place.startswith(_LOCAL):
+        return _below(place.removeprefix(_LOCAL), suffix)
     else:
-        found = {}
+        root, found = _remote(place, suffix)
     files: list[SourceFile] = []
-    details: dict[str, dict[str, Any]] = dict(found)
-    for file, detail in sorted(details.items()):
-        name = file[len(root) :].lstrip("/")
-        if detail["type"] == "file" and not any(part.startswith(".") for part in name.split("/")):
-            size = _size(filesystem, file, detail)
-            files.append(SourceFile(name=name, url=filesystem.unstrip_protocol(file), size=size))
+    for path, (url, size) in sorted(found.items()):
+        name = path[len(root) :].lstrip("/")
+        if not any(part.startswith(".") for part in name.split("/")):
+            files.append(SourceFile(name=name, url=url, size=size))
     if not files:
         raise ConfigError(
             field="data",
@@ -85,6 +98,28 @@ def _below(place: str, suffix: str) -> list[SourceFile]:
             remedy="Check the path and that every node can read it.",
         )
     return files
+
+
+def _remote(place: str, suffix: str) -> tuple[str, dict[str, tuple[str, int]]]:
+    """As `local_files`, with the URL of each file too."""
+    filesystem, path = fsspec.url_to_fs(place)
+    root = path.rstrip("/")
+    is_web, there = "http" in filesystem.protocol, filesystem.exists(path)
+    if there and not is_web and filesystem.isdir(path):
+        found = {p: d for p, d in filesystem.find(path, detail=True).items() if p.endswith(suffix)}
+    elif there:
+        root, found = path.rpartition("/")[0], {path: filesystem.info(path)}
+    elif any(mark in path for mark in "*?["):
+        root = path[: min(path.index(mark) for mark in "*?[" if mark in path)].rpartition("/")[0]
+        found = filesystem.glob(path, detail=True)
+    else:
+        found = {}
+    details: dict[str, dict[str, Any]] = dict(found)
+    files = {file: detail for file, detail in details.items() if detail["type"] == "file"}
+    return root, {
+        file: (filesystem.unstrip_protocol(file), _size(filesystem, file, detail))
+        for file, detail in files.items()
+    }
 
 
 def _size(filesystem: fsspec.AbstractFileSystem, path: str, detail: dict[str, Any]) -> int:

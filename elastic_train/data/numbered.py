@@ -8,8 +8,9 @@ from typing import Any, Protocol, cast
 from elastic_train.errors import ConfigError
 
 RECIPE = (
-    "Number the samples: write the stream to Parquet once and read it with ParquetText or ParquetTokens, put "
-    "it into a list where it fits in memory, or give the class __len__() and __getitem__(i)."
+    "Number the samples: data.stream.Stream(make) numbers what can be opened again; or write it to Parquet "
+    "once and read it with ParquetTable, put it into a list where it fits in memory, or give the class "
+    "__len__() and __getitem__(i)."
 )
 
 
@@ -18,6 +19,10 @@ class NumberedSamples(Protocol):
 
     A source that draws no random numbers in `d[i]` and may be read in a second thread says so with a class
     attribute `draws_nothing = True`; the loader then reads ahead even without processes of its own.
+
+    Samples that change from epoch to epoch are those of a data set with a method `set_epoch(epoch)`. It is
+    called before samples of an epoch are read: d[i] is then a function of the epoch and i. One that is read
+    well only in the order of its numbers says so with `sequential = True`.
     """
 
     def __len__(self) -> int: ...
@@ -42,3 +47,31 @@ def numbered(dataset: object) -> NumberedSamples:
             field="task.dataset", problem=f"{kind.__name__} has no {' and no '.join(absent)}.", remedy=RECIPE
         )
     return cast(NumberedSamples, dataset)
+
+
+def tell_epoch(dataset: object, epoch: int) -> None:
+    """Tell a data set, or those that it is made of, the epoch whose samples are read next."""
+    told = getattr(dataset, "set_epoch", None)
+    if callable(told):
+        told(epoch)
+        return
+    for inner in _inside(dataset):
+        tell_epoch(inner, epoch)
+
+
+def follows_epochs(dataset: object) -> bool:
+    """Whether it, or one that it is made of, wants to be told the epoch."""
+    return callable(getattr(dataset, "set_epoch", None)) or any(map(follows_epochs, _inside(dataset)))
+
+
+def _inside(dataset: object) -> list[object]:
+    """What torch's and our own data sets that are made of others hold: Subset, ConcatDataset, Mixture."""
+    held = getattr(dataset, "__dict__", {})
+    found = [held[name] for name in ("dataset", "texts", "documents") if name in held]
+    for name in ("datasets", "sources"):
+        several = held.get(name)
+        if isinstance(several, Mapping):
+            found += several.values()
+        elif isinstance(several, list | tuple):
+            found += several
+    return [part for part in found if hasattr(type(part), "__getitem__")]

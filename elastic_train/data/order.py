@@ -23,20 +23,12 @@ DIGEST_MODULUS = 1 << 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """One slice of a step's batch: `micro_size` sample ids, of which the first `real` count.
-
-    The ids behind `real` repeat this micro-batch's own real ids: shapes stay fixed, their weight is zero.
-    """
+    """One slice of a step's batch: `micro_size` sample ids, or fewer, in a batch's last one."""
 
     step: int
     index: int
     epoch: int
     ids: tuple[int, ...]
-    real: int
-
-    @property
-    def real_ids(self) -> tuple[int, ...]:
-        return self.ids[: self.real]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +67,7 @@ class SampleOrder:
         return (step - 1) // self.steps_per_epoch
 
     def sample_ids(self, step: int) -> npt.NDArray[np.int64]:
-        """The real sample ids of a step, in order."""
+        """The sample ids of a step, in order."""
         epoch = self.epoch(step)
         start = (step - 1) % self.steps_per_epoch * self.batch.global_size
         positions = np.arange(start, min(start + self.batch.global_size, self.length), dtype=np.int64)
@@ -84,15 +76,19 @@ class SampleOrder:
         )
 
     def micro_batches(self, step: int) -> tuple[MicroBatch, ...]:
-        """The step's micro-batches by index: as many as its samples fill, the last one padded."""
+        """The step's micro-batches by index: as many as its samples fill, the last one with what is left."""
         ids, size, epoch = self.sample_ids(step), self.batch.micro_size, self.epoch(step)
         slices = (ids[start : start + size] for start in range(0, len(ids), size))
         return tuple(
-            MicroBatch(
-                step=step, index=index, epoch=epoch, ids=tuple(np.resize(part, size).tolist()), real=len(part)
-            )
+            MicroBatch(step=step, index=index, epoch=epoch, ids=tuple(part.tolist()))
             for index, part in enumerate(slices)
         )
+
+    def smallest(self, max_steps: int) -> MicroBatch | None:
+        """The smallest micro-batch up to a step, of the first epoch; None where all are whole."""
+        steps = {1, self.steps_per_epoch}
+        found = sorted((self.micro_batches(s)[-1] for s in steps if s <= max_steps), key=lambda m: len(m.ids))
+        return next((micro for micro in found if len(micro.ids) < self.batch.micro_size), None)
 
 
 def ids_digest(ids: Iterable[int]) -> int:

@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from elastic_train.data.listing import Listing, SourceFile, listing
+from elastic_train.data.listing import Listing, SourceFile, listing, opened
 from elastic_train.data.tokenizer import PAD, encode
 from elastic_train.errors import ConfigError
 
@@ -72,7 +71,7 @@ class ParquetRows:
             return self._files
         files, places, counts = self._listing.files(), [], []
         for number, file in enumerate(files):
-            with fsspec.open(file.url) as handle, pq.ParquetFile(handle) as parquet:
+            with opened(file.url) as handle, pq.ParquetFile(handle) as parquet:
                 schema = parquet.schema_arrow
                 if self.column not in schema.names:
                     raise ConfigError(
@@ -92,7 +91,7 @@ class ParquetRows:
             self._groups.move_to_end(place)
             return self._groups[place]
         number, group = self._places[place]
-        with fsspec.open(self._open()[number].url) as handle, pq.ParquetFile(handle) as parquet:
+        with opened(self._open()[number].url) as handle, pq.ParquetFile(handle) as parquet:
             column = parquet.read_row_group(group, columns=[self.column]).column(0)
         self._groups[place] = column
         if len(self._groups) > KEPT_GROUPS:

@@ -8,25 +8,44 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from elastic_train.data.numbered import NumberedSamples
+from elastic_train.data.numbered import NumberedSamples, tell_epoch
+from elastic_train.data.order import MicroBatch
 from elastic_train.data.seeding import Seeding
 from elastic_train.errors import LoaderLost, SampleFailed
 
-Job = tuple[NumberedSamples, int, Seeding]
-"""What a loader reads: data set, seed, seeding."""
+Combine = Callable[[list[Any], MicroBatch], Any]
+"""What makes a micro-batch of its samples."""
 
 
-def load(job: Job, epoch: int, ids: Sequence[int]) -> list[Any]:
-    """The samples of these ids, each under its own seed."""
-    dataset, seed, seeding = job
-    samples: list[Any] = []
-    for sample in ids:
-        with seeding(seed, epoch, sample):
-            samples.append(dataset[sample])
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What a loader does: reads samples under seeds, and combines those of a micro-batch."""
+
+    dataset: NumberedSamples
+    seed: int
+    seeding: Seeding
+    combine: Combine
+
+    def read(self, micro_batch: MicroBatch) -> list[Any]:
+        """Its samples, each under its own seed."""
+        tell_epoch(self.dataset, micro_batch.epoch)
+        samples: list[Any] = []
+        for sample in micro_batch.ids:
+            with self.seeding(self.seed, micro_batch.epoch, sample):
+                samples.append(self.dataset[sample])
+        return samples
+
+    def run(self, micro_batch: MicroBatch) -> Any:
+        return self.combine(self.read(micro_batch), micro_batch)
+
+
+def samples_alone(samples: list[Any], _micro_batch: MicroBatch) -> list[Any]:
+    """Leaves the samples of a micro-batch as they are."""
     return samples
 
 
@@ -53,21 +72,21 @@ class LoaderProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def load(self, epoch: int, ids: Sequence[int]) -> list[Any]:
-        """The samples; what the data set raised there is raised here. LoaderLost if the process died."""
+    def load(self, micro_batch: MicroBatch) -> Any:
+        """What became of it; what user code raised there is raised here. LoaderLost if the process died."""
         try:
             if self._payload is not None:
                 self._pipe.send_bytes(self._payload)
                 self._payload = None
-            self._pipe.send_bytes(pickle.dumps((epoch, tuple(ids))))
+            self._pipe.send_bytes(pickle.dumps(micro_batch))
             answer = self._pipe.recv_bytes()
         except (EOFError, OSError) as error:
             self.kill()
             raise LoaderLost(pid=self.pid, exitcode=self._process.wait()) from error
-        samples = pickle.loads(answer)
-        if isinstance(samples, Exception):
-            raise samples
-        return samples
+        kind, value = pickle.loads(answer)
+        if kind == "raised":
+            raise value
+        return value
 
     def kill(self) -> None:
         """End the process; a request under way fails with LoaderLost. Ending it twice is free."""
@@ -89,12 +108,12 @@ def serve(descriptor: int) -> None:
             payload = pipe.recv_bytes()
             job = None
             while True:
-                epoch, ids = pickle.loads(pipe.recv_bytes())
+                micro_batch = pickle.loads(pipe.recv_bytes())
                 try:
                     if job is None:
                         job = pickle.loads(payload)
-                    answer = pickle.dumps(load(job, epoch, ids), protocol=pickle.HIGHEST_PROTOCOL)
-                except Exception as error:  # noqa: BLE001 - whatever the data set raises is the answer
+                    answer = pickle.dumps(("made", job.run(micro_batch)), protocol=pickle.HIGHEST_PROTOCOL)
+                except Exception as error:  # noqa: BLE001 - whatever user code raises is the answer
                     answer = _failure(error)
                 pipe.send_bytes(answer)
         except (EOFError, OSError):
@@ -106,8 +125,9 @@ def _failure(error: Exception) -> bytes:
     text = "".join(traceback.format_exception(error))
     error.add_note(f"\nRaised in a loader process:\n{text}")
     try:
-        packed = pickle.dumps(error)
+        packed = pickle.dumps(("raised", error))
         pickle.loads(packed)
     except Exception:  # noqa: BLE001 - pickling somebody's exception may raise anything
-        return pickle.dumps(SampleFailed(error=f"{type(error).__name__}: {error}", traceback=text))
+        failed = SampleFailed(error=f"{type(error).__name__}: {error}", traceback=text)
+        return pickle.dumps(("raised", failed))
     return packed

@@ -28,7 +28,7 @@ class ParquetTable:
         return len(self._first)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        return {name: _value(rows[index], rows.type) for name, rows in self.columns.items()}
+        return {name: value_of(rows[index], rows.type) for name, rows in self.columns.items()}
 
     def describe(self) -> Any:
         """The columns, and names and sizes of the files."""
@@ -39,7 +39,8 @@ class ParquetTable:
         return next(iter(self.columns.values()))
 
 
-def _value(value: Any, kind: pa.DataType) -> Any:
+def value_of(value: Any, kind: pa.DataType) -> Any:
+    """A value as a sample has it: numbers in an array of their type."""
     if not isinstance(value, list):
         return value
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):

@@ -15,7 +15,10 @@ import numpy.typing as npt
 
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import Fragments, Ints
+from elastic_train.geometry.runs import cut_in_runs
 
+FREE_CELLS, CELLS_OF_A_BOX = 1_000_000, 8
+"""Cells in which a tiling is checked: of boxes that divide a tensor there are about as many as boxes."""
 Whole = npt.NDArray[np.integer[Any]]
 
 
@@ -69,11 +72,33 @@ def uncovered(needs: Fragments, haves: Fragments) -> Uncovered | None:
     return Uncovered(fragments=gaps) if len(gaps) else None
 
 
-def untiled(fragments: Fragments) -> Uncovered | Surplus | None:
-    """Why the rows are no tiling of the tensors they name; None where each element is in exactly one row."""
-    tensors = whole(fragments)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tangled:
+    """Boxes that cut each other into far more cells than there are boxes: nobody divides a tensor so."""
+
+    tensor: str
+    state: str
+    boxes: int
+
+    def __str__(self) -> str:
+        return f"{self.boxes} boxes cut each other in too many ways, most of {self.tensor} ({self.state})"
+
+
+def untiled(fragments: Fragments) -> Uncovered | Surplus | Tangled | None:
+    """Why the rows are no tiling of the tensors they name; None where each element is in exactly one row.
+
+    The work is bounded by the number of rows, whatever their boxes are.
+    """
+    open_ones = ~cut_in_runs(fragments)
+    if not open_ones.any():
+        return None
+    tensors, fragments = whole(fragments).take(open_ones), fragments.take(open_ones[fragments.key])
     rows, count = _without_empty(Fragments.concat([tensors, fragments]), len(tensors))
-    cells = cut(rows.key, rows.offsets, rows.offsets + rows.sizes)
+    most = FREE_CELLS + CELLS_OF_A_BOX * len(rows)
+    cells = _cut(rows.key, rows.offsets, rows.offsets + rows.sizes, most)
+    if cells is None:
+        tensor, state = fragments.names[int(np.argmax(np.bincount(fragments.key)))]
+        return Tangled(tensor=tensor, state=state, boxes=len(fragments))
     given = cells.row >= count
     times = np.bincount(cells.cell[given], minlength=_length(cells.cell))
     gaps = _fragments(rows, cells, ~given & (times[cells.cell] == 0))
@@ -100,6 +125,13 @@ class Cells:
 
 def cut(group: Whole, low: Ints, high: Ints) -> Cells:
     """Cut boxes [low, high), none empty, against all others of the same group (small numbers >= 0)."""
+    cells = _cut(group, low, high, None)
+    assert cells is not None
+    return cells
+
+
+def _cut(group: Whole, low: Ints, high: Ints, most: int | None) -> Cells | None:
+    """The same, or None where there would be more than `most` cells."""
     row = np.arange(len(group), dtype=np.int64)
     cell = np.asarray(group, dtype=np.int64)
     for dim in range(low.shape[1]):
@@ -110,6 +142,8 @@ def cut(group: Whole, low: Ints, high: Ints) -> Cells:
         edges, at = np.unique(np.concatenate([cell, cell]) * len(values) + rank, return_inverse=True)
         first, last = at[: len(cell)], at[len(cell) :]
         parts = last - first
+        if most is not None and int(parts.sum()) > most:
+            return None
         source, cell = spread(first, parts)
         row, low, high = row[source], low[source], high[source]
         low[:, dim] = values[edges[cell] % len(values)]

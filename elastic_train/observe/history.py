@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from elastic_train.control.events import (
-    Adopted,
-    Cause,
-    FinalReport,
-    GroupBroken,
-    GroupReady,
-    Hung,
-    NodesChanged,
-    StepCommitted,
-    WorkerLost,
-)
+from elastic_train.control.changes import Change, ChangeKind
+from elastic_train.control.events import GroupReady, StepCommitted
 from elastic_train.observe.records import Record
 
 
@@ -26,7 +17,8 @@ class Reconfiguration:
     Where no step was left for it they end with the run.
     """
 
-    cause: str
+    kind: ChangeKind | None  # None: a journal of an earlier release
+    cause: str  # in words
     graceful: bool  # a pause at a step boundary: a growth or a drain
     at: float  # wall seconds of the first sign
     step: int  # newest committed step then
@@ -38,19 +30,35 @@ class Reconfiguration:
     seconds: float | None = None
 
 
-def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
-    """Every reconfiguration after the first group, oldest first."""
-    done: list[Reconfiguration] = []
+LATEST = 1000
+"""Changes that are remembered one by one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """The reconfigurations after the first group, folded one record at a time."""
+
+    done: tuple[Reconfiguration, ...] = ()  # the latest, oldest first
     current: Reconfiguration | None = None
-    workers, step, ready = tuple[str, ...](), 0, False
-    began = False  # whether the first group was up: what happens before is no change of it
-    over = False  # whether the run had ended, and is submitted again
-    for record in records:
+    workers: tuple[str, ...] = ()
+    step: int = 0
+    ready: bool = False
+    began: bool = False  # whether the first group was up: what happens before is no change of it
+    over: bool = False  # whether the run had ended, and is submitted again
+
+    @property
+    def all(self) -> tuple[Reconfiguration, ...]:
+        return (*self.done, self.current) if self.current is not None else self.done
+
+    def after(self, record: Record) -> Changes:
+        """The changes after one more record."""
+        done, current, workers = self.done, self.current, self.workers
+        step, ready, began, over = self.step, self.ready, self.began, self.over
         event = record.event
         leaves = began and record.phase not in ("running", "ended")
         if leaves and (current is None or ready):
             if current is not None:
-                done.append(current)
+                done = (*done[1 - LATEST :], current)
             current, ready = _begin(record, workers, step, over=over), False
         elif current is not None and not ready:
             current = _name(current, record)
@@ -73,9 +81,19 @@ def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
             if current is not None and not ready:  # told late, or on the way to a pause
                 current = replace(current, step=max(current.step, event.step))
         if current is not None and ready and _in_use(record, current.generation):
-            done.append(replace(current, seconds=record.seconds - current.at))
+            done = (*done[1 - LATEST :], replace(current, seconds=record.seconds - current.at))
             current, ready = None, False
-    return (*done, current) if current is not None else tuple(done)
+        return Changes(
+            done=done, current=current, workers=workers, step=step, ready=ready, began=began, over=over
+        )
+
+
+def history(records: Iterable[Record]) -> tuple[Reconfiguration, ...]:
+    """Every reconfiguration after the first group, oldest first."""
+    changes = Changes()
+    for record in records:
+        changes = changes.after(record)
+    return changes.all
 
 
 def table(reconfigurations: Sequence[Reconfiguration]) -> list[tuple[str, ...]]:
@@ -102,65 +120,45 @@ def _in_use(record: Record, generation: int) -> bool:
 
 
 def _begin(record: Record, workers: Sequence[str], step: int, *, over: bool) -> Reconfiguration:
-    cause = _cause(record.event)
-    graceful = record.phase == "pausing"
-    if over:
-        words = "submitted again"
-    elif cause is not None:
-        words = _words(record.event, cause)
-    elif record.reason.startswith("stopping"):
-        words = "stop"
-    elif _node_lost(record):
-        words = "loss of a node"
-    elif graceful:
-        words = "drain" if isinstance(record.event, NodesChanged) or "leaving" in record.reason else "growth"
-    elif isinstance(record.event, Adopted):
-        there = {worker for worker, *_ in record.event.running}
-        gone = [worker for worker in workers if worker not in there]
-        words = f"death of {gone[0]}, found by a new controller" if gone else "a new controller"
-    else:
-        words = record.reason
-    return Reconfiguration(cause=words, graceful=graceful, at=record.seconds, step=step, before=len(workers))
+    change = record.change
+    return Reconfiguration(
+        kind="resubmission" if over else change.kind if change is not None else None,
+        cause="submitted again" if over else _words(change) if change is not None else record.reason,
+        graceful=record.phase == "pausing",
+        at=record.seconds,
+        step=step,
+        before=len(workers),
+    )
 
 
 def _name(current: Reconfiguration, record: Record) -> Reconfiguration:
     """The first cause that is not a broken collective replaces one that is."""
-    if not current.cause.startswith("collective"):
+    change = record.change
+    if current.kind != "collective" or change is None or not (change.cause or change.kind == "node_lost"):
         return current
-    if _node_lost(record):
-        return replace(current, cause="loss of a node")
-    cause = _cause(record.event)
-    if cause is None or cause.kind == "collective":
+    if change.kind == "collective":
         return current
-    return replace(current, cause=_words(record.event, cause))
+    return replace(current, kind=change.kind, cause=_words(change))
 
 
-def _node_lost(record: Record) -> bool:
-    return isinstance(record.event, NodesChanged) and "lost " in record.reason
-
-
-def _cause(event: object) -> Cause | None:
-    match event:
-        case (
-            WorkerLost(cause=cause)
-            | GroupBroken(cause=cause)
-            | Hung(cause=cause)
-            | FinalReport(error=Cause() as cause)
-        ):
-            return cause
+def _words(change: Change) -> str:
+    who = change.workers[0] if change.workers else ""
+    match change.kind:
+        case "growth" | "drain" | "stop":
+            return change.kind
+        case "eviction":
+            return f"eviction of {', '.join(change.nodes)}"
+        case "node_lost":
+            return "loss of a node"
+        case "takeover":
+            return "a new controller"
+        case "out_of_memory":
+            return f"{who} out of memory"
+        case "hang" if not who:
+            return f"hang at step {change.step}"
+        case "worker_lost" if change.cause is None:
+            return f"death of {who}, found by a new controller"
+        case "worker_lost" | "silence" | "hang":
+            return f"{change.cause} of {who}"
         case _:
-            return None
-
-
-def _words(event: object, cause: Cause) -> str:
-    match event:
-        case WorkerLost(worker=worker) if cause.kind == "memory":
-            return f"{worker} out of memory"
-        case Hung(worker=""):
-            return f"hang at step {cause.step}"
-        case WorkerLost(worker=worker) | Hung(worker=worker):
-            return f"{cause.kind} of {worker}"
-        case GroupBroken(worker=worker) | FinalReport(worker=worker):
-            return f"{cause.kind} error on {worker}"
-        case _:
-            return cause.detail
+            return f"{change.cause} error on {who}" if change.cause else change.kind.replace("_", " ")

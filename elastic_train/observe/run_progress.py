@@ -16,6 +16,7 @@ class RunProgress:
     step: int = 0
     loss: float | None = None
     skipped: bool = False
+    skips: int = 0  # executions of steps that were skipped, because they weren't finite
     speeds: tuple[tuple[float, float], ...] = ()  # (tokens, seconds) of the last steps of this generation
     generation: int = 0
     dp: int = 0
@@ -62,6 +63,7 @@ def advance(progress: RunProgress, record: Record) -> RunProgress:
                 step=event.step,
                 loss=event.loss,
                 skipped=event.skipped,
+                skips=progress.skips + event.skipped,
                 speeds=(*progress.speeds[1 - SPEED_STEPS :], (event.tokens, event.seconds)),
             )
         case CheckpointCommitted(stored=stored):
@@ -79,6 +81,8 @@ def line(progress: RunProgress, max_steps: int) -> str:
         parts.append(f"{_count(progress.tokens_per_s)} tok/s")
     if progress.dp:
         parts.append(f"dp {progress.dp} on {progress.nodes} node{'s' * (progress.nodes != 1)}")
+    if progress.skips:
+        parts.append(f"skipped {progress.skips}")
     if progress.saved is not None:
         parts.append(f"saved {progress.saved}")
     parts.append(f"restarts {progress.restarts}")

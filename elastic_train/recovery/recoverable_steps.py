@@ -93,9 +93,12 @@ def _assemble(left: Left, step: int, costs: Costs) -> RecoverableStep | None:
     vote = left.votes.get(step)
     names = versions.names(left.local_states)
     missing: list[Part] = []
+    by_part: dict[Part, list[LocalState]] = {}
+    for held in left.local_states:
+        by_part.setdefault(part(left.mesh, held.rank), []).append(held)
     ways = set[versions.Way | None]()
     for at in parts(left.mesh):
-        here = [h for h in left.local_states if part(left.mesh, h.rank) == at]
+        here = by_part.get(at, [])
         best: list[versions.Way | None] = [
             _best(versions.way(h, name, step, vote) for h in here) for name in names
         ]
@@ -106,8 +109,9 @@ def _assemble(left: Left, step: int, costs: Costs) -> RecoverableStep | None:
     seconds = [costs.update_s * (2 if "undo" in ways else "forward" in ways)]
     peers: list[Snapshot] = []
     unserved: list[Part] = []
+    kept = _kept(left, step) if missing else {}
     for at in missing:
-        copies = _copies(left, at, step)
+        copies = _copies(kept.get(at, ()))
         peers += copies
         if copies:
             seconds.append(costs.peer_s())
@@ -151,9 +155,17 @@ def _best(found: Iterable[versions.Way | None]) -> versions.Way | None:
     return next((way for way in versions.WAYS if way in there), None)
 
 
-def _copies(left: Left, at: Part, step: int) -> tuple[Snapshot, ...]:
-    """Snapshots that hold a part whole between them, one for each share; none where a share is lacking."""
-    there = [s for s in left.snapshots if s.step == step and part(left.mesh, s.rank) == at]
+def _kept(left: Left, step: int) -> dict[Part, list[Snapshot]]:
+    """The snapshots of a step by the part that they hold."""
+    found: dict[Part, list[Snapshot]] = {}
+    for snapshot in left.snapshots:
+        if snapshot.step == step:
+            found.setdefault(part(left.mesh, snapshot.rank), []).append(snapshot)
+    return found
+
+
+def _copies(there: Iterable[Snapshot]) -> tuple[Snapshot, ...]:
+    """Those of a part that hold it whole between them, one for each share; none where a share is lacking."""
     by_cut: dict[int, dict[int, Snapshot]] = {}
     for snapshot in there:
         share, of = snapshot.share
@@ -171,20 +183,21 @@ def _replays(
     """
     made: list[tuple[Replay, float]] = []
     logs = {stage: log for log in left.logs for stage in range(*log.stages) if log.first <= step <= log.last}
-    lost = {at[0] for at in lacking}
+    lost, lacks = {at[0] for at in lacking}, set(lacking)
     if not lost <= logs.keys():
         return None
     for log in dict.fromkeys(logs[stage] for stage in sorted(lost)):
         own = [at for at in parts(left.mesh) if at[0] in range(*log.stages)]
-        gone = tuple(at for at in own if at in lacking)
-        exact = any(at[0] in lost and at not in gone for at in own)
+        gone = tuple(at for at in own if at in lacks)
+        exact = any(at[0] in lost and at not in lacks for at in own)
         ranks = len(own) // log.width * (left.mesh.dp_replicate if exact else 1)
         if ranks > costs.replayers:
             return None
         replay = Replay(log=log, base=0, lost=gone, exact=exact)
         options: list[tuple[Replay, float]] = []
         for base in {s.step for s in left.snapshots if log.first - 1 <= s.step < step}:
-            copies = [_copies(left, at, base) for at in own]
+            kept = _kept(left, base)
+            copies = [_copies(kept.get(at, ())) for at in own]
             if all(copies):
                 peers = tuple(snapshot for copy in copies for snapshot in copy)
                 cost = costs.peer_s() + costs.replay_s(step - base, ranks)

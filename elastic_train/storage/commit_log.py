@@ -17,47 +17,17 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal
 
 import xxhash
 
-from elastic_train.errors import (
-    AlreadyExists,
-    Fenced,
-    FormatUnsupported,
-    NoCheckpoint,
-    StorageError,
-    StorageNotFound,
-)
-from elastic_train.storage.store import Store, check_path
+from elastic_train.errors import AlreadyExists, Fenced, NoCheckpoint, StorageError, StorageNotFound
+from elastic_train.storage.record import FORMAT, CommitRecord, read_record
+from elastic_train.storage.store import Store
+
+__all__ = ["DIRECTORY", "FORMAT", "CommitLog", "CommitRecord"]
 
 DIRECTORY = "commits"
-FORMAT = "elastic_train.commit/1"
 _SLOT = re.compile(rf"{DIRECTORY}/(\d{{8}})\.json")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CommitRecord:
-    """One slot of the log. `slot`, `term`, `after` and `after_hash` are filled in by the log.
-
-    A commit makes the checkpoint at `path` visible. A prune says that the checkpoints of the slots in
-    `removes` are no longer kept: their bytes may be gone.
-    """
-
-    kind: Literal["fence", "commit", "prune"]
-    slot: int = 0
-    term: int = 0
-    after: int = 0  # the slot before, 0 for none
-    after_hash: str = ""
-    holder: str = ""  # of a fence
-    nonce: str = ""
-    step: int = 0
-    generation: int = 0
-    path: str = ""  # of the checkpoint's directory, relative to the run
-    manifest_hash: str = ""
-    lineage: tuple[tuple[int, int], ...] = ()  # (generation, step it started from), oldest first
-    metrics: tuple[tuple[str, float], ...] = ()
-    removes: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,6 +71,12 @@ class CommitLog:
             self._refresh()
             self._check(term)
 
+    def newest_term(self) -> int:
+        """The highest term that began; 0 for none."""
+        with self._lock:
+            self._refresh()
+            return self._known.term
+
     def records(self) -> tuple[CommitRecord, ...]:
         """Every record that counts, void ones left out, in the order of the log."""
         with self._lock:
@@ -112,6 +88,12 @@ class CommitLog:
         records = self.records()
         removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
         return tuple(r for r in records if r.kind == "commit" and r.slot not in removed)
+
+    def pins(self) -> tuple[CommitRecord, ...]:
+        """What other runs read here: pins that count and weren't taken back."""
+        records = self.records()
+        removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
+        return tuple(r for r in records if r.kind == "pin" and r.slot not in removed)
 
     @property
     def term(self) -> int:
@@ -147,9 +129,10 @@ class CommitLog:
         if not self._known.records:
             found = (_SLOT.fullmatch(name) for name in self._store.list(DIRECTORY))
             slots = sorted(int(m[1]) for m in found if m)
-            if slots != list(range(1, len(slots) + 1)):
-                missing = sorted(set(range(1, slots[-1])) - set(slots))
-                raise self._damaged(f"slots {missing[:5]} of the commit log are missing")
+            absent = next((at for at, slot in enumerate(slots, 1) if slot != at), None)
+            if absent is not None:
+                there = f"slots up to {slots[-1]} of the commit log are there"
+                raise self._damaged(f"{there}, and slot {absent} is missing")
             with ThreadPoolExecutor(8) as pool:
                 for data in pool.map(lambda slot: self._store.read(_path(slot)), slots):
                     self._take(data)
@@ -172,21 +155,12 @@ class CommitLog:
 
     def _decode(self, data: bytes, slot: int) -> CommitRecord:
         try:
-            value: dict[str, Any] = json.loads(data)
-            if value.pop("format") != FORMAT:
-                problem = f"slot {slot} of the commit log has a format newer than this release. Upgrade it."
-                raise FormatUnsupported(url=self._store.url, problem=problem)
-            value["lineage"] = tuple((g, s) for g, s in value["lineage"])
-            value["metrics"] = tuple((k, v) for k, v in value["metrics"])
-            value["removes"] = tuple(value["removes"])
-            found = CommitRecord(**value)
-            if found.kind == "commit":
-                check_path(found.path)
-            return found
+            return read_record(data, slot=slot, url=self._store.url)
         except StorageError as error:
             raise self._damaged(f"slot {slot} of the commit log leads out of the run") from error
-        except (ValueError, TypeError, KeyError) as error:
-            raise self._damaged(f"slot {slot} of the commit log can't be read ({error})") from error
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            said = f"{type(error).__name__}: {error!s:.200}"
+            raise self._damaged(f"slot {slot} of the commit log can't be read ({said})") from error
 
     def _damaged(self, problem: str) -> NoCheckpoint:
         remedy = "Restore the directory `commits` from a copy, or start a run under another name."

@@ -17,11 +17,11 @@ from elastic_train.storage.posix_store import PosixStore
 from elastic_train.storage.retry import Retry
 from elastic_train.storage.s3_store import S3Store
 from elastic_train.storage.store import Buffer, Sink, Store
+from elastic_train.storage.urls import child_url, is_local, package_of, parse
 
+__all__ = ["Options", "SharedMemoryStore", "child_url", "is_local", "open_store"]
 Options = Mapping[str, Any]
 
-LOCAL = ("file", "local")
-WEB = ("http", "https")
 FRESH = {"skip_instance_cache": True, "use_listings_cache": False}
 DEFAULTS: Mapping[str, Options] = {
     "memory": {},
@@ -31,44 +31,34 @@ DEFAULTS: Mapping[str, Options] = {
 
 
 def open_store(url: str, *, options: Options | None = None, retry: Retry | None = None) -> Store:
-    """The store at a URL or plain path. Nothing in it is decoded: no query, no escapes.
+    """The store at a URL or plain path; ConfigError says what is wrong with it, or which driver is missing.
 
     `options` go to the fsspec file system (endpoint, credentials); without them its own configuration counts.
     """
-    protocol, split, rest = url.partition("://")
-    if not split:
-        return PosixStore(Path(url), retry=retry)
-    if protocol in LOCAL:
-        return PosixStore(Path("/" + rest.lstrip("/")), retry=retry)
-    if protocol not in fsspec.available_protocols():
-        raise ConfigError(
-            field="storage_path", problem=f"{url!r} begins with {protocol!r}, which fsspec doesn't know."
-        )
-    if protocol in WEB:
-        raise ConfigError(
-            field="storage_path",
-            problem=f"{url!r} is an address of the web, which can't be listed or written.",
-            remedy="Copy it to a path or an object store first.",
-        )
+    address = parse(url)
+    protocol = address.protocol
+    if not protocol:
+        return PosixStore(Path(address.root), retry=retry)
     kind = {"memory": SharedMemoryStore, "s3": S3Store, "s3a": S3Store}.get(protocol, ObjectStore)
-    arguments = {**DEFAULTS.get(protocol, FRESH), **(options or {})}
+    arguments = {**DEFAULTS.get(protocol, FRESH), **address.options, **(options or {})}
     return kind(
-        lambda: fsspec.filesystem(protocol, **arguments),
-        root=rest.strip("/"),
-        url=url.rstrip("/"),
-        retry=retry,
+        lambda: _connect(url, protocol, arguments), root=address.root, url=url.rstrip("/"), retry=retry
     )
 
 
-def is_local(url: str) -> bool:
-    """Whether a URL is a path of this machine's file system."""
-    protocol, split, _ = url.partition("://")
-    return not split or protocol in LOCAL
-
-
-def child_url(url: str, name: str) -> str:
-    """The URL of a directory inside another."""
-    return f"{url.rstrip('/')}/{name}"
+def _connect(url: str, protocol: str, arguments: Options) -> fsspec.AbstractFileSystem:
+    try:
+        return fsspec.filesystem(protocol, **arguments)
+    except ImportError as error:
+        raise ConfigError(
+            field="storage_path",
+            problem=f"{url!r} needs a driver that is not installed here ({error}).",
+            remedy=f"Install it on every machine: pip install {package_of(protocol)}",
+        ) from error
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            field="storage_path", problem=f"{url!r} can't be opened: {type(error).__name__}: {error}"
+        ) from error
 
 
 class SharedMemoryStore(ObjectStore):

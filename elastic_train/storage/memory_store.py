@@ -78,6 +78,9 @@ class MemoryStore:
     def delete_tree(self, prefix: str) -> None:
         self.delete(self.list(prefix))
 
+    def discard(self, names: Iterable[str]) -> None:
+        """Nothing is ever unfinished here."""
+
 
 class Collected:
     """A sink that keeps what it is given."""

@@ -7,34 +7,40 @@ system, so that form is never used: small objects go in one call, streams are co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any, Protocol
 
-import fsspec
-from botocore.exceptions import ClientError
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
 
 from elastic_train.errors import StorageNotFound
-from elastic_train.storage.retry import FAILURES, Retry, failures_named
+from elastic_train.storage.failures import statuses
+from elastic_train.storage.retry import Retry, failures_ignored, failures_named
 from elastic_train.storage.store import Blocks, Buffer, Names, Sink, check_path, check_prefix, exactly, spread
 
+PRECONDITION_FAILED = 412
+"""What a server answers to a create where something is, whatever its driver makes of it."""
 BLOCK = 16 << 20
 """Bytes of one part of a streamed upload; S3 takes at most 10,000 parts, so 160 GB in one object."""
 
 
 class ObjectStore:
-    """Objects of any fsspec file system with a conditional create (`pipe_file(mode="create")`)."""
+    """Objects of any fsspec file system with a conditional create (`pipe_file(mode="create")`). A root that
+    begins with a slash is a path from the top of its system.
+    """
 
     def __init__(
         self,
-        make: Callable[[], fsspec.AbstractFileSystem],
+        make: Callable[[], AbstractFileSystem],
         *,
         root: str,
         url: str,
         retry: Retry | None = None,
     ) -> None:
-        self._make, self._root, self._url = make, root, url
+        self._make, self._url = make, url
+        self._root, self._lead = root.strip("/"), "/" if root.startswith("/") else ""
         self.retry = retry or Retry()
-        self._fs: Any = make()
+        self._fs: Any = self.retry.run(make, what="connect to", path=url)
 
     @property
     def url(self) -> str:
@@ -79,8 +85,8 @@ class ObjectStore:
         def work() -> None:
             try:
                 self._fs.pipe_file(key, value, mode="create")
-            except OSError as error:
-                if _precondition_failed(error):
+            except Exception as error:
+                if PRECONDITION_FAILED in statuses(error):
                     raise FileExistsError(key) from error
                 raise
 
@@ -96,7 +102,7 @@ class ObjectStore:
 
     def list(self, prefix: str = "") -> Names:
         top = self._join(check_prefix(prefix))
-        names = self._run(lambda: self._fs.find(top), "list", prefix)
+        names = self._run(lambda: _find(self._fs, self._lead + top), "list", prefix)
         inside = (n.strip("/") for n in names if not n.endswith("/"))
         under = top + "/" if top else ""
         cut = len(self._root) + 1 if self._root else 0
@@ -132,6 +138,9 @@ class ObjectStore:
     def delete_tree(self, prefix: str) -> None:
         self.delete(self.list(check_path(prefix.rstrip("/"))))
 
+    def discard(self, names: Iterable[str]) -> None:
+        """Nothing is ever unfinished here that has a name."""
+
     def _run(self, work: Callable[[], Any], what: str, path: str) -> Any:
         return self.retry.run(work, what=what, path=self._named(path), renew=self._renew)
 
@@ -143,7 +152,7 @@ class ObjectStore:
         return f"{self._root}/{path}".strip("/")
 
     def _key(self, path: str) -> str:
-        return self._join(check_path(path))
+        return self._lead + self._join(check_path(path))
 
     def _named(self, path: str) -> str:
         return f"{self._url}/{path}"
@@ -187,8 +196,23 @@ class _UploadSink:
 
     def discard(self) -> None:
         self._file.closed = True  # or the destructor would flush, and start an upload after all
-        with suppress(*FAILURES):
+        with failures_ignored():
             self._file.discard()
+
+
+def _find(system: Any, top: str) -> Iterable[str]:
+    """Every file under a directory. fsspec's own walk leaves out what it can't list, and says nothing; file
+    systems that list by prefix have a `find` of their own, which fails.
+    """
+    asks = getattr(type(system), "_find", None) if system.async_impl else type(system).find
+    if asks in (AsyncFileSystem._find, AbstractFileSystem.find):
+        return system.find(top, on_error=_unless_gone)
+    return system.find(top)
+
+
+def _unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def _bounds(start: int, length: int | None) -> tuple[int | None, int | None]:
@@ -196,11 +220,3 @@ def _bounds(start: int, length: int | None) -> tuple[int | None, int | None]:
     if length is None:
         return (start or None), None
     return start, start + length
-
-
-def _precondition_failed(error: OSError) -> bool:
-    cause = error.__cause__
-    return isinstance(cause, ClientError) and (
-        cause.response.get("Error", {}).get("Code") in ("PreconditionFailed", "412")
-        or cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode") == 412
-    )

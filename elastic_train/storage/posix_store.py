@@ -12,12 +12,14 @@ import errno
 import os
 import secrets
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from elastic_train.errors import StorageError, StorageNotFound
 from elastic_train.storage.early_writeback import begin_writing
+from elastic_train.storage.posix_walk import Directory, unless_gone, walk
 from elastic_train.storage.retry import Retry, failures_named
 from elastic_train.storage.store import (
     UNPUBLISHED,
@@ -56,7 +58,7 @@ class PosixStore:
         target = self._at(path)
 
         def work() -> Blocks:
-            file = _open(target, os.O_RDONLY)
+            file = _open_to_read(target)
             try:
                 return [
                     exactly(_pread(file, start, length), path=str(target), start=start, length=length)
@@ -72,7 +74,7 @@ class PosixStore:
         length = sum(map(len, buffers))
 
         def work() -> None:
-            file = _open(target, os.O_RDONLY)
+            file = _open_to_read(target)
             try:
                 done = _preadv(file, start, buffers)
             finally:
@@ -119,25 +121,30 @@ class PosixStore:
             raise
 
     def list(self, prefix: str = "") -> Names:
-        found = (Path(directory, n) for directory, _, names in os.walk(self._under(prefix)) for n in names)
+        found = (directory / n for directory, _, names in self._walk(prefix) for n in names)
         return sorted(self._name(f) for f in found if not f.name.startswith(UNPUBLISHED))
 
     def unfinished(self, prefix: str = "") -> Names:
         left: Names = []
-        for directory, inner, names in os.walk(self._under(prefix)):
-            left += [self._name(Path(directory, n)) for n in names if n.startswith(UNPUBLISHED)]
-            if not inner and not names and Path(directory) != self.root:
-                left.append(self._name(Path(directory)))  # killed between making the directory and the file
+        for directory, inner, names in self._walk(prefix):
+            left += [self._name(directory / n) for n in names if n.startswith(UNPUBLISHED)]
+            if not inner and not names and directory != self.root:
+                left.append(self._name(directory))  # killed between making the directory and the file
         return sorted(left)
 
     def size(self, path: str) -> int:
         target = self._at(path)
-        if target.is_dir():
+        found = self.retry.run(lambda: _stat(target), what="look at", path=str(target))
+        if stat.S_ISDIR(found.st_mode):
             raise StorageNotFound(path=str(target), operation="look at", problem="a directory is there.")
-        return self.retry.run(lambda: target.stat().st_size, what="look at", path=str(target))
+        return found.st_size
 
     def exists(self, path: str) -> bool:
-        return self._at(path).is_file()
+        try:
+            self.size(path)
+        except StorageNotFound:
+            return False
+        return True
 
     def delete(self, paths: Iterable[str]) -> None:
         for target in map(self._at, paths):
@@ -147,13 +154,22 @@ class PosixStore:
         target = self._at(prefix)
 
         def work() -> None:
-            with suppress(
-                FileNotFoundError
-            ):  # another deleter, or a late writer between listing and removing
-                shutil.rmtree(target)
+            shutil.rmtree(target, onerror=unless_gone)
+            with suppress(FileNotFoundError):  # the parent went too, by another deleter
                 _sync_directory(target.parent)
 
         self.retry.run(work, what="delete", path=str(target))
+
+    def discard(self, names: Iterable[str]) -> None:
+        for name in names:
+            directory, _, last = name.rpartition("/")
+            if last.startswith(UNPUBLISHED):
+                target = self._under(directory) / last
+                self.retry.run(lambda t=target: t.unlink(missing_ok=True), what="delete", path=str(target))
+
+    def _walk(self, prefix: str) -> list[Directory]:
+        top = self._under(prefix)
+        return self.retry.run(lambda: list(walk(top)), what="list", path=str(top))
 
     def _at(self, path: str) -> Path:
         return self.root / check_path(path)
@@ -195,6 +211,25 @@ class _FileSink:
         if self._written - self._begun >= AHEAD:
             begin_writing(self._file, self._begun, self._written - self._begun)
             self._begun = self._written
+
+
+def _stat(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except NotADirectoryError as error:  # below a file there is nothing
+        raise FileNotFoundError(str(path)) from error
+
+
+def _open_to_read(path: Path) -> int:
+    """A regular file: a pipe would be waited for, and a device has no end."""
+    try:
+        file = _open(path, os.O_RDONLY | os.O_NONBLOCK)
+    except NotADirectoryError as error:
+        raise FileNotFoundError(str(path)) from error
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    return file
 
 
 def _open(path: Path, flags: int) -> int:

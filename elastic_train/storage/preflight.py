@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from elastic_train.errors import AlreadyExists, StorageError
 from elastic_train.storage.posix_store import PosixStore
+from elastic_train.storage.retry import failures_named
 from elastic_train.storage.store import Store
 
 
@@ -63,4 +64,7 @@ def see(store: Store, token: Token) -> None:
 
 def free_bytes(store: Store) -> int | None:
     """Bytes left on the device behind a local store; None where that has no meaning."""
-    return shutil.disk_usage(store.url).free if isinstance(store, PosixStore) else None
+    if not isinstance(store, PosixStore):
+        return None
+    with failures_named(what="measure", path=store.url):
+        return shutil.disk_usage(store.url).free

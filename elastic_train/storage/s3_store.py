@@ -47,9 +47,19 @@ class S3Store(ObjectStore):
     def delete_tree(self, prefix: str) -> None:
         super().delete_tree(prefix)
         for upload in self._uploads(check_path(prefix.rstrip("/"))):
-            request = {"Bucket": self._bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
-            with suppress(StorageNotFound):  # completed or aborted meanwhile
-                self._run(lambda r=request: self._fs.call_s3("abort_multipart_upload", **r), "delete", prefix)
+            self._abort(upload)
+
+    def discard(self, names: Iterable[str]) -> None:
+        cut = len(self._split(self._root + "/")[1])
+        for name in names:
+            for upload in self._uploads(name.rpartition("/")[0]):
+                if upload["Key"][cut:] == name:
+                    self._abort(upload)
+
+    def _abort(self, upload: Any) -> None:
+        request = {"Bucket": self._bucket, "Key": upload["Key"], "UploadId": upload["UploadId"]}
+        with suppress(StorageNotFound):  # completed or aborted meanwhile
+            self._run(lambda: self._fs.call_s3("abort_multipart_upload", **request), "delete", upload["Key"])
 
     def _uploads(self, prefix: str) -> list[Any]:
         """Uploads in parts that were begun under a directory and neither completed nor aborted."""

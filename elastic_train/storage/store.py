@@ -83,6 +83,10 @@ class Store(Protocol):
         """Remove everything under a directory, unfinished writes included."""
         ...
 
+    def discard(self, names: Iterable[str]) -> None:
+        """Remove unfinished writes that `unfinished` named and nothing else."""
+        ...
+
 
 def check_path(path: str) -> str:
     """The path itself, if it names an object of a store."""

@@ -7,11 +7,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from elastic_train.errors import StorageError
+from elastic_train.errors import StorageError, StorageNotFound
 from elastic_train.storage.store import Blocks, Buffer, Names, Sink, Store
 
 WRITES = ("write", "create", "stream", "delete", "delete_tree")
@@ -25,6 +25,27 @@ class Fail:
 
     operation: str
     call: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailAt:
+    """The `call`-th call of all (from 1) raises a StorageError, whatever it is."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blind:
+    """The `call`-th listing (from 1) finds nothing, as one whose errors are swallowed."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Absent:
+    """The `call`-th read (from 1) finds nothing, although something is there."""
+
+    call: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +95,7 @@ class Hold:
     go: threading.Event
 
 
-Fault = Fail | Delay | Slow | Full | KillAtByte | KillAtWrite | Hold
+Fault = Fail | FailAt | Blind | Absent | Delay | Slow | Full | KillAtByte | KillAtWrite | Hold
 
 
 class FaultyStore:
@@ -83,8 +104,14 @@ class FaultyStore:
     def __init__(self, inner: Store, faults: Sequence[Fault]) -> None:
         self._inner, self._faults = inner, tuple(faults)
         self.calls: dict[str, int] = {}
+        self.total = 0
+        self._acts: dict[int, Callable[[], None]] = {}
         self.written = 0
         self.changes = 0  # operations that changed the store
+
+    def before(self, call: int, act: Callable[[], None]) -> None:
+        """Do something right before the `call`-th call of all."""
+        self._acts[call] = act
 
     @property
     def url(self) -> str:
@@ -121,10 +148,13 @@ class FaultyStore:
 
     def list(self, prefix: str = "") -> Names:
         with self._operation("list", prefix):
-            return self._inner.list(prefix)
+            found = self._inner.list(prefix)
+        blind = any(isinstance(f, Blind) and f.call == self.calls["list"] for f in self._faults)
+        return [] if blind else found
 
     def unfinished(self, prefix: str = "") -> Names:
-        return self._inner.unfinished(prefix)
+        with self._operation("unfinished", prefix):
+            return self._inner.unfinished(prefix)
 
     def size(self, path: str) -> int:
         with self._operation("size", path):
@@ -144,15 +174,27 @@ class FaultyStore:
         with self._operation("delete_tree", prefix):
             self._inner.delete_tree(prefix)
 
+    def discard(self, names: Iterable[str]) -> None:
+        for name in names:
+            with self._operation("discard", name):
+                self._inner.discard([name])
+
     @contextmanager
     def _operation(self, name: str, path: str) -> Iterator[None]:
         call = self.calls[name] = self.calls.get(name, 0) + 1
+        self.total += 1
+        if (act := self._acts.pop(self.total, None)) is not None:
+            act()
         self.changes += name in WRITES
         kills = [f.after for f in self._faults if isinstance(f, KillAtWrite) and f.call == self.changes]
         for fault in self._faults:
             match fault:
                 case Fail(operation=operation, call=k) if operation == name and k in (0, call):
                     raise StorageError(path=path, operation=name, problem="a scheduled fault.")
+                case FailAt(call=k) if k == self.total:
+                    raise StorageError(path=path, operation=name, problem="a scheduled fault.")
+                case Absent(call=k) if name == "read" and k == call:
+                    raise StorageNotFound(path=path, operation=name, problem="a scheduled fault.")
                 case Delay(operation=operation, seconds=seconds) if operation == name:
                     time.sleep(seconds)
                 case Hold(operation=operation, call=k, reached=reached, go=go) if (operation, k) == (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import nn
 
 from elastic_train.config import RunSpec
 from elastic_train.data.order import SampleOrder
-from elastic_train.train.model.collate import caller, collate, rows
+from elastic_train.train.dataset import collated
+from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.rng import Randomness
 from elastic_train.train.task import Task
 
@@ -29,25 +30,30 @@ class Expected:
     state: State
 
 
-def reference(task: Task, run: RunSpec, initial: State) -> Expected:
-    """Train from the parameters in `initial`; buffers are initialised by the task."""
+def reference(
+    task: Task,
+    run: RunSpec,
+    initial: State,
+    edit: Callable[[Mapping[str, nn.Parameter], int], None] | None = None,
+) -> Expected:
+    """Train from the parameters in `initial`; buffers are initialised by the task.
+
+    `edit` is given the named parameters with their mean, clipped gradients, and the step.
+    """
     model, optimizer, schedule = _built(task, initial)
     named, call = dict(model.named_parameters()), caller(model)
     data, randomness = task.dataset(), Randomness(model, seed=run.batch.seed)
-    order = SampleOrder(len(data), run.batch)
+    order, combine = SampleOrder(len(data), run.batch), collated(task, run.batch.seed)
     losses: list[float] = []
     norms: list[float] = []
     for step in range(1, run.max_steps + 1):
         optimizer.zero_grad()
         total, count = 0.0, 0
         for micro in order.micro_batches(step):
-            batch = collate([data[i] for i in micro.ids], torch.device("cpu"), torch.float64)
+            made = combine([data[i] for i in micro.ids], micro)
+            batch = placed(made, torch.device("cpu"), torch.float64)
             with randomness.micro_batch(step, micro.index):
-                output = call(task.inputs(batch))
-                size = len(micro.ids)
-                loss, counted = task.loss(
-                    rows(output, size=size, real=micro.real), rows(batch, size=size, real=micro.real)
-                )
+                loss, counted = task.loss(call(task.inputs(batch)), batch)
             loss.backward()
             total, count = total + float(loss.detach()), count + int(counted)
         for parameter in named.values():
@@ -55,6 +61,8 @@ def reference(task: Task, run: RunSpec, initial: State) -> Expected:
                 parameter.grad /= count
         limit = run.clip_norm if run.clip_norm is not None else float("inf")
         norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), limit)))
+        if edit is not None:
+            edit(named, step)
         optimizer.step()
         if schedule is not None:
             schedule.step()

@@ -17,7 +17,7 @@ from typing import Any
 
 import s3fs
 
-from elastic_train.storage.retry import FAILURES
+from elastic_train.storage.failures import of_the_storage
 
 KEY, SECRET = "elastictest", "elastictestsecret"
 GRPC = 10_000
@@ -119,7 +119,9 @@ def _until_it_serves(server: S3Server, process: subprocess.Popen[bytes]) -> Exce
             with urllib.request.urlopen(f"{server.endpoint}/healthz", timeout=READY_S):
                 server.filesystem().pipe_file(server.bucket("ready").removeprefix("s3://") + "/object", b"x")
                 return None
-        except FAILURES as error:
+        except Exception as error:
+            if not of_the_storage(error):
+                raise
             if process.poll() is not None or time.monotonic() - started > READY_S:
                 return error
         pause.wait(0.1)

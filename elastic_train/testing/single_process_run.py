@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_train.config import RunSpec
+from elastic_train.control.not_finite import NOT_FINITE, Row, reported, row_with, too_long
+from elastic_train.errors import NotFinite
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.train.collectives.tcp_store import serve_store
 from elastic_train.train.member import Member
@@ -16,11 +18,28 @@ HOST = "127.0.0.1"
 
 
 def train_alone(task: Task, spec: RunSpec) -> list[StepReport]:
-    """Every step's report, in this process."""
+    """Every step's report, in this process. NotFinite ends it where it would end a run."""
     reports: list[StepReport] = []
+    row: Row | None = None
+
+    def on_step(report: StepReport) -> None:
+        nonlocal row
+        reports.append(report)
+        row = row_with(row, report.step, skipped=report.skipped)
+        if row is not None and too_long(row, spec.not_finite):
+            raise NotFinite(
+                worker="alone",
+                rank=0,
+                node="here",
+                step=report.step,
+                phase=NOT_FINITE,
+                error=reported(row),
+                traceback="",
+            )
+
     spec = replace(spec, checkpoints=replace(spec.checkpoints, peers=None))
     server, port = serve_store(HOST)
-    member = Member(task, spec, on_step=reports.append)
+    member = Member(task, spec, on_step=on_step)
     plan = Plan(
         mesh=Mesh(), workers=("alone",), nodes=("here",), shares=even_shares(spec.batch.micro_batches, 1)
     )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+from contextlib import AbstractContextManager
 
 import pytest
 
-from elastic_train.errors import AlreadyExists, StorageError, StorageNotFound
+from elastic_train.errors import AlreadyExists, Fenced, StorageError, StorageNotFound
+from elastic_train.storage.commit_log import CommitLog
+from elastic_train.storage.journal import Journal, read_journal
 from elastic_train.storage.store import Store
 
 ODD = "ü = 1+2 #3/run 4/a b?x=[1]*%20ç/w.bin"
@@ -14,6 +17,10 @@ ODD = "ü = 1+2 #3/run 4/a b?x=[1]*%20ç/w.bin"
 
 class StoreContract:
     """The contract. Tests share nothing: each writes under paths of its own."""
+
+    def blind(self, store: Store, directory: str) -> AbstractContextManager[Store]:
+        """The store, or one with the same objects, that can't list a directory and is told so."""
+        pytest.skip("nothing can keep this store from listing")
 
     def test_what_is_written_is_read_and_replaced_whole(self, store: Store) -> None:
         store.write("whole/a", b"one")
@@ -134,6 +141,16 @@ class StoreContract:
         assert store.list("nothing") == []
         assert set(store.list()) >= {"list/a", "list-not/c"}
 
+    def test_a_directory_that_cannot_be_listed_is_an_error_and_never_empty(self, store: Store) -> None:
+        for path in ("seen/a/1", "seen/b/2"):
+            store.write(path, b"x")
+        with self.blind(store, "seen/b") as seen:
+            for prefix in ("seen", "seen/b", ""):
+                with pytest.raises(StorageError) as raised:
+                    seen.list(prefix)
+                assert not isinstance(raised.value, StorageNotFound)
+        assert store.list("seen") == ["seen/a/1", "seen/b/2"]
+
     def test_odd_paths_are_themselves(self, store: Store) -> None:
         store.create(ODD, b"odd")
         with store.stream(ODD + "2") as sink:
@@ -162,6 +179,21 @@ class StoreContract:
         store.delete_tree("delete")
         assert store.list("delete") == []
         assert store.exists("delete-not/e")
+
+    def test_a_journal_takes_nothing_of_an_ousted_term(self, store: Store) -> None:
+        log = CommitLog(store)
+        first = Journal(store, log.begin_term("first"))
+        first.begin()
+        first.append({"n": 1})
+        first.flush()
+        first.append({"n": "too late"})
+        second = Journal(store, log.begin_term("second"))
+        assert [r for part in second.begin().parts for r in part.records] == [{"n": 1}]
+        with pytest.raises(Fenced):
+            first.flush()
+        second.append({"n": 2})
+        second.flush()
+        assert [r for _, records in read_journal(store) for r in records] == [{"n": 1}, {"n": 2}]
 
     def test_threads_read_and_write_side_by_side(self, store: Store) -> None:
         failures: list[str] = []

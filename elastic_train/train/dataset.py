@@ -2,35 +2,137 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
 from elastic_train.config import RunSpec
-from elastic_train.data.identity import DataIdentity, identify
+from elastic_train.data.identity import DataIdentity, check_repeatable, identify, spread, unlike
 from elastic_train.data.loader import Loader
-from elastic_train.data.numbered import numbered
-from elastic_train.data.order import SampleOrder
+from elastic_train.data.numbered import NumberedSamples, numbered
+from elastic_train.data.order import MicroBatch, SampleOrder
+from elastic_train.errors import ConfigError
+from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.model import seeded_sections
+from elastic_train.train.model.collate import Collate, stacked
 from elastic_train.train.state import scalar_state as documents
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.task import Task
 from elastic_train.train.user_code_guard import UserCodeGuard
 
+REBUILT_S = 2.0
+"""A data set that is built within this time is built once more at the start of a run, to compare."""
+
+Dumps = Callable[[Any], bytes]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
+    dataset: NumberedSamples
     order: SampleOrder
     loader: Loader
     identity: DataIdentity
+    build_s: float
 
 
-def build(task: Task, spec: RunSpec, guard: UserCodeGuard) -> Data:
+@dataclass(frozen=True, slots=True)
+class Collated:
+    """Makes a micro-batch of samples; what a task's own code draws meanwhile depends on the step alone."""
+
+    collate: Collate
+    seed: int
+
+    def __call__(self, samples: list[Any], micro_batch: MicroBatch) -> Any:
+        if self.collate is stacked:
+            return stacked(samples)
+        with seeded_sections.collating(self.seed, micro_batch.step, micro_batch.index):
+            return self.collate(samples)
+
+
+def collated(task: Task, seed: int) -> Collated:
+    """As the task says. A process of a loader gets no more of a loop than its function."""
+    if isinstance(task, LoopTask):
+        return Collated(task.collates, seed)
+    return Collated(stacked if type(task).collate is Task.collate else task.collate, seed)
+
+
+def loader_of(task: Task, dataset: NumberedSamples, spec: RunSpec, dumps: Dumps, *, seed: int) -> Loader:
+    """Reads a data set as the run says, for training or for an evaluation."""
+    return Loader(
+        dataset,
+        seed=seed,
+        seeding=seeded_sections.sample,
+        combine=collated(task, seed),
+        workers=spec.batch.workers,
+        ahead=spec.batch.prefetch,
+        dumps=dumps,
+    )
+
+
+def build(task: Task, spec: RunSpec, guard: UserCodeGuard, dumps: Dumps) -> Data:
     seed = spec.batch.seed
     with guard.at("building the data set", 0):
-        dataset = numbered(task.dataset())
+        began = time.monotonic()
+        dataset = _built(task, seed)
+        build_s = time.monotonic() - began
+        if spec.batch.shuffle and getattr(dataset, "sequential", False):
+            raise ConfigError(
+                field="batch.shuffle",
+                problem=f"{type(dataset).__name__} is read in the order of its numbers, and a shuffled order "
+                "would read most of it for each sample.",
+                remedy="Set Batch(shuffle=False); a Stream of shards shuffles itself with shuffle=True.",
+            )
         identity = identify(dataset, seed=seed, seeding=seeded_sections.sample)
-        loader = Loader(dataset, seed=seed, seeding=seeded_sections.sample)
-    return Data(order=SampleOrder(identity.length, spec.batch), loader=loader, identity=identity)
+        loader = loader_of(task, dataset, spec, dumps, seed=seed)
+    order = SampleOrder(identity.length, spec.batch)
+    return Data(dataset=dataset, order=order, loader=loader, identity=identity, build_s=build_s)
+
+
+def check_at_start(data: Data, task: Task, spec: RunSpec, shards: Shards, guard: UserCodeGuard) -> None:
+    """Before the first step: ConfigError where samples are no function of their number.
+
+    They are read twice, built twice where that is quick, and compared between the ranks: a generator of the
+    data set's own gives other samples the second time. All ranks call it together.
+    """
+    seed = spec.batch.seed
+    with guard.at("checking the data set", 0):
+        check_repeatable(data.dataset, seed=seed, seeding=seeded_sections.sample)
+        if data.build_s < REBUILT_S:
+            again = identify(_built(task, seed), seed=seed, seeding=seeded_sections.sample)
+            if again != data.identity:
+                raise unlike("building the data set twice gives other samples")
+        _check_fit(data, task, spec)
+    if shards.plan.world_size > 1:
+        # 48 bits of it, which a float64 holds.
+        number = float(int(data.identity.fingerprint[:12], 16))
+        extremes = torch.tensor([number, -number], dtype=torch.float64, device=shards.device)
+        with guard.collective("comparing the data", 0):
+            dist.all_reduce(extremes, dist.ReduceOp.MAX)
+        if extremes[0] != -extremes[1]:
+            raise unlike("the data set has other samples on other ranks")
+
+
+def _check_fit(data: Data, task: Task, spec: RunSpec) -> None:
+    """Make micro-batches of samples from all over the data set, for the errors in it."""
+    combine, numbers = collated(task, spec.batch.seed), spread(data.dataset)
+    for index, start in enumerate(range(0, len(numbers), spec.batch.micro_size)):
+        ids = tuple(numbers[start : start + spec.batch.micro_size])
+        micro_batch = MicroBatch(step=0, index=index, epoch=0, ids=ids)
+        samples: list[Any] = []
+        for number in ids:
+            with seeded_sections.sample(spec.batch.seed, 0, number):
+                samples.append(data.dataset[number])
+        combine(samples, micro_batch)
+
+
+def _built(task: Task, seed: int) -> NumberedSamples:
+    """What it draws from Python's, numpy's and torch's own generators is the same in every process."""
+    with seeded_sections.building(seed):
+        return numbered(task.dataset())
 
 
 def described(shards: Shards, spec: RunSpec, identity: DataIdentity) -> dict[str, Any]:

@@ -6,7 +6,9 @@ training thread. What was held before a generation is kept aside until `go` make
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,7 +26,7 @@ from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.custom.loop_runner import UsersLoop
 from elastic_train.train.custom.loop_task import LoopTask
-from elastic_train.train.dataset import Data, build, described
+from elastic_train.train.dataset import Data, Dumps, build, check_at_start, described
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
 from elastic_train.train.replay.stage_replay import Replaying
@@ -35,6 +37,7 @@ from elastic_train.train.state.local_states import LocalStates
 from elastic_train.train.state.replica_exchange import ReadBoxes
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.state.unfilled_shards import Incoming
+from elastic_train.train.step.gradients import edits
 from elastic_train.train.step.roll_forward import roll
 from elastic_train.train.step.training_loop import Loop, Requests, RunEnd, StepReport
 from elastic_train.train.task import Task, check_task
@@ -47,7 +50,7 @@ class Member:
 
     It must not block. `saving` makes what takes snapshots; in its absence `on_save` gets this rank's share of
     a checkpoint at a step boundary, as views of live memory that stay as they are until it returns. `faults`
-    is called at (phase, step, micro-batch).
+    is called at (phase, step, micro-batch). `dumps` pickles the data set for loader processes.
     """
 
     def __init__(
@@ -60,10 +63,13 @@ class Member:
         on_save: OnSave | None = None,
         saving: Callable[[Described], Saver] | None = None,
         faults: Faults | None = None,
+        dumps: Dumps = pickle.dumps,
     ) -> None:
         check_task(task)
+        if edits(task):  # a stage that is replayed alone lacks the gradients of the others
+            spec = replace(spec, boundary_logs=None)
         self._task, self._spec, self._device = task, spec, torch.device(device)
-        self._on_step = on_step
+        self._on_step, self._dumps = on_step, dumps
         self._saver = saving(self._described) if saving is not None else None
         if saving is None and on_save is not None:
             self._saver = Direct(self._described, on_save)
@@ -242,6 +248,8 @@ class Member:
         """Steps until the last one or a voted pause, once per generation; settled after it in any case."""
         shards = self.held.current
         data = self._dataset()
+        if shards.step == 0:
+            check_at_start(data, self._task, self._spec, shards, self._entry.guard)
         if self._saver is not None:
             self._saver.start(shards)
         loop = (UsersLoop if isinstance(self._task, LoopTask) else Loop)(
@@ -312,5 +320,5 @@ class Member:
 
     def _dataset(self) -> Data:
         if self._data is None:
-            self._data = build(self._task, self._spec, self._entry.guard)
+            self._data = build(self._task, self._spec, self._entry.guard, self._dumps)
         return self._data

@@ -19,7 +19,7 @@ from elastic_train.config import RunSpec
 from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape, Widths
 from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.model.build import DTYPE_OF, Blueprint, draw
-from elastic_train.train.model.collate import caller, collate
+from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.meta_shape import model_shape
 from elastic_train.train.model.tensor_names import canonical
 from elastic_train.train.parallel.experts import find_experts, number_of_experts
@@ -134,7 +134,7 @@ def _forward(
         for stack_of in stacks.values():
             stack.callback(stack_of.register_forward_pre_hook(partial(_route, seen)).remove)
         samples = [task.dataset()[0]] * spec.batch.micro_size
-        batch = collate(samples, torch.device("meta"), DTYPE_OF[spec.precision])
+        batch = placed(task.collate(samples), torch.device("meta"), DTYPE_OF[spec.precision])
         try:
             with counter, mode, torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
                 caller(blueprint.model)(task.inputs(batch))

@@ -6,12 +6,17 @@ import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.collate import stacked
+from elastic_train.train.model.leaves import moves_itself
+
+if TYPE_CHECKING:  # it works on shards of a task
+    from elastic_train.train.step.gradients import Gradients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +25,35 @@ class Evaluation:
 
     `metric(output, micro_batch)` returns a summed value and its count, as `Task.loss` does, or a mapping from
     names to such pairs. Without one the task's own loss is measured, under the name `loss`.
+
+    What is no sum over samples needs all predictions: `keep(output, micro_batch)` returns tensors or lists
+    with a row for each sample, or a dict or tuple of these, and `summary(kept)` gets them put together, in
+    the order of the data set and on one rank, and returns a mapping from names to numbers.
     """
 
     dataset: Any
     metric: Callable[[Any, Any], Any] | None = None
     every: int = 0
+    keep: Callable[[Any, Any], Any] | None = None
+    summary: Callable[[Any], Mapping[str, Any]] | None = None
+
+    def __post_init__(self) -> None:
+        if (self.keep is None) != (self.summary is None):
+            raise ConfigError(
+                field="task.evaluation",
+                problem="of keep and summary one is given without the other.",
+                remedy="Give both: what to keep of each micro-batch, and what to compute of all of it.",
+            )
+        if not isinstance(self.every, int) or self.every < 0:
+            raise ConfigError(
+                field="task.evaluation.every",
+                problem=f"must be a whole number of steps, or 0 for the end of the run, got {self.every!r}.",
+            )
+        if self.metric is not None and not callable(self.metric):
+            raise ConfigError(
+                field="task.evaluation.metric",
+                problem=f"must be a function of output and micro-batch, got {type(self.metric).__name__}.",
+            )
 
 
 Style = Literal["column", "column_gathered", "column_loss", "row"]
@@ -138,18 +167,33 @@ class Task:
         """Numbered samples: anything with `len()` and `[i]`, or a source of elastic_train.data."""
         raise NotImplementedError
 
+    def collate(self, samples: list[Any]) -> Any:
+        """A micro-batch of its samples: what `inputs` and `loss` are given, once its tensors were moved.
+
+        By default samples are stacked as torch's DataLoader does it. An epoch's last micro-batch may have
+        fewer samples. What it draws is seeded by the step and the micro-batch. It may run in a process of its
+        own.
+        """
+        return stacked(samples)
+
     def inputs(self, micro_batch: Any) -> Any:
         """What the model is called with: a tensor, a tuple of positional or a mapping of named arguments.
 
         By default a tensor itself, the first of a tuple, and of a mapping the entries that `forward` names.
         """
-        if isinstance(micro_batch, tuple | list):
+        if isinstance(micro_batch, tuple | list) and not moves_itself(micro_batch):
             return micro_batch[0]
         return micro_batch
 
     def loss(self, output: Any, micro_batch: Any) -> tuple[torch.Tensor, Any]:
         """The summed loss of a micro-batch and what it is a sum over: the number of its tokens or samples."""
         raise NotImplementedError
+
+    def gradients(self, gradients: Gradients) -> None:
+        """Edit the gradient of the mean loss before the update: clip by value or by group, add noise.
+
+        By default nothing is done. `clip_norm` of the run was applied already.
+        """
 
     def evaluation(self) -> Evaluation | None:
         """What to evaluate while training; None for nothing."""
@@ -161,7 +205,29 @@ class Task:
 
 
 REQUIRED = ("model", "optimizer", "dataset", "loss")
-OPTIONAL = ("init", "schedule", "inputs", "evaluation", "parallelize")
+OPTIONAL = ("init", "schedule", "collate", "inputs", "gradients", "evaluation", "parallelize")
+LOOKALIKES = {
+    **dict.fromkeys(
+        ("collate_fn", "collator", "data_collator", "collate_batch", "collate_samples"), "collate"
+    ),
+    **dict.fromkeys(("scheduler", "lr_scheduler", "lr_schedule", "configure_schedule"), "schedule"),
+    **dict.fromkeys(("eval_dataset", "val_dataset", "val_dataloader", "validation_step"), "evaluation"),
+    **dict.fromkeys(
+        ("clip_gradients", "configure_gradient_clipping", "on_before_optimizer_step"), "gradients"
+    ),
+    **dict.fromkeys(("init_weights", "initialize_weights"), "init"),
+}
+"""What other frameworks call the same thing: nothing here would call it, and nobody would notice."""
+
+
+def evaluation_of(task: Task) -> Evaluation | None:
+    """What the task evaluates; ConfigError where its method returns something else."""
+    made = task.evaluation()
+    if made is not None and not isinstance(made, Evaluation):
+        raise ConfigError(
+            field="task.evaluation", problem=f"returned {type(made).__name__}, not an Evaluation or None."
+        )
+    return made
 
 
 def check_task(task: Task) -> None:
@@ -174,6 +240,13 @@ def check_task(task: Task) -> None:
         if getattr(type(task), name) is getattr(Task, name):
             raise ConfigError(field=f"task.{name}", problem=f"{type(task).__name__} does not define it.")
     known = (*REQUIRED, *OPTIONAL)
+    for name, meant in LOOKALIKES.items():
+        if callable(getattr(task, name, None)) and getattr(type(task), meant) is getattr(Task, meant):
+            raise ConfigError(
+                field=f"task.{name}",
+                problem="nothing calls a method of this name.",
+                remedy=f"Rename it to {meant}, or let it begin with an underscore if you call it yourself.",
+            )
     for cls in type(task).__mro__:
         if cls in (Task, object):
             continue

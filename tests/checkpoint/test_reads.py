@@ -21,7 +21,7 @@ from elastic_train.checkpoint.manifest import SCHEMA, Manifest, Row
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.writer import write_part
-from elastic_train.errors import TensorMismatch
+from elastic_train.errors import OutsideOfCheckpoint
 from elastic_train.geometry.box import Box
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
@@ -124,23 +124,30 @@ def test_foreign_bytes_are_read_in_place_by_their_strides(tmp_path: Path) -> Non
     store.write("c/state.json", state)
     store.write("c/manifest.parquet", Manifest.of(rows, extra={"state_hash": digest(state)}).encode())
     checkpoint = Checkpoint.open(store, "c")
+    with pytest.raises(OutsideOfCheckpoint, match=r"other system.bin.*--allow-root"):
+        checkpoint.read("q", "param")
+    checkpoint.files.places.allow([str(tmp_path)])
     assert np.array_equal(checkpoint.read("q", "param"), q)
     assert np.array_equal(checkpoint["k"]["param"][1:, 2], k[1:, 2])
 
 
 def test_a_manifest_may_refer_to_an_older_checkpoint_of_the_run(cut: Cut) -> None:
     store = MemoryStore()
-    write_part(store, "checkpoints/old", 0, [cut("w", np.arange(5))])
-    old = Manifest.decode(store.read("checkpoints/old/w00000.parquet"), url="x").row(0)
+    write_part(store, "checkpoints/step-0000000001.g1", 0, [cut("w", np.arange(5))])
+    old = Manifest.decode(store.read("checkpoints/step-0000000001.g1/w00000.parquet"), url="x").row(0)
     state = StateFile(document={}).encode()
     row = Row(
         tensor="w", state="param", dtype="int64", shape=(5,), box=Box((0,), (5,)),
-        file=f"../old/{old.file}", byte_offset=old.byte_offset, checksums=old.checksums, hash=old.hash,
+        file=f"../step-0000000001.g1/{old.file}", byte_offset=old.byte_offset, checksums=old.checksums,
+        hash=old.hash,
     )  # fmt: skip
-    store.write("checkpoints/new/state.json", state)
+    store.write("checkpoints/step-0000000002.g1/state.json", state)
     manifest = Manifest.of([row], extra={"state_hash": digest(state)})
-    store.write("checkpoints/new/manifest.parquet", manifest.encode())
-    assert Checkpoint.open(store, "checkpoints/new").read("w", "param").tolist() == [0, 1, 2, 3, 4]
+    store.write("checkpoints/step-0000000002.g1/manifest.parquet", manifest.encode())
+    of_the_run = Checkpoint.open(store, "checkpoints/step-0000000002.g1", siblings="checkpoints")
+    assert of_the_run.read("w", "param").tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(OutsideOfCheckpoint):
+        Checkpoint.open(store, "checkpoints/step-0000000002.g1").read("w", "param")
 
 
 def test_twenty_thousand_fragments_are_planned_as_columns() -> None:
@@ -154,7 +161,7 @@ def test_twenty_thousand_fragments_are_planned_as_columns() -> None:
         for i in range(n)
     ]  # fmt: skip
     manifest = Manifest.decode(Manifest.of(rows).encode(), url="x")
-    index = ranges.Index(manifest, url="x")
+    index = ranges.RangeIndex(manifest, url="x")
     reads = index.reads([("t150", "param", Box((10, 0), (20, 64)))])
     assert [(r.start, r.length, len(r.segments)) for r in reads] == [(15_010 * 256, 20 * 256, 20)]
 
@@ -197,7 +204,7 @@ def test_a_million_fragments_are_opened_and_planned_in_a_tenth_of_a_second() -> 
     seconds = []
     for _ in range(3):
         began = time.process_time()  # of this process: others use the machine too
-        index = ranges.Index(Manifest.decode(data, url="x"), url="x")
+        index = ranges.RangeIndex(Manifest.decode(data, url="x"), url="x")
         reads = index.reads([("layers.150.weight", "param", Box((10, 0), (20, 64)))])
         seconds.append(time.process_time() - began)
         assert [(r.start, r.length, len(r.segments)) for r in reads] == [(150_010 * 256, 20 * 256, 20)]
@@ -220,9 +227,11 @@ def test_a_large_manifest_read_in_parts_is_the_one_that_was_written() -> None:
 
 
 def test_a_manifest_that_leads_out_of_the_run_is_refused(tmp_path: Path) -> None:
-    files = Files(open_store(str(tmp_path)), "checkpoints/step-0000000001.g1")
+    store = open_store(str(tmp_path))
+    files = Files(store, "checkpoints/step-0000000001.g1", siblings="checkpoints")
     assert (
         files.at("../step-0000000000.g1/w.safetensors")[1] == "checkpoints/step-0000000000.g1/w.safetensors"
     )
-    with pytest.raises(TensorMismatch, match="leads out of the run"):
-        files.at("../../../secret")
+    for file in ("../../../secret", "../../secret", "../secret", "..", "../step-0000000000.g1/a/b"):
+        with pytest.raises(OutsideOfCheckpoint, match="lies outside of it"):
+            files.at(file)

@@ -19,13 +19,13 @@ def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def renewing(lease: Lease) -> Iterator[None]:
+def renewing(lease: Lease, term: int = 1) -> Iterator[None]:
     """Somebody renews a lease, again and again, so that whoever watches sees it whenever he begins."""
     over = threading.Event()
 
     def renew() -> None:
         while not over.wait(0.05):
-            lease.renew(1)
+            lease.renew(term)
 
     renewer = threading.Thread(target=renew)
     renewer.start()

@@ -14,6 +14,11 @@ from typer.testing import CliRunner
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.cli.app import app
 from elastic_train.cli.exits import CHECKPOINT, FINISHED, USAGE, USER_ERROR
+from elastic_train.errors import Fenced
+from elastic_train.storage.commit_log import CommitLog
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.lease import Lease
+from tests.cli.conftest import renewing
 
 pytestmark = pytest.mark.ring1
 
@@ -120,3 +125,22 @@ def test_settings_are_compared_by_parameter_and_not_by_the_order_of_groups(tmp_p
     assert "no differences" in run("diff", paths[0], paths[1])
     text = run("diff", paths[0], paths[2], code=USER_ERROR)
     assert "optimizer.groups.u.lr: 0.1 in A, 0.2 in B" in text
+
+
+def test_garbage_of_a_run_that_is_held_is_left_alone(theirs: Path, tmp_path: Path) -> None:
+    run("import", theirs, tmp_path / "run", "--copy")
+    left = tmp_path / "run" / "checkpoints" / "step-0000000001.g1"
+    left.mkdir()
+    (left / "w00000.safetensors").write_bytes(bytes(100))
+    store = open_store(str(tmp_path / "run"))
+    lease = Lease(store, holder="a controller", lease_s=0.2)
+    lease.acquire()
+    lease.renew(CommitLog(store).begin_term("a controller"))
+    assert "held by a controller" in run("gc", tmp_path / "run", code=USAGE)
+    with renewing(lease, 2):
+        assert "is already active" in run("gc", tmp_path / "run", "--wait", code=USAGE)
+    assert left.exists()
+    lease.renew(2)
+    assert "removed checkpoints/step-0000000001.g1" in run("gc", tmp_path / "run", "--wait")
+    with pytest.raises(Fenced):
+        lease.renew(2)

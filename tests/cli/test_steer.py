@@ -21,9 +21,11 @@ from elastic_train.errors import (
     UserCodeError,
 )
 from elastic_train.observe.records import Record, to_json, wall_text
+from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.job_output import OutputLine, OutputWriter
 from elastic_train.storage.journal import Journal
-from elastic_train.storage.lease import Lease
+from elastic_train.storage.lease import PATH, Lease
 from elastic_train.storage.run_requests import stop_asked
 from tests.cli.conftest import renewing
 
@@ -86,6 +88,21 @@ def test_a_request_to_stop_is_for_the_term_that_runs_and_for_no_other(tmp_path: 
         steer.stop_run(str(tmp_path), wait=False)
 
 
+def test_a_late_word_of_an_old_holder_does_not_lead_a_request_astray(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = CommitLog(store)
+    for holder in ("a", "b"):
+        lease = Lease(store, holder=holder, lease_s=0.1)
+        lease.acquire()
+        lease.renew(log.begin_term(holder))
+        if holder == "a":
+            late = store.read(PATH)
+    store.write(PATH, late)
+    assert steer.stop_run(str(tmp_path), wait=False) == 0
+    assert stop_asked(store, 2) == "`elastic-train stop`"
+    assert stop_asked(store, 1) is None
+
+
 def test_somebody_who_renews_the_lease_is_alive_and_nobody_else(tmp_path: Path) -> None:
     store = open_store(str(tmp_path))
     lease = Lease(store, holder="a controller", lease_s=0.1)
@@ -108,3 +125,27 @@ def test_every_outcome_and_every_error_has_its_exit_code() -> None:
     assert {code: code_of(error) for code, error in errors.items()} == {code: code for code in errors}
     assert code_of(LeaseHeld(run="r", holder="h", age_s=0.0)) == 2
     assert sorted(OUTCOMES.values()) == [0, 1, 3, 3, 4, 5, 6], "3 is also for a run that another one fenced"
+
+
+def printed(at: float, rank: int, text: str) -> OutputLine:
+    return OutputLine(at=wall_text(at), worker=f"w{rank}", rank=rank, stream="out", text=text)
+
+
+def test_logs_have_what_the_job_printed_by_time_and_rank(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = open_store(str(tmp_path))
+    note(Journal(store, 1), "growing", ended=("finished", "over"))
+    for rank in (0, 1):
+        writer = OutputWriter(store, f"w{rank}.1")
+        writer.add([printed(-5.0, rank, "early \x1b[31m"), printed(5.0, rank, "late")])
+        writer.flush()
+    steer.show_logs(str(tmp_path), follow=False)
+    said = capsys.readouterr().out
+    assert "\x1b" not in said
+    order = [said.index(text) for text in (r"rank 0 | early \x1b[31m", "growing", "rank 1 | late")]
+    assert order == sorted(order)
+    steer.show_logs(str(tmp_path), follow=False, rank=1)
+    assert "rank 0 |" not in capsys.readouterr().out
+    steer.show_logs(str(tmp_path), follow=False, output=False)
+    assert "rank" not in capsys.readouterr().out

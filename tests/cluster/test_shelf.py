@@ -6,6 +6,8 @@ import dataclasses
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +195,32 @@ def test_a_segment_that_does_not_fit_is_refused_with_the_figure_and_leaves_nothi
     with pytest.raises(MemoryTooSmall, match="MB"):
         segments.create("large", 10**15, slots=3, directory=tmp_path)
     assert not list(tmp_path.iterdir())
+    segments.create("large", 4096, slots=1, directory=tmp_path).drop()
+
+
+KILLED = """
+import fcntl, os, signal, sys
+from pathlib import Path
+from elastic_train.checkpoint.engine import arena
+from elastic_train.cluster.peer_store import segments
+def die(*_, **__): os.kill(os.getpid(), signal.SIGKILL)
+{where} = die
+segments.create("half", 1 << 20, slots=3, directory=Path(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize("where", ["fcntl.flock", "os.posix_fallocate", "arena.mmap.mmap"])
+def test_a_peer_store_that_is_killed_while_it_makes_a_segment_leaves_nothing(
+    tmp_path: Path, where: str
+) -> None:
+    program = KILLED.format(where=where)
+    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 1
+    assert segments.sweep(tmp_path) == ["elastic_train-half"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_sweep_knows_the_hidden_names_of_older_releases(tmp_path: Path) -> None:
+    (tmp_path / ".elastic_train-old").write_bytes(b"x")
+    assert segments.sweep(tmp_path) == [".elastic_train-old"]

@@ -167,7 +167,7 @@ class Play:
             )
         return self.outcome
 
-    def part(self, step: int, rank: int, generation: int | None = None) -> Outcome:
+    def part(self, step: int, rank: int, generation: int | None = None, **values: Any) -> Outcome:
         return self(
             PartWritten,
             generation=self.facts.generation if generation is None else generation,
@@ -177,6 +177,7 @@ class Play:
             bytes=10,
             manifest=f"w{rank:05d}.parquet",
             digest="d",
+            **values,
         )
 
     def parts(self, step: int) -> Outcome:

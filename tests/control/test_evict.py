@@ -8,7 +8,7 @@ import pytest
 
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.commands import Form, Pause, StartWorker, StopWorker
-from elastic_train.control.events import Node, NodesChanged, Straggling
+from elastic_train.control.events import Adopted, Node, NodesChanged, Straggling, TermBegan
 from elastic_train.control.states import Forming, Pausing, Running, Waiting
 from elastic_train.errors import ConfigError
 from elastic_train.testing.simulator import simulated_policy
@@ -145,3 +145,52 @@ def test_a_plan_that_takes_some_workers_stands_in_as_many_racks_as_it_can(replic
     play.ready()
     play.wait(30.0)
     assert {racks[node] for node in play.plan.nodes} == {"left", "right"}
+
+
+def test_a_slow_node_is_kept_where_too_few_are_left_without_it(play) -> None:
+    """While the group pauses for it, another node is lost."""
+    asked(play)
+    play.running(3, step=5)
+    slow(play, "w0003", "c", 4.0)
+    assert play.facts.evicted == ("c",)
+    play.nodes("ac")
+    play.settle("w0001", "w0003")
+    assert isinstance(play.phase, Forming)
+    assert play.plan.nodes == ("a", "c")
+    assert play.facts.evicted == ()
+
+
+def test_a_slow_node_is_staffed_again_where_it_is_needed(play) -> None:
+    """Its quarantine was for its speed, and the node is well."""
+    asked(play)
+    play.running(3, step=5)
+    slow(play, "w0003", "c", 4.0)
+    play.settle()
+    play.go()
+    assert [w.node for w in play.facts.workers] == ["a", "b"]
+    play.nodes("ac")
+    assert [c.node for c in play.ordered(StartWorker)] == ["c"]
+
+
+def test_a_run_that_is_submitted_again_uses_all_nodes(play) -> None:
+    asked(play)
+    play.running(3, step=5)
+    slow(play, "w0003", "c", 4.0)
+    play(TermBegan, term=2, stored=None, ever_stored=False)
+    play(Adopted, running=())
+    play.nodes("ac")
+    assert [c.node for c in play.ordered(StartWorker)] == ["a", "c"]
+    assert (play.facts.evicted, play.facts.slow, play.facts.flaps) == ((), (), ())
+
+
+def test_a_node_whose_workers_end_unused_rests_no_longer_than_at_first_where_it_is_the_only_one(play) -> None:
+    play.begin(2)
+    for _ in range(60):
+        for worker in play.facts.workers:
+            if worker.node == "b":
+                play.lose(worker.name)
+        play.wait(2.0)
+        play.ready(*(w.name for w in play.facts.workers if w.node == "a"))
+    assert max(f.quarantines for f in play.facts.flaps) >= 3
+    play.wait(21.0)
+    assert [w.node for w in play.facts.workers] == ["a", "b"]

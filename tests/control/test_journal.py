@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from elastic_train.control.events import Cause, CheckpointCommitted, Event, FinalReport, StepCommitted, Tick
 from elastic_train.control.faults import storm
-from elastic_train.control.journal_codec import EVENTS, decode, encode, fold
+from elastic_train.control.journal_codec import EVENTS, decode, decode_state, encode, encode_state, fold
+from elastic_train.control.states import State
 from elastic_train.recovery.evidence import LocalState, Stored, Vote
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
@@ -82,3 +83,24 @@ def test_the_journal_folds_to_the_state_after_a_round_trip(seed):
     simulation = Simulation(policy=policy, schedule=schedule)
     simulation.run()
     assert fold(map(through_json, simulation.journal), policy) == simulation.controller.state
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_state_survives_json_and_the_rest_of_the_journal_folds_to_the_same(seed):
+    policy = simulated_policy(stages=seed % 3 == 0, replicas=1 + seed % 2)
+    schedule = storm(seed, steps=15, nodes=("a", "b", "c", "d"), ranks=4, faults=5)
+    simulation = Simulation(policy=policy, schedule=schedule)
+    simulation.run()
+    final, state = fold(simulation.journal, policy), State()
+    for number, event in enumerate(simulation.journal):
+        back = decode_state(json.loads(json.dumps(encode_state(state), allow_nan=False)))
+        assert back == state
+        if number % 50 == 0:
+            assert fold(simulation.journal[number:], policy, back) == final
+        state = fold([event], policy, state)
+
+
+def test_a_state_of_another_release_that_lacks_a_phase_is_refused():
+    said = encode_state(State())
+    with pytest.raises(KeyError):
+        decode_state(said | {"phase": {"type": "Dreaming"}})

@@ -284,9 +284,9 @@ def test_a_pause_that_does_not_come_is_a_failure(play):
     play.nodes("abc")
     play.ready()
     play.wait(4.0)
-    play.wait(12.0)
+    play.wait(55.0)
     assert isinstance(play.phase, Pausing)
-    play.wait(2.0)
+    play.wait(7.0)
     assert play.ordered(Abort) == [Abort(generation=1, workers=("w0001", "w0002"))]
 
 

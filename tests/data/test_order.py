@@ -74,7 +74,7 @@ def test_each_sample_exactly_once_per_epoch(length: int, batch: Batch):
     for epoch in range(3):
         steps = range(epoch * order.steps_per_epoch + 1, (epoch + 1) * order.steps_per_epoch + 1)
         micros = [micro for step in steps for micro in order.micro_batches(step)]
-        assert Counter(i for micro in micros for i in micro.real_ids) == Counter(range(length))
+        assert Counter(i for micro in micros for i in micro.ids) == Counter(range(length))
         assert {micro.epoch for micro in micros} == {epoch}
 
 
@@ -94,20 +94,29 @@ def test_stops_and_resizes_leave_the_ledger_of_an_undisturbed_run(
             micros = order.micro_batches(step)
             shares = [micros[rank::world] for rank in range(world)]
             by_index = sorted((m for share in shares for m in share), key=lambda m: m.index)
-            ledger[step] = [i for m in by_index for i in m.real_ids]
+            ledger[step] = [i for m in by_index for i in m.ids]
     assert [ledger[step] for step in range(1, 61)] == reference
 
 
 @given(length=LENGTHS, batch=batches(), step=st.integers(1, 500))
 @settings(deadline=None)
-def test_micro_batches_have_one_size_and_pad_with_their_own_samples(length: int, batch: Batch, step: int):
+def test_micro_batches_have_one_size_but_for_the_last_one(length: int, batch: Batch, step: int):
     micros = SampleOrder(length, batch).micro_batches(step)
     assert [m.index for m in micros] == list(range(len(micros)))
-    assert all(len(m.ids) == batch.micro_size for m in micros)
-    assert all(set(m.ids) == set(m.real_ids) for m in micros)
-    assert all(m.real == batch.micro_size for m in micros[:-1])
-    assert micros[-1].real > 0
-    assert sum(m.real for m in micros) <= min(batch.global_size, length)
+    assert all(len(m.ids) == batch.micro_size for m in micros[:-1])
+    assert 0 < len(micros[-1].ids) <= batch.micro_size
+    assert sum(len(m.ids) for m in micros) <= min(batch.global_size, length)
+
+
+@given(length=LENGTHS, batch=batches(), max_steps=st.integers(1, 60))
+@settings(max_examples=40, deadline=None)
+def test_the_smallest_micro_batch_of_a_run_is_known_before_it_starts(
+    length: int, batch: Batch, max_steps: int
+):
+    order = SampleOrder(length, batch)
+    sizes = {len(m.ids) for step in range(1, max_steps + 1) for m in order.micro_batches(step)}
+    smallest = order.smallest(max_steps)
+    assert min(sizes) == (batch.micro_size if smallest is None else len(smallest.ids))
 
 
 def test_twelve_samples_in_pairs_resume_at_every_step_of_three_epochs():
@@ -125,7 +134,7 @@ def test_a_partial_last_batch_is_a_smaller_step_or_dropped():
     kept = SampleOrder(5, Batch(global_size=4, micro_size=2, shuffle=False))
     assert kept.steps_per_epoch == 2
     (last,) = kept.micro_batches(2)
-    assert (last.ids, last.real) == ((4, 4), 1)
+    assert last.ids == (4,)
     dropped = SampleOrder(5, Batch(global_size=4, micro_size=2, shuffle=False, drop_last=True))
     assert dropped.steps_per_epoch == 1
     assert [m.ids for m in dropped.micro_batches(2)] == [(0, 1), (2, 3)]
@@ -135,8 +144,8 @@ def test_a_partial_last_batch_is_a_smaller_step_or_dropped():
 def test_a_data_set_smaller_than_the_batch_is_one_step_per_epoch():
     order = SampleOrder(3, Batch(global_size=8, micro_size=4))
     (micro,) = order.micro_batches(6)
-    assert (order.steps_per_epoch, micro.epoch, micro.real) == (1, 5, 3)
-    assert sorted(micro.real_ids) == [0, 1, 2]
+    assert (order.steps_per_epoch, micro.epoch, len(micro.ids)) == (1, 5, 3)
+    assert sorted(micro.ids) == [0, 1, 2]
 
 
 def test_no_samples_or_nothing_but_dropped_ones_is_refused():

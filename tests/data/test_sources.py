@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic_train.data.documents import FileTexts
 from elastic_train.data.numbered import numbered
 from elastic_train.data.parquet import ParquetText, ParquetTokens
 from elastic_train.data.part import SourcePart
@@ -61,6 +62,101 @@ def test_directories_patterns_and_files_are_listed_in_one_order(tmp_path: Path):
         ("b.txt", 5),
         ("a.txt", 5),
     )
+
+
+NAMES = [
+    "plain",
+    "with space",
+    "v[1]",
+    "a*b",
+    "what?",
+    "50%20",
+    "~",
+    "~user",
+    "a#b",
+    "a::b",
+    "[",
+    "naïve",
+    "{x}",
+    "x://y",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("below", ["", "data/part"])
+def test_a_path_is_a_path_whatever_is_in_its_name(tmp_path: Path, name: str, below: str):
+    for other in ("v1", "aXb", "whatX", "other"):  # what a pattern would match too
+        (tmp_path / other / below).mkdir(parents=True)
+        (tmp_path / other / below / "t.txt").write_text("other")
+    (tmp_path / name / below).mkdir(parents=True)
+    (tmp_path / name / below / f"{name.replace('/', '_')}.txt").write_text("right")
+    pq.write_table(
+        pa.table({"text": ["a row"]}), tmp_path / name / below / f"{name.replace('/', '_')}.parquet"
+    )
+    for place in (
+        tmp_path / name,
+        tmp_path / name / below / f"{name.replace('/', '_')}.txt",
+        tmp_path / name / "**/*.txt",
+    ):
+        texts = FileTexts(str(place), suffix=".txt")
+        assert [texts[i] for i in range(len(texts))] == [b"right"], place
+        assert decode(TextFiles(place, seq_len=4, suffix=".txt")[0]) == "right"[:5]
+    assert decode(ParquetText(tmp_path / name, seq_len=9)[0]) == "a row"
+
+
+def test_a_tilde_is_the_home_directory_unless_there_is_one_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "home/d").mkdir(parents=True)
+    (tmp_path / "home/d/t.txt").write_text("home")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for place in ("~/d", "~/d/t.txt", "~/d/*.txt", Path("~/d")):
+        assert FileTexts(place)[0] == b"home"
+    (tmp_path / "~/d").mkdir(parents=True)
+    (tmp_path / "~/d/t.txt").write_text("here")
+    assert FileTexts("~/d")[0] == b"here"
+
+
+def test_links_are_what_they_lead_to(tmp_path: Path):
+    """The layout of a snapshot of the Hugging Face hub, and links to directories, one of them in a circle."""
+    (tmp_path / "blobs").mkdir()
+    snapshot = tmp_path / "snapshots/abc/data"
+    snapshot.mkdir(parents=True)
+    for name in "ab":
+        (tmp_path / "blobs" / name).write_text(f"blob {name}")
+        (snapshot / f"{name}.txt").symlink_to(f"../../../blobs/{name}")
+    (snapshot / "plain.txt").write_text("plain")
+    (tmp_path / "snapshots/main").symlink_to("abc")
+    (snapshot / "circle").symlink_to("..")
+    (snapshot / "again").symlink_to(tmp_path / "blobs")
+    for root in ("snapshots/abc", "snapshots/main"):
+        texts = FileTexts(tmp_path / root, suffix=".txt")
+        assert [name for name, _ in texts.describe()] == ["data/a.txt", "data/b.txt", "data/plain.txt"]
+        assert [texts[i] for i in range(3)] == [b"blob a", b"blob b", b"plain"]
+    assert FileTexts(snapshot / "a.txt")[0] == b"blob a"
+    assert FileTexts(f"{tmp_path}/snapshots/main/*/b.txt")[0] == b"blob b"
+    pattern = FileTexts(f"{tmp_path}/snapshots/main/**/[ab].txt")
+    assert [name for name, _ in pattern.describe()] == ["data/a.txt", "data/b.txt"]
+    names = [name for name, _ in FileTexts(snapshot).describe()]
+    assert names == ["a.txt", "again/a", "again/b", "b.txt", "plain.txt"]
+
+
+def test_a_link_that_leads_nowhere_and_what_cannot_be_listed_are_told(tmp_path: Path):
+    (tmp_path / "there.txt").write_text("there")
+    (tmp_path / "gone.txt").symlink_to("nowhere")
+    with pytest.raises(ConfigError, match=r"gone\.txt, a link to nowhere, cannot be read"):
+        FileTexts(tmp_path)[0]
+    with pytest.raises(ConfigError, match=r"gone\.txt"):
+        FileTexts(tmp_path / "gone.txt")[0]
+
+
+def test_names_of_a_remote_store_are_names_first():
+    memory = fsspec.filesystem("memory")
+    memory.pipe({"/names/v[1]/a*.txt": b"right", "/names/v1/ab.txt": b"other"})
+    assert FileTexts("memory://names/v[1]")[0] == b"right"
+    assert FileTexts("memory://names/v[1]/a*.txt")[0] == b"right"
+    assert FileTexts("memory://names/v?/ab.txt")[0] == b"other"
 
 
 def test_a_source_opens_at_first_use_and_its_pickle_is_small(tmp_path: Path):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.geometry.box import Box, tiles
-from elastic_train.geometry.coverage import Surplus, Uncovered, uncovered, untiled, whole
+from elastic_train.geometry.coverage import Surplus, Tangled, Uncovered, uncovered, untiled, whole
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.layout import flat_range_boxes
 
@@ -102,3 +102,20 @@ def test_flat_shards_of_one_matrix_are_checked_without_cutting_it_into_elements(
     assert untiled(table) is None
     assert isinstance(untiled(table.take(np.arange(len(table)) != 700)), Uncovered)
     assert len(whole(table)) == 1
+
+
+def test_boxes_that_cut_each_other_in_every_way_are_not_told_apart() -> None:
+    """100,000 boxes of 200,000 elements, each one further than the one before: 10 billion cells."""
+    count, size = 100_000, 200_000
+    offsets = np.arange(count, dtype=np.int64)[:, None]
+    fragments = Fragments(
+        names=(("w", "param"),),
+        dtypes=("int8",),
+        shapes=((count + size,),),
+        key=np.zeros(count, dtype=np.int32),
+        offsets=offsets,
+        sizes=np.full((count, 1), size, dtype=np.int64),
+    )
+    found = untiled(fragments)
+    assert isinstance(found, Tangled)
+    assert str(found) == "100000 boxes cut each other in too many ways, most of w (param)"

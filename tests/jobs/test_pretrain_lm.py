@@ -115,7 +115,7 @@ def single_process(task: Task, order: SampleOrder, *, steps: int) -> list[float]
     losses: list[float] = []
     for step in range(1, steps + 1):
         (micro,) = order.micro_batches(step)
-        tokens = torch.stack([torch.from_numpy(dataset[i]) for i in micro.real_ids])
+        tokens = torch.stack([torch.from_numpy(dataset[i]) for i in micro.ids])
         total, count = task.loss(model(tokens), tokens)
         (total / count).backward()
         optimizer.step()

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
+from elastic_train.storage.retry import Backoff, Retry
 from elastic_train.storage.store import Store
-from elastic_train.testing.faulty_store import FaultyStore
+from elastic_train.testing.faulty_store import Fail, FaultyStore
 from elastic_train.testing.s3_server import S3Server
 from elastic_train.testing.store_contract import StoreContract
 
 pytestmark = pytest.mark.ring1
+SOON = Retry(Backoff(first_s=0.01, total_s=0.1))
 
 
 class TestMemoryStore(StoreContract):
@@ -26,13 +33,35 @@ class TestMemoryStore(StoreContract):
 class TestMemoryUrl(StoreContract):
     @pytest.fixture
     def store(self) -> Store:
-        return open_store(f"memory://{uuid.uuid4()}/run")
+        return open_store(f"memory://{uuid.uuid4()}/run", retry=SOON)
+
+    @contextmanager
+    def blind(self, store: Store, directory: str) -> Iterator[Store]:
+        def find(system: MemoryFileSystem, path: str, **kwargs: object) -> list[str]:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(MemoryFileSystem, "find", find)
+            yield store
 
 
 class TestPosix(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
-        return open_store(f"file://{tmp_path}/ü = 1+2 #3/run")
+        return open_store(f"file://{tmp_path}/ü = 1+2 #3/run", retry=SOON)
+
+    @contextmanager
+    def blind(self, store: Store, directory: str) -> Iterator[Store]:
+        listing = os.scandir
+
+        def scandir(path: Path) -> object:
+            if str(path).endswith(directory):
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+            return listing(path)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "scandir", scandir)
+            yield store
 
 
 class TestS3(StoreContract):
@@ -42,8 +71,20 @@ class TestS3(StoreContract):
         url = f"{s3.bucket('contract')}/{uuid.uuid4()}/ü = 1+2 #3"
         return open_store(url, options=s3.options)
 
+    @pytest.fixture(autouse=True)
+    def _server(self, s3: S3Server) -> None:
+        self.server = s3
+
+    @contextmanager
+    def blind(self, store: Store, directory: str) -> Iterator[Store]:
+        yield open_store(store.url, options={**self.server.options, "secret": "another's"}, retry=SOON)
+
 
 class TestFaultyStoreWithoutFaults(StoreContract):
     @pytest.fixture
     def store(self) -> Store:
         return FaultyStore(MemoryStore(), ())
+
+    @contextmanager
+    def blind(self, store: Store, directory: str) -> Iterator[Store]:
+        yield FaultyStore(store, [Fail(operation="list")])

@@ -22,7 +22,7 @@ Plans = Sequence[tuple[Mesh, dict[str, Any]]]
 
 
 def spec(**changes: Any) -> RunSpec:
-    """Three steps with the end of an epoch among them: one of two micro-batches, of which one is padded."""
+    """Three steps with the end of an epoch among them: one of two micro-batches, the last one smaller."""
     return RunSpec(
         **{
             "name": "chain",

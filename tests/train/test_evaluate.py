@@ -176,6 +176,13 @@ def test_every_sample_counts_once_and_padding_not_at_all() -> None:
     assert evaluator(task, model).run(4) == {"loss": pytest.approx(total / count, rel=1e-12)}
 
 
+def test_an_evaluation_is_seen_to_move_with_every_micro_batch() -> None:
+    """So that one that takes for ever is told from one that stands still."""
+    task, marks = Task(held_out=17), list[tuple[str, int, int]]()
+    evaluator(task, build(task)).run(4, lambda *mark: marks.append(mark))
+    assert marks == [("evaluation", 4, micro) for micro in range(-(-17 // SPEC.batch.micro_size))]
+
+
 @pytest.mark.parametrize("held_out", [17, 4])
 def test_every_plan_gives_the_same_result(
     pool: GlooPool, new_generation: Iterator[int], held_out: int
@@ -214,6 +221,59 @@ def test_a_break_ends_an_evaluation_that_waits_for_an_absent_rank(
         pool.control(rank, break_group)
     assert [text.split(":")[0] for text in waiting.results()] == ["GroupBroken"] * 2
     pool.run(leave, ranks=ranks)
+
+
+def scores(output: Tensor, micro_batch: dict[str, Tensor]) -> dict[str, Any]:
+    """For each token its most probable class and the right one, for each sample its name."""
+    names = [f"sample of {int(t.sum())}" for t in micro_batch["tokens"]]
+    return {"score": output.softmax(-1)[..., 0], "right": micro_batch["targets"] == 0, "names": names}
+
+
+def of_all(kept: dict[str, Any]) -> dict[str, float]:
+    """The area under the curve, which is no mean of those of parts, and the order of what was kept."""
+    score, right = kept["score"].flatten(), kept["right"].flatten()
+    above = (score[right][:, None] > score[~right]).double().mean()
+    first = float(kept["names"][0].removeprefix("sample of "))
+    return {"auc": above, "samples": len(kept["names"]), "first": first, "drawn": torch.rand(())}
+
+
+class Ranked(Task):
+    def evaluation(self) -> Evaluation:
+        return Evaluation(dataset=TinyData(self.held_out), every=4, keep=scores, summary=of_all)
+
+
+@pytest.mark.parametrize("held_out", [17, 4])
+def test_a_metric_of_all_predictions_is_that_of_one_process_under_every_plan(
+    pool: GlooPool, new_generation: Iterator[int], held_out: int
+) -> None:
+    task = Ranked(held_out=held_out)
+    model = build(task)
+    alone = evaluator(task, model).run(4)
+    data = [TinyData(held_out)[i] for i in range(held_out)]
+    whole = {name: torch.stack([sample[name] for sample in data]) for name in data[0]}
+    with torch.no_grad():
+        plain = of_all(scores(model.eval()(whole["tokens"]), whole))
+    assert alone["samples"] == held_out
+    assert {name: alone[name] for name in ("auc", "first")} == {
+        "auc": pytest.approx(float(plain["auc"]), rel=1e-12),
+        "first": plain["first"],
+    }
+    for replicate, shard in MESHES:
+        ranks = formed(pool, next(new_generation), Mesh(dp_replicate=replicate, dp_shard=shard), task)
+        assert pool.run(run, 4, ranks=ranks) == [alone] * len(ranks)
+        pool.run(leave, ranks=ranks)
+
+
+def test_what_to_keep_and_what_to_make_of_it_belong_together() -> None:
+    with pytest.raises(ConfigError, match="one is given without the other"):
+        Evaluation(dataset=[1], keep=scores)
+
+    class Odd(Task):
+        def evaluation(self) -> Evaluation:
+            return Evaluation(dataset=TinyData(4), keep=lambda *_: 3, summary=of_all)
+
+    with pytest.raises(ConfigError, match=r"task.evaluation.keep: it returned a int"):
+        evaluator(Odd(), build(Odd())).run(4)
 
 
 class Restless(nn.Module):

@@ -21,6 +21,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gloo_pool import GlooPool, PerRank, Returned
+from elastic_train.train.collectives.interruptible_group import CollectiveFailed
 from elastic_train.train.collectives.process_group import Group, is_collective_error
 from elastic_train.train.collectives.tcp_store import forget_client, serve_store, store_client
 
@@ -353,12 +354,42 @@ def test_thirty_generations_of_changing_sizes_leak_nothing(
     wait_until(as_before)
 
 
-def test_errors_of_user_code_are_not_taken_for_collective_ones() -> None:
-    assert not is_collective_error(RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"))
-    assert not is_collective_error(ValueError("Connection closed by peer"))
-    wrapped = ValueError("while reducing")
-    wrapped.__cause__ = RuntimeError("[../gloo/transport/tcp/pair.cc:547] Connection closed by peer")
-    assert is_collective_error(wrapped)
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    try:
+        raise error from cause
+    except type(error) as seen:
+        return seen
+
+
+def handled(error: Exception) -> None:
+    """As people write it."""
+    try:
+        raise error
+    except RuntimeError:
+        raise KeyError("in the job's own handler")  # noqa: B904
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)"),
+        ValueError("Connection closed by peer"),
+        RuntimeError("HTTP 502 from the tokenizer: connection reset by peer"),
+        RuntimeError("no process group of samples is called gloo, nccl or c10d"),
+        ConnectionResetError(104, "Connection reset by peer"),
+    ],
+    ids=lambda error: str(error)[:24],
+)
+def test_errors_of_user_code_are_not_taken_for_collective_ones_whatever_they_say(error: Exception) -> None:
+    assert not is_collective_error(raised(error))
+    assert not is_collective_error(raised(KeyError("x"), raised(error)))
+
+
+def test_what_a_collective_caused_is_told_by_its_type() -> None:
+    assert is_collective_error(raised(ValueError("while reducing"), raised(CollectiveFailed("anything"))))
+    with pytest.raises(KeyError) as seen:
+        handled(CollectiveFailed("anything"))
+    assert is_collective_error(seen.value)
 
 
 def test_two_runs_start_ten_times_side_by_side_though_the_usual_ports_are_taken(

@@ -297,7 +297,7 @@ def test_values_are_those_of_a_plain_build(
 
 def first_ids(state: dict[str, Any]) -> list[int]:
     order = state["member"]._dataset().order
-    return [i for micro in order.micro_batches(1) for i in micro.real_ids]
+    return [i for micro in order.micro_batches(1) for i in micro.ids]
 
 
 def test_the_dtype_is_that_of_the_run(pool: GlooPool, new_generation: Iterator[int]) -> None:

@@ -125,7 +125,7 @@ def by_hand(steps: int) -> list[tuple[float, float]]:
         other = torch.optim.Adam(critic.parameters(), lr=2e-2)
         order, found = SampleOrder(len(samples), Batch(global_size=12, micro_size=3, seed=seed)), []
         for step in range(1, steps + 1):
-            ids = [i for micro in order.micro_batches(step) for i in micro.real_ids]
+            ids = [i for micro in order.micro_batches(step) for i in micro.ids]
             real = torch.stack([samples[i]["real"] for i in ids]).double()
             noise = torch.stack([samples[i]["noise"] for i in ids]).double()
             other.zero_grad()

@@ -62,15 +62,15 @@ class Arena:
 
     @classmethod
     def create(cls, path: Path, size: int, *, slots: int) -> Arena:
-        """A new file in shared memory; MemoryTooSmall, and no file, if it doesn't fit."""
+        """A file in shared memory, new or empty; MemoryTooSmall, and no file, if it doesn't fit."""
         size = aligned(size)
         left = os.statvfs(path.parent)
         free = min(left.f_bavail * left.f_frsize, free_memory())
-        require(slots * size, free=free, what=f"{slots} snapshots", where=str(path.parent))
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
+            require(slots * size, free=free, what=f"{slots} snapshots", where=str(path.parent))
             os.posix_fallocate(descriptor, 0, slots * size + ALIGN)
-        except OSError:
+        except (OSError, MemoryTooSmall):
             path.unlink()
             raise
         finally:

@@ -6,7 +6,7 @@ up to the data have their data at the same place, so that only one of each kind 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,12 +14,13 @@ import numpy as np
 
 from elastic_train.checkpoint.document import decode as decode_json
 from elastic_train.checkpoint.dtypes import element
+from elastic_train.checkpoint.importers.dcp_document import document_of, tell_numbers
 from elastic_train.checkpoint.importers.dcp_metadata import Block, Grid, Metadata, decode
-from elastic_train.checkpoint.importers.dcp_names import Names, document_of, named
+from elastic_train.checkpoint.importers.dcp_names import Names, named
 from elastic_train.checkpoint.importers.foreign_document import plain
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.torch_file import byte_strides, open_file
+from elastic_train.checkpoint.importers.torch_file import byte_strides, check_readable, open_file
 from elastic_train.checkpoint.importers.windows import Window, windows
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
@@ -32,7 +33,9 @@ DOCUMENT = "elastic_train"
 """The key under which our own exporter keeps the whole document."""
 
 
-def open_dcp(store: Store, at: str, options: Options | None = None) -> Imported:
+def open_dcp(
+    store: Store, at: str, options: Options | None = None, *, names: Sequence[str] | None = None
+) -> Imported:
     """Index the directory `at` of the store."""
     path = f"{at}/{METADATA}" if at else METADATA
     metadata = decode(store.read(path), at=at, url=f"{store.url}/{path}")
@@ -42,31 +45,46 @@ def open_dcp(store: Store, at: str, options: Options | None = None) -> Imported:
             problem=f"{min(metadata.folded)} is stored in a shape of Megatron's, and the file metadata.json "
             "that would say so is gone. Copy it again.",
         )
-    names = named(metadata, url=f"{store.url}/{at}")
+    found = named(metadata, url=f"{store.url}/{at}")
     items = {
         f"{key} {n}": b.item for key, grid in metadata.tensors.items() for n, b in enumerate(grid.blocks)
     }
     opened = windows(store, items | dict(metadata.objects))
+    values, lost = _values({key: opened[key] for key in metadata.objects})
+    own = values.pop(DOCUMENT, None)
+    reported = tell_numbers(found, metadata, values, names)
+    keys = reported.names
     places = Places()
     rows: list[Row] = []
     scalars: dict[str, tuple[str, Any]] = {}
-    aliases = _aliases(metadata, names)
+    aliases = _aliases(metadata, keys)
     for key, grid in metadata.tensors.items():
-        if names.tensors[key].tensor in aliases:
+        name = keys.tensors.get(key)
+        if name is not None and name.tensor in aliases:
             continue
-        found = [places.find(opened[f"{key} {n}"], key, grid, block) for n, block in enumerate(grid.blocks)]
-        name = names.tensors[key]
-        if not grid.shape and name.optimizer:
-            scalars[key] = (grid.dtype, _scalar(opened[f"{key} 0"], grid.dtype, found[0].start))
-        else:
-            rows += rows_of(key, grid, found, names.tensors[key].tensor, names.tensors[key].state, at)
-    values, unread = _values({key: opened[key] for key in metadata.objects})
-    own = values.pop(DOCUMENT, None)
+        setting = key in keys.hyperparameters
+        if name is None and (not (setting or key in keys.beside) or grid.shape):
+            if setting:
+                lost.append(f"{key}: a setting that is a tensor of {list(grid.shape)}")
+            continue
+        where = [places.find(opened[f"{key} {n}"], key, grid, block) for n, block in enumerate(grid.blocks)]
+        if setting and where:
+            values[key] = _scalar(opened[f"{key} 0"], grid.dtype, where[0].start)
+        elif not grid.shape and where and (name is None or name.optimizer):
+            scalars[key] = (grid.dtype, _scalar(opened[f"{key} 0"], grid.dtype, where[0].start))
+        elif name is not None:
+            rows += rows_of(key, grid, where, name.tensor, name.state, at)
     if isinstance(own, str):
         kept = decode_json(own.encode(), url=f"{store.url}/{at}")
         rows = [_as_buffer(row, set(kept["buffers"])) for row in rows]
         return imported(store, at, rows, kept["document"], aliases=aliases, options=options)
-    document = document_of(names, scalars, values, unread, aliases)
+    lost += reported.lost
+    lost += [
+        f"{key}: a tensor of {grid.dtype} {list(grid.shape)} that is neither the model's nor the optimizer's"
+        for key, grid in metadata.tensors.items()
+        if key in keys.beside and key not in scalars
+    ]
+    document = document_of(keys, scalars, values, lost, aliases, reported.assumed)
     return imported(store, at, rows, document, aliases=aliases, options=options)
 
 
@@ -75,8 +93,8 @@ def _aliases(metadata: Metadata, names: Names) -> dict[str, str]:
     first: dict[tuple[Block, ...], str] = {}
     found: dict[str, str] = {}
     for key, grid in metadata.tensors.items():
-        name = names.tensors[key]
-        if name.state == "param" and grid.blocks:
+        name = names.tensors.get(key)
+        if name is not None and name.state == "param" and grid.blocks:
             owner = first.setdefault(grid.blocks, name.tensor)
             if owner != name.tensor:
                 found[name.tensor] = owner
@@ -116,6 +134,7 @@ def _parse(window: Window, key: str, grid: Grid, block: Block) -> BlockPlace:
     file = open_file(window.as_store(), window.item.file)
     ref = file.tree
     url = f"{window.url}/{window.item.file}"
+    check_readable(ref, key, url=url)
     if not isinstance(ref, TensorRef):
         raise FormatUnsupported(
             url=url, problem=f"{key} is stored as a {type(ref).__name__}, not as a tensor."
@@ -126,7 +145,6 @@ def _parse(window: Window, key: str, grid: Grid, block: Block) -> BlockPlace:
             problem=f"{key} {span(block.box)} is {ref.dtype} {ref.shape} there, and {grid.dtype} in the "
             "metadata. The files are of two checkpoints: copy it again.",
         )
-    element(ref.dtype, url=url)
     return BlockPlace(start=file.place(ref), strides=byte_strides(ref))
 
 

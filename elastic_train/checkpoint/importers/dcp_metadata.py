@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from elastic_train.checkpoint.dtypes import ELEMENTS
+from elastic_train.checkpoint.importers.pickle_builders import DIMS, MOST
 from elastic_train.checkpoint.importers.pickle_free import Opaque, unpickle
 from elastic_train.checkpoint.importers.windows import Item
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, FragmentMissing, StorageError
@@ -78,7 +82,16 @@ def _is(value: object, kind: str) -> bool:
 
 def _place(index: Opaque) -> tuple[str, tuple[int, ...] | None]:
     offset = index.get("offset")
-    return index.get("fqn"), None if offset is None else tuple(offset)
+    return index.get("fqn"), None if offset is None else _numbers(offset)
+
+
+def _numbers(value: Any) -> tuple[int, ...]:
+    """A shape or a place."""
+    if not isinstance(value, tuple | list) or len(value) > DIMS:
+        raise ValueError(f"a shape that is a {type(value).__name__}")
+    if not all(type(n) is int and 0 <= n < MOST for n in value) or math.prod(n for n in value if n) >= MOST:
+        raise ValueError("a size that no tensor has")
+    return tuple(value)
 
 
 def _item(info: Opaque, at: str, url: str) -> Item:
@@ -92,9 +105,8 @@ def _item(info: Opaque, at: str, url: str) -> Item:
         check_path(path)
     except StorageError as error:
         raise ChecksumMismatch(url=url, problem=f"it names the file {path!r}, which isn't inside.") from error
-    return Item(
-        file=f"{at}/{path}" if at else path, start=int(info.get("offset")), length=int(info.get("length"))
-    )
+    start, length = _numbers((info.get("offset"), info.get("length")))
+    return Item(file=f"{at}/{path}" if at else path, start=start, length=length)
 
 
 def _grid(
@@ -102,9 +114,15 @@ def _grid(
 ) -> Grid:
     state = kind.get("properties").state
     dtype = state[0] if isinstance(state, tuple) else state["dtype"]
+    if dtype not in ELEMENTS:
+        raise FormatUnsupported(
+            url=url,
+            problem=f"{key} is of dtype {dtype}, which can't be stored. Cast it to one of "
+            f"{', '.join(ELEMENTS)}.",
+        )
     return Grid(
         dtype=dtype,
-        shape=tuple(kind.get("size")),
+        shape=_numbers(kind.get("size")),
         blocks=tuple(_blocks(key, kind.get("chunks"), places, url)),
     )
 
@@ -114,7 +132,7 @@ def _blocks(
 ) -> Iterator[Block]:
     seen: set[Box] = set()
     for chunk in chunks:
-        box = Box(tuple(chunk.get("offsets")), tuple(chunk.get("sizes")))
+        box = Box(_numbers(chunk.get("offsets")), _numbers(chunk.get("sizes")))
         if box in seen or (not box.numel and len(chunks) > 1):
             continue
         seen.add(box)

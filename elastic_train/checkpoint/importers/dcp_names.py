@@ -1,4 +1,4 @@
-"""What the keys of torch.distributed.checkpoint mean: parameters, optimizer states, hyperparameters.
+"""What the keys of torch.distributed.checkpoint mean: parameters, optimizer states, settings and the rest.
 
 Torch keeps nested state dicts under flat keys and, usually, the nesting. The optimizer's part is recognised
 by `state` and `param_groups`; in flat forms only if what follows is the name of a stored parameter.
@@ -7,53 +7,96 @@ by `state` and `param_groups`; in flat forms only if what follows is the name of
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
-from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.importers.dcp_metadata import Metadata
-from elastic_train.checkpoint.importers.foreign_document import OptimizerState, ParameterGroup, document
 from elastic_train.errors import FormatUnsupported
 
 MODELS = frozenset({"model", "app", "state_dict", "module"})
 """Words at the beginning of a path that only say that the model follows."""
-STEPS = ("step", "global_step", "train_state.step", "iteration")
-"""Keys under which systems keep the number of steps."""
+BESIDE = frozenset(
+    (
+        "train_state", "lr_scheduler", "lr_schedulers", "scheduler", "dataloader", "data_loader", "rng",
+        "extra_state", "rng_state", "rng_states", "random_state", "trainer", "trainer_state", "sampler",
+        "client_state", "metrics", "progress", "scaler", "grad_scaler", "ema", "ema_model", "fit_loop",
+        "callbacks", "loader",
+    )
+)  # fmt: skip
+"""Words at the beginning of a path under which jobs keep what isn't the model's."""
 _PART = re.compile(r"(?:^|\.)state\.(.+)$")
+Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Name:
+    """`number` is the parameter's where the optimizer has no name for it."""
+
     tensor: str
     state: str
     optimizer: bool = False
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Key -> name for tensors; for hyperparameters key -> (group number or parameter, name)."""
+    """Key -> name for tensors; for hyperparameters key -> (group number or parameter, name). Keys of tensors
+    that are neither the model's nor the optimizer's are `beside`.
+    """
 
     tensors: Mapping[str, Name]
     hyperparameters: Mapping[str, tuple[int | str, str]]
+    beside: tuple[str, ...] = field(default=())
 
 
 def named(metadata: Metadata, *, url: str) -> Names:
-    """The meaning of every key; FormatUnsupported where two keys would be one tensor."""
+    """The meaning of every key; FormatUnsupported where two keys would be one tensor, or several models are
+    there.
+    """
     tensors: dict[str, Name] = {}
     pending: list[str] = []
+    model: dict[str, Path] = {}
+    settings: list[str] = []
     for key in metadata.tensors:
         path = metadata.paths.get(key, (key,))
         nested = _nested(path)
-        if nested is not None:
+        if _hyperparameter(path, set()) is not None or "param_groups" in key.split("."):
+            settings.append(key)
+        elif nested is not None:
             tensors[key] = nested
         elif _PART.search(key):
             pending.append(key)
         else:
-            tensors[key] = Name(tensor=_model(path), state="param")
-    known = {name.tensor for name in tensors.values()}
+            model[key] = path
+    root = _root({**model, **{key: metadata.paths.get(key, (key,)) for key in pending}}, url)
+    beside = [key for key, path in model.items() if not _is_model(path, root)]
+    tensors |= {
+        key: Name(tensor=_model(path), state="param") for key, path in model.items() if key not in set(beside)
+    }
+    known = {name.tensor for name in tensors.values() if not name.optimizer}
+    for key, name in tensors.items():
+        if name.optimizer and name.tensor not in known and name.tensor.isdecimal() and len(name.tensor) < 10:
+            tensors[key] = replace(name, number=int(name.tensor))
     for key in pending:
-        tensors[key] = _flat(key, known) or Name(tensor=key, state="param")
+        path = metadata.paths.get(key, (key,))
+        flat = _flat(key, known)
+        if flat is None and not _is_model(path, root):
+            beside.append(key)
+        else:
+            tensors[key] = flat or Name(tensor=_model(path), state="param")
+    _check_distinct(tensors, url)
+    return Names(
+        tensors=tensors,
+        hyperparameters={
+            key: found
+            for key in (*metadata.objects, *settings)
+            if (found := _setting(key, metadata, known)) is not None
+        },
+        beside=(*beside, *(k for k in settings if not _setting(k, metadata, known))),
+    )
+
+
+def _check_distinct(tensors: Mapping[str, Name], url: str) -> None:
     taken: dict[tuple[str, str], str] = {}
     for key, name in tensors.items():
         other = taken.setdefault((name.tensor, name.state), key)
@@ -62,63 +105,47 @@ def named(metadata: Metadata, *, url: str) -> Names:
                 f"{other} and {key} would both be {name.tensor} ({name.state}). Save one model at a time."
             )
             raise FormatUnsupported(url=url, problem=problem)
-    return Names(
-        tensors=tensors,
-        hyperparameters={
-            key: found
-            for key in metadata.objects
-            if (found := _hyperparameter(metadata.paths.get(key, (key,)), known)) is not None
-        },
-    )
 
 
-def document_of(
-    names: Names,
-    scalars: Mapping[str, tuple[str, Any]],
-    values: Mapping[str, Any],
-    unread: Iterable[str],
-    aliases: Mapping[str, str],
-) -> dict[str, Json]:
-    """The document; objects of which nothing is known are in `foreign.objects`."""
-    groups: dict[int | str, dict[str, Any]] = {}
-    rest: dict[str, Any] = {}
-    for key, value in values.items():
-        if key in names.hyperparameters:
-            group, name = names.hyperparameters[key]
-            groups.setdefault(group, {})[name] = list(value) if isinstance(value, tuple) else value
-        else:
-            rest[key] = value
-    own: dict[str, dict[str, Any]] = {}
-    for key, (dtype, value) in scalars.items():
-        name = names.tensors[key]
-        own.setdefault(name.tensor, {})[name.state] = {"value": value, "dtype": dtype}
-    states = tuple(
-        (name.tensor, name.state)
-        for key, name in names.tensors.items()
-        if name.optimizer and key not in scalars
-    )
-    return document(
-        step=next((rest[k] for k in STEPS if isinstance(rest.get(k), int)), None),
-        aliases=aliases,
-        optimizer=OptimizerState(groups=_groups(groups), scalars=own, states=states),
-        system="torch.distributed.checkpoint",
-        facts={"objects": rest},
-        not_restored=[*unread, *(f"{key}: it is in foreign.objects" for key in sorted(rest))],
-    )
+def _root(paths: Mapping[str, Path], url: str) -> Path:
+    """The words before the model, () where it is at the top."""
+    roots: dict[Path, str] = {}
+    for key, path in paths.items():
+        words = _words(path)
+        if words:
+            roots.setdefault(path[:words], key)
+    if len(roots) > 1:
+        raise FormatUnsupported(
+            url=url,
+            problem=f"it holds several models: {' and '.join(roots.values())} are of two. Save one alone.",
+        )
+    return next(iter(roots), ())
 
 
-def _nested(path: tuple[str | int, ...]) -> Name | None:
+def _is_model(path: Path, root: Path) -> bool:
+    if root:
+        return path[: len(root)] == root
+    first = str(path[0])
+    return (first if len(path) > 1 else first.partition(".")[0]) not in BESIDE or first == ""
+
+
+def _nested(path: Path) -> Name | None:
     """(..., "state", parameter, state)"""
-    if len(path) >= 3 and path[-3] == "state":
-        return Name(tensor=str(path[-2]), state=str(path[-1]), optimizer=True)
-    return None
+    if len(path) < 3 or path[-3] != "state":
+        return None
+    return Name(tensor=str(path[-2]), state=str(path[-1]), optimizer=True)
 
 
-def _model(path: tuple[str | int, ...]) -> str:
-    parts = [str(p) for p in path]
-    while len(parts) > 1 and parts[0] in MODELS:
-        parts.pop(0)
-    return ".".join(parts)
+def _words(path: Path) -> int:
+    """How many words at the beginning only say that the model follows."""
+    count = 0
+    while count + 1 < len(path) and path[count] in MODELS:
+        count += 1
+    return count
+
+
+def _model(path: Path) -> str:
+    return ".".join(str(part) for part in path[_words(path) :])
 
 
 def _flat(key: str, known: set[str]) -> Name | None:
@@ -134,7 +161,11 @@ def _flat(key: str, known: set[str]) -> Name | None:
     return None
 
 
-def _hyperparameter(path: tuple[str | int, ...], known: set[str]) -> tuple[int | str, str] | None:
+def _setting(key: str, metadata: Metadata, known: set[str]) -> tuple[int | str, str] | None:
+    return _hyperparameter(metadata.paths.get(key, (key,)), known)
+
+
+def _hyperparameter(path: Path, known: set[str]) -> tuple[int | str, str] | None:
     """(..., "param_groups", number, name), or `param_groups.<parameter>.<name>`."""
     if len(path) >= 3 and path[-3] == "param_groups" and isinstance(path[-2], int):
         return path[-2], str(path[-1])
@@ -146,21 +177,3 @@ def _hyperparameter(path: tuple[str | int, ...], known: set[str]) -> tuple[int |
     if head.isdecimal():
         return int(head), tail
     return (head, tail) if head in known else None
-
-
-def _groups(groups: Mapping[int | str, dict[str, Any]]) -> tuple[ParameterGroup, ...]:
-    """The groups as they were numbered; where they are per parameter, those with equal settings in one."""
-    made: list[tuple[list[str], dict[str, Any]]] = []
-    for key in sorted(groups, key=lambda k: (isinstance(k, str), k)):
-        settings = dict(groups[key])
-        params = settings.pop("params", [])
-        if isinstance(key, int):
-            made.append((list(params), settings))
-            continue
-        for other, known in made:
-            if known == settings:
-                other.append(key)
-                break
-        else:
-            made.append(([key], settings))
-    return tuple(ParameterGroup(params=tuple(params), hyperparameters=settings) for params, settings in made)

@@ -106,13 +106,15 @@ def _check_whole(found: Mapping[Rank, str], url: str) -> None:
     """No rank is missing below the highest that is there."""
     if found:
         dp, mp = max(r for r, _ in found) + 1, max(m for _, m in found) + 1
-        gone = [(r, m) for r in range(dp) for m in range(mp) if (r, m) not in found]
-        if gone:
-            r, m = gone[0]
+        missing = dp * mp - len(found)
+        if missing:  # the first one is among as many ranks as there are files, however large numbers are
+            few = len(found) + 1
+            places = ((r, m) for r in range(min(dp, few)) for m in range(min(mp, few)))
+            r, m = next(place for place in places if place not in found)
             raise FragmentMissing(
                 url=url,
                 problem=f"the file of dp rank {r}, mp rank {m} beside {next(iter(found.values()))} is gone; "
-                f"{len(gone)} of {dp * mp} are missing. Copy them from where it was.",
+                f"{missing} of {dp * mp} are missing. Copy them from where it was.",
             )
 
 

@@ -11,7 +11,7 @@ from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.foreign_document import plain
 from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows, whole_row
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.torch_file import TorchFile, is_contiguous
+from elastic_train.checkpoint.importers.torch_file import TorchFile, check_readable, is_contiguous
 from elastic_train.checkpoint.importers.tp_patterns import Shape, TensorParallel
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
@@ -44,7 +44,10 @@ def shapes_by_group(file: TorchFile) -> list[dict[str, Shape]]:
 def tensors(file: TorchFile) -> dict[str, TensorRef]:
     """The module's state dict, as far as it is tensors."""
     module = file.tree.get("module")
-    return {k: v for k, v in module.items() if isinstance(v, TensorRef)} if isinstance(module, dict) else {}
+    module = module if isinstance(module, dict) else {}
+    for name, value in module.items():
+        check_readable(value, str(name), url=file.url)
+    return {k: v for k, v in module.items() if isinstance(v, TensorRef)}
 
 
 def aliases_of(tag: Tag, owned: Sequence[str]) -> dict[str, str]:
@@ -176,6 +179,12 @@ def facts_of(tag: Tag) -> tuple[dict[str, Json], list[str]]:
         "lr_scheduler": kept("lr_scheduler", tree.get("lr_scheduler")),
         "client_state": {str(k): kept(str(k), v) for k, v in tree.items() if k not in _ENGINE},
     }
+    if len(tag.models) > 1 and tree.get("buffer_names"):
+        lost.append("buffers as other ranks than the first have them, which nobody compared")
+    if facts["client_state"]:
+        lost.append(
+            f"{', '.join(facts['client_state'])}: what of them is numbers and text is in foreign.client_state"
+        )
     if tree.get("lr_scheduler") is not None:
         lost.append(
             "the learning rate schedule: its state is in foreign.lr_scheduler, and the code's own starts anew"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
+from elastic_train.checkpoint.importers.choices import choices, is_model, lone_model
 from elastic_train.checkpoint.importers.dcp import METADATA, open_dcp
 from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
 from elastic_train.checkpoint.importers.full_pt import open_full
@@ -12,25 +14,28 @@ from elastic_train.checkpoint.importers.imported import Imported
 from elastic_train.checkpoint.importers.megatron import directory, is_megatron, open_megatron
 from elastic_train.checkpoint.importers.safetensors_hf import is_hugging_face, open_hugging_face
 from elastic_train.checkpoint.importers.ucp import open_universal
+from elastic_train.checkpoint.importers.weight_files import SAFE, STATES
+from elastic_train.checkpoint.importers.zip_index import LEGACY
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, NoCheckpoint
 from elastic_train.storage.fsspec_store import Options, open_store
 from elastic_train.storage.store import Store
 
 Opener = Callable[[Store, str, Options | None], Imported]
+Names = Sequence[str] | None
+"""The optimizer's parameters in its order, for checkpoints that have only numbers."""
 
-_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
-_SAFETENSORS = ".safetensors"
 _TAG = re.compile(r"[^/\0]+")
 
 
-def import_checkpoint(url: str, *, options: Options | None = None) -> Imported | None:
+def import_checkpoint(url: str, *, options: Options | None = None, names: Names = None) -> Imported | None:
     """Index the checkpoint of another system that is at a URL, None where there is none.
 
     The URL is a file, a checkpoint's directory, or a directory with a file that names the latest one.
+    NoCheckpoint lists what may be opened where that can't be told.
     """
     try:
-        return _import(url, options)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        return _import(url, options, names)
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise FormatUnsupported(
             url=url,
             problem=f"its files are of a known system and not built as that builds them ({error!r}). If "
@@ -44,17 +49,16 @@ def is_file(url: str, *, options: Options | None = None) -> bool:
     return name not in ("", ".", "..") and store.exists(name)
 
 
-def _import(url: str, options: Options | None) -> Imported | None:
-    if url.endswith((*_SUFFIXES, _SAFETENSORS)):
+def _import(url: str, options: Options | None, names: Names) -> Imported | None:
+    if is_file(url, options=options):
         store, name = _beside(url, options)
-        if store.exists(name):
-            opener = open_hugging_face if name.endswith(_SAFETENSORS) else open_full
-            return opener(store, name, options)
+        opener = _opener_of_file(store, name, names)
+        return opener(store, name, options) if opener else None
     store = open_store(url, options=options)
     for pointer in ("latest", "latest_universal"):
         tag = _tag(store, pointer) if store.exists(pointer) else None
         if tag is not None:
-            opener = _opener(store, f"{tag}/")
+            opener = _opener(store, f"{tag}/", names)
             if opener is None:
                 problem = (
                     f"{pointer} names {tag!r}, where no checkpoint is. Open one of its other directories."
@@ -62,13 +66,41 @@ def _import(url: str, options: Options | None) -> Imported | None:
                 raise NoCheckpoint(url=url, problem=problem)
             return opener(store, tag, options)
     iteration = directory(store)
-    if iteration is not None and (opener := _opener(store, f"{iteration}/")) is not None:
+    if iteration is not None and (opener := _opener(store, f"{iteration}/", names)) is not None:
         return opener(store, iteration, options)
-    opener = _opener(store, "")
-    return opener(store, "", options) if opener else None
+    opener = _opener(store, "", names)
+    if opener is not None:
+        return opener(store, "", options)
+    lone = lone_model(store)
+    if lone is not None:
+        return open_full(store, lone, options, names=names)
+    found = choices(store)
+    if found:
+        some = ", ".join(found[:8]) + (f" and {len(found) - 8} more" if len(found) > 8 else "")
+        raise NoCheckpoint(
+            url=url,
+            problem=f"by itself it is no checkpoint; in it are {some}. Open one of them, as "
+            f"{url}/{found[-1]}.",
+        )
+    return None
 
 
-def _opener(store: Store, at: str) -> Opener | None:
+def _opener_of_file(store: Store, name: str, names: Names) -> Opener | None:
+    """What reads a file, by its name or its first bytes."""
+    if name.endswith(SAFE):
+        return open_hugging_face
+    if STATES.fullmatch(name):
+        raise NoCheckpoint(
+            url=f"{store.url}/{name}",
+            problem="it is kept beside a model's weights. Open the directory it is in.",
+        )
+    head = store.read(name, 0, min(store.size(name), 16))
+    if is_model(name) or head.startswith((b"PK\3\4", LEGACY)):
+        return partial(open_full, names=names)
+    return None
+
+
+def _opener(store: Store, at: str, names: Names) -> Opener | None:
     """What reads the directory: names that must be there are tried, and only if none is, it is listed."""
     if store.exists(f"{at}zero/optimizer_state.pt"):
         return open_universal
@@ -77,18 +109,20 @@ def _opener(store: Store, at: str) -> Opener | None:
     if any(store.exists(at + mark) for mark in (*marks, *rest)):
         return open_deepspeed
     if store.exists(at + METADATA):
-        return open_megatron if is_megatron(store, at) else open_dcp
-    return open_hugging_face if is_hugging_face(store, at.rstrip("/")) else None
+        return open_megatron if is_megatron(store, at) else partial(open_dcp, names=names)
+    return partial(open_hugging_face, names=names) if is_hugging_face(store, at.rstrip("/")) else None
 
 
 def _beside(url: str, options: Options | None) -> tuple[Store, str]:
     """The store that a file would be in, and its name there."""
     parent, _, name = url.rstrip("/").rpartition("/")
+    if parent.endswith(":/") or parent.endswith(":"):  # nothing but a scheme and a name
+        return open_store(url, options=options), ""
     return open_store(parent or ("/" if url.startswith("/") else "."), options=options), name
 
 
 def _tag(store: Store, pointer: str) -> str:
-    data = store.read(pointer)
+    data = store.read(pointer, 0, min(store.size(pointer), 4097))
     tag = data.decode(errors="replace").strip()
     if len(data) > 4096 or not _TAG.fullmatch(tag) or tag in (".", ".."):
         raise ChecksumMismatch(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_train.checkpoint.document import Json
-from elastic_train.checkpoint.importers.pickle_free import Opaque, TensorRef
+from elastic_train.checkpoint.importers.pickle_free import OddTensor, Opaque, TensorRef
 from elastic_train.checkpoint.importers.torch_file import TorchFile
 
 _DEPTH = 32
+FEW = 8
+"""Lines of an account that one entry of a file may have."""
 NO_DATA_CURSOR = "the position in the data: a run goes on with the sample order of its own seed at this step"
 NO_RANDOM_STATE = "random states: a run draws from its own seed"
 
@@ -31,6 +34,7 @@ class OptimizerState:
     scalars: Mapping[str, Mapping[str, Json]] = field(default_factory=dict)  # fqn -> state -> value and dtype
     states: tuple[tuple[str, str], ...] = ()
     kind: str | None = None  # its class, where that is known
+    lost: tuple[str, ...] = ()  # settings that are neither numbers nor text
 
 
 def document(
@@ -41,8 +45,12 @@ def document(
     system: str,
     facts: Mapping[str, Json],
     not_restored: Iterable[str],
+    assumed: Iterable[str] = (),
 ) -> dict[str, Json]:
-    """The fields of a run's own checkpoints, and `foreign`: the system, its facts, what isn't restored."""
+    """The fields of a run's own checkpoints, and `foreign`: the system, its facts, what isn't restored, and
+    what had to be assumed.
+    """
+    taken = list(assumed)
     return {
         "step": step,
         "vote": None,
@@ -62,23 +70,39 @@ def document(
         "foreign": {
             "system": system,
             **facts,
-            "not_restored": [*not_restored, NO_DATA_CURSOR, NO_RANDOM_STATE],
+            "not_restored": [*not_restored, *optimizer.lost, NO_DATA_CURSOR, NO_RANDOM_STATE],
+            **({"assumed": taken} if taken else {}),
         },
     }
 
 
 def hyperparameters(file: TorchFile, group: Mapping[str, Any]) -> dict[str, Json]:
-    """A group's settings; what is no number, text or flag is left out."""
+    """A group's settings; what is no number, text or flag is left out, and `lost_settings` names it."""
     found: dict[str, Json] = {}
     for name, value in group.items():
         if name not in ("params", "param_names"):
-            single = (
-                file.scalar(value) if isinstance(value, TensorRef) and value.shape in ((), (1,)) else value
-            )
+            single = file.scalar(value) if _is_number(value) else value
             kept, lost = plain(single)
             if not lost:
                 found[str(name)] = list(kept) if isinstance(kept, tuple) else kept
     return found
+
+
+def lost_settings(groups: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """A line for each setting that `hyperparameters` leaves out."""
+    return tuple(
+        dict.fromkeys(
+            line
+            for group in groups
+            for name, value in group.items()
+            if name not in ("params", "param_names") and not _is_number(value)
+            for line in plain(value, f"the optimizer's {name}")[1]
+        )
+    )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, TensorRef) and value.shape in ((), (1,))
 
 
 def scalar(file: TorchFile, value: Any) -> dict[str, Json]:
@@ -86,6 +110,31 @@ def scalar(file: TorchFile, value: Any) -> dict[str, Json]:
     if isinstance(value, TensorRef):
         return {"value": file.scalar(value), "dtype": value.dtype}
     return {"value": value}
+
+
+def steps_in(facts: Any, words: Iterable[str]) -> int | None:
+    """The number of steps under one of these words, if it is a number of steps."""
+    for word in words:
+        value = facts.get(word) if isinstance(facts, Mapping) else None
+        if type(value) is int and 0 <= value < 2**63:
+            return value
+    return None
+
+
+def in_short(lost: Iterable[str]) -> list[str]:
+    """The account with one line for what one entry of a file has many of."""
+    entries: dict[str, list[str]] = {}
+    for line in lost:
+        entries.setdefault(re.split(r"[.:\[]", line, maxsplit=1)[0], []).append(line)
+    return [
+        line
+        for entry, lines in entries.items()
+        for line in (
+            lines
+            if len(lines) <= FEW
+            else [f"{entry}: {len(lines)} parts that are no numbers or text, as {lines[0]}"]
+        )
+    ]
 
 
 def plain(value: Any, place: str = "") -> tuple[Json, list[str]]:
@@ -113,6 +162,8 @@ def _plain(value: Any, place: str, lost: list[str], depth: int) -> Json:
             lost.append(f"{place}: a tensor of {value.dtype} {list(value.shape)}")
         case Opaque():
             lost.append(f"{place}: a {value.kind}")
+        case OddTensor():
+            lost.append(f"{place}: {value.what}")
         case _:
             lost.append(f"{place}: a {type(value).__name__}")
     return None

@@ -8,7 +8,12 @@ from dataclasses import dataclass
 
 from elastic_train.checkpoint.dtypes import element
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.torch_file import TorchFile, byte_strides, is_contiguous
+from elastic_train.checkpoint.importers.torch_file import (
+    TorchFile,
+    byte_strides,
+    check_readable,
+    is_contiguous,
+)
 from elastic_train.checkpoint.importers.zip_index import damaged
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.geometry.box import Box
@@ -59,6 +64,7 @@ def whole_row(
     shape: tuple[int, ...] | None = None,
 ) -> Row:
     """A tensor that is stored whole in `file`, called `name` in the manifest; `shape` if it is flat there."""
+    check_readable(ref, f"{tensor} ({state})", url=file.url)
     if shape is not None and shape != ref.shape:
         if math.prod(shape) != math.prod(ref.shape) or not is_contiguous(ref):
             raise damaged(file.url, f"{tensor} ({state}) has shape {ref.shape} and should have {shape}")
@@ -95,6 +101,7 @@ def flat_rows(
         raise damaged(file.url, f"{tensor} has more elements than its shape")
     pieces = tuple(_pieces(of, first, count))
     for state, buffer in buffers.items():
+        check_readable(buffer, f"{tensor} ({state})", url=file.url)
         if len(buffer.shape) != 1 or not is_contiguous(buffer) or at < 0 or at + count > buffer.shape[0]:
             raise damaged(file.url, f"{tensor} ({state}) isn't all in the buffer that should hold it")
         item = element(buffer.dtype, url=file.url).bytes

@@ -12,6 +12,7 @@ from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, FragmentMissing, StorageNotFound
 from elastic_train.storage.store import Store
 
+MOST, DIMS = 2**63, 64
 LIMIT = 100_000_000
 """Bytes of the longest header that the format allows."""
 CODES = {element.code: name for name, element in ELEMENTS.items()}
@@ -24,6 +25,10 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     start: int
+
+    @property
+    def bytes(self) -> int:
+        return math.prod(self.shape) * ELEMENTS[self.dtype].bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,21 +50,37 @@ def read_header(store: Store, path: str) -> Header:
     if not 2 <= length <= min(LIMIT, size - 8):
         raise _damaged(url, f"it has {size} bytes and no header")
     try:
-        value = json.loads(store.read(path, 8, length))
-    except ValueError as error:
+        value = json.loads(store.read(path, 8, length), object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
         raise _damaged(url, f"its header isn't JSON ({error})") from error
     if not isinstance(value, dict):
         raise _damaged(url, "its header is no object")
     words = value.pop("__metadata__", None) or {}
+    if not isinstance(words, dict) or not all(isinstance(w, str) for w in words.values()):
+        raise _damaged(url, "its __metadata__ isn't text by words")
     tensors = {name: _stored(name, entry, 8 + length, size, url) for name, entry in value.items()}
+    at = 8 + length
+    for name, stored in sorted(tensors.items(), key=lambda t: (t[1].start, t[1].bytes)):
+        if stored.start != at:
+            raise _damaged(url, f"{name} begins at byte {stored.start} and the tensor before it ends at {at}")
+        at += stored.bytes
+    if at != size:
+        raise _damaged(url, f"its tensors end at byte {at} of {size}")
     return Header(tensors=tensors, words=words)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name comes twice")
+    return found
 
 
 def _stored(name: str, entry: Any, base: int, size: int, url: str) -> StoredTensor:
     try:
         code, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
         numbers = [*shape, first, last]
-        if not all(isinstance(n, int) and n >= 0 for n in numbers):
+        if not all(type(n) is int and 0 <= n < MOST for n in numbers) or len(shape) > DIMS:
             raise ValueError(numbers)
     except (TypeError, KeyError, ValueError) as error:
         raise _damaged(url, f"its header describes {name} by {entry!r}") from error

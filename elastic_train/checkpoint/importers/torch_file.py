@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from elastic_train.checkpoint.dtypes import ELEMENTS, element
-from elastic_train.checkpoint.importers.pickle_free import TensorRef, unpickle
+from elastic_train.checkpoint.importers.pickle_free import OddTensor, TensorRef, unpickle
 from elastic_train.checkpoint.importers.zip_index import damaged, read_index
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 from elastic_train.storage.store import Store
@@ -41,8 +41,13 @@ class TorchFile:
         if not all(ref.shape):
             return 0
         item = element(ref.dtype, url=self.url).bytes
+        size = self.sizes.get(ref.storage.key)
+        kind = ELEMENTS.get(ref.storage.dtype) if ref.storage.dtype else None
+        if size is not None and kind is not None and ref.storage.numel * kind.bytes != size:
+            said = f"{ref.storage.numel} elements of {ref.storage.dtype}"
+            raise damaged(self.url, f"the storage {ref.storage.key} should have {said} and has {size} bytes")
         last = ref.offset + sum((n - 1) * s for n, s in zip(ref.shape, ref.strides, strict=True))
-        if ref.storage.key not in self.starts or (last + 1) * item > self.sizes[ref.storage.key]:
+        if size is None or (last + 1) * item > size:
             raise damaged(self.url, f"a tensor of shape {ref.shape} reaches over the end of its storage")
         return self.starts[ref.storage.key] + ref.offset * item
 
@@ -90,6 +95,20 @@ def open_files(store: Store, paths: Iterable[str]) -> dict[str, TorchFile]:
         return {path: open_file(store, path) for path in paths}
     with ThreadPoolExecutor(THREADS) as pool:
         return dict(zip(paths, pool.map(lambda path: open_file(store, path), paths), strict=True))
+
+
+def check_readable(value: Any, what: str, *, url: str) -> None:
+    """FormatUnsupported where a value is a tensor that can't be read from where it lies; `what` names it."""
+    if isinstance(value, OddTensor):
+        raise FormatUnsupported(
+            url=url, problem=f"{what} is {value.what}, which can't be read in place. {value.remedy}"
+        )
+    if isinstance(value, TensorRef) and value.dtype not in ELEMENTS:
+        raise FormatUnsupported(
+            url=url,
+            problem=f"{what} is of dtype {value.dtype}, which can't be stored. Cast it to one of "
+            f"{', '.join(ELEMENTS)}.",
+        )
 
 
 def is_contiguous(ref: TensorRef) -> bool:

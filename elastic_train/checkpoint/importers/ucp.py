@@ -29,7 +29,7 @@ from elastic_train.checkpoint.importers.foreign_document import (
 from elastic_train.checkpoint.importers.foreign_rows import whole_row
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.torch_file import TorchFile, open_file, open_files
+from elastic_train.checkpoint.importers.torch_file import TorchFile, check_readable, open_file, open_files
 from elastic_train.checkpoint.importers.tp_patterns import TensorParallel
 from elastic_train.checkpoint.importers.zero3 import agreed_shapes, state_of_sub_groups
 from elastic_train.checkpoint.importers.zero12 import optimizer_state
@@ -116,6 +116,9 @@ def _rows(atoms: Atoms, fqn: str, shape: tuple[int, ...]) -> list[Row]:
     for name, file in atoms.files[fqn].items():
         value = file.tree
         state = "param" if name == "fp32" else name
+        check_readable(value, f"{fqn} ({state})", url=file.url)
+        if isinstance(value, dict):
+            check_readable(value.get("param"), f"{fqn} ({state})", url=file.url)
         if isinstance(value, dict) and isinstance(value.get("param"), TensorRef):
             rows.append(whole_row(file, atoms.name(file), fqn, state, value["param"]))
         elif isinstance(value, TensorRef) and name != "step":

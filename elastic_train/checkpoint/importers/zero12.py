@@ -8,11 +8,17 @@ without the padding at the end of a group, moments with it, so nothing but the m
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.deepspeed_model import check_owned, shapes_by_group
-from elastic_train.checkpoint.importers.foreign_document import OptimizerState, hyperparameters, in_groups
+from elastic_train.checkpoint.importers.foreign_document import (
+    OptimizerState,
+    hyperparameters,
+    in_groups,
+    lost_settings,
+)
 from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows
 from elastic_train.checkpoint.importers.tp_patterns import Shape, TensorParallel
 from elastic_train.checkpoint.importers.zero_state import (
@@ -144,7 +150,8 @@ def _shape(shapes: Mapping[str, Shape], fqn: str, tag: Tag) -> Shape:
 def _state(tag: Tag, groups: list[list[str]], numbers: list[Scalars], rows: Sequence[Row]) -> OptimizerState:
     file = tag.optimizers[0, 0]
     settings: list[dict[str, Any]] = optimizer_of(file)["base_optimizer_state"]["param_groups"]
-    return optimizer_state(groups, [hyperparameters(file, g) for g in settings], numbers, rows, url=file.url)
+    found = optimizer_state(groups, [hyperparameters(file, g) for g in settings], numbers, rows, url=file.url)
+    return replace(found, lost=lost_settings(settings))
 
 
 def optimizer_state(

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.deepspeed_model import shapes_by_group
-from elastic_train.checkpoint.importers.foreign_document import OptimizerState, hyperparameters
+from elastic_train.checkpoint.importers.foreign_document import OptimizerState, hyperparameters, lost_settings
 from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows
 from elastic_train.checkpoint.importers.torch_file import TorchFile
 from elastic_train.checkpoint.importers.tp_patterns import Shape
@@ -84,13 +85,14 @@ def state_of_sub_groups(
             raise FormatUnsupported(
                 url=file.url, problem="sub-groups of one group have made different numbers of steps."
             )
-    return optimizer_state(
+    found = optimizer_state(
         [[fqn for n in own for fqn in shapes[n]] for own in members],
         [hyperparameters(file, group) for group in settings],
         [numbers[own[0]] if own else {} for own in members],
         rows,
         url=file.url,
     )
+    return replace(found, lost=lost_settings(settings))
 
 
 def _buffers(tag: Tag, rank: int) -> list[Buffer]:

@@ -11,7 +11,7 @@ from typing import Any
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.importers.foreign_document import scalar
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.torch_file import THREADS, TorchFile
+from elastic_train.checkpoint.importers.torch_file import THREADS, TorchFile, check_readable
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
 
 Scalars = Mapping[str, dict[str, Json]]
@@ -43,6 +43,7 @@ def buffers(file: TorchFile, master: Sequence[Any], states: Mapping[Any, Any]) -
         parts = {"param": flat}
         numbers: dict[str, Any] = {}
         for name, value in state.items():
+            check_readable(value, f"the optimizer's {name}", url=file.url)
             if (
                 isinstance(value, TensorRef)
                 and len(value.shape) == 1

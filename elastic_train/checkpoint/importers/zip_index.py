@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from elastic_train.errors import (
     CheckpointError,
@@ -26,21 +26,24 @@ _LOCAL = struct.Struct("<4s5H3L2H")
 _TAIL = _END64.size + _LOCATOR.size + _END.size
 _COMMENT = 1 << 16
 _MAX32 = 0xFFFFFFFF
-_ALIGNMENT = 64
+_LATER, _UTF8 = 1 << 3, 1 << 11
+"""Flags of an entry: its sizes follow its contents; its name isn't ASCII."""
+_TABLE = 256 << 20
+"""Bytes of the longest table of contents that is read."""
 LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """How files begin that torch wrote before it wrote zips."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZipEntry:
-    """One stored file. From `header` to `end` are its header, its `size` bytes, and a trailer."""
+    """One stored file. From `header` to `end` are its header and its `size` bytes."""
 
     name: str  # in full
     header: int
     end: int
     size: int
     crc: int  # 0 where none was computed
-    trailer: int
+    flags: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,33 +70,26 @@ class ZipIndex:
         return contents
 
     def starts(self, names: Iterable[str]) -> dict[str, int]:
-        """The first byte of each entry's contents.
-
-        An entry of torch ends where the next begins and starts at a multiple of 64, which tells the place;
-        headers are read only where the two don't agree.
-        """
-        found: dict[str, int] = {}
-        unsure: list[ZipEntry] = []
-        for name in names:
-            entry = self.entries[name]
-            start = entry.end - entry.trailer - entry.size
-            padding = start - entry.header - _LOCAL.size - len(entry.name.encode())
-            if start % _ALIGNMENT == 0 and 0 <= padding < 2 * _ALIGNMENT:
-                found[name] = start
-            else:
-                unsure.append(entry)
-        blocks = (
-            self.store.read_ranges(self.path, [(e.header, _LOCAL.size) for e in unsure]) if unsure else []
-        )
-        for entry, block in zip(unsure, blocks, strict=True):
-            found[self._short(entry)] = entry.header + self._after_header(entry, block)
-        return found
+        """The first byte of each entry's contents, as its own header says, which has to be this entry's."""
+        found = [self.entries[name] for name in names]
+        ranges = [(e.header, _LOCAL.size + len(e.name.encode())) for e in found]
+        blocks = self.store.read_ranges(self.path, ranges) if ranges else []
+        return {
+            self._short(entry): entry.header + self._after_header(entry, block)
+            for entry, block in zip(found, blocks, strict=True)
+        }
 
     def _after_header(self, entry: ZipEntry, block: bytes) -> int:
-        signature, *_, name, extra = _LOCAL.unpack_from(block)
-        start = _LOCAL.size + name + extra
+        signature, _, flags, method, _, _, crc, packed, size, length, extra = _LOCAL.unpack_from(block)
+        start = _LOCAL.size + length + extra
+        name = block[_LOCAL.size : _LOCAL.size + length]
         if signature != b"PK\3\4" or entry.header + start + entry.size > entry.end:
             raise damaged(self.url, f"the header of {entry.name} isn't where it should be")
+        same = name == entry.name.encode() and method == 0 and flags & ~_UTF8 == entry.flags & ~_UTF8
+        if same and not flags & _LATER:  # else its sizes follow the contents
+            same = crc == entry.crc and {packed, size} <= {entry.size, _MAX32}
+        if not same:
+            raise damaged(self.url, f"the header of {entry.name} and the table of contents differ")
         return start
 
     def _short(self, entry: ZipEntry) -> str:
@@ -110,6 +106,10 @@ def read_index(store: Store, path: str) -> ZipIndex:
             url=url, problem="the file is gone. Copy it again from where it was."
         ) from error
     count, start, length = _end(store, path, size, url)
+    if length > _TABLE:
+        raise FormatUnsupported(
+            url=url, problem=f"its table of contents has {length} bytes, too many to read."
+        )
     table = store.read(path, start, length)
     entries: list[ZipEntry] = []
     at = 0
@@ -129,14 +129,10 @@ def read_index(store: Store, path: str) -> ZipIndex:
     for entry, end in zip(entries, ends, strict=True):
         if entry.header + _LOCAL.size + entry.size > end:
             raise damaged(url, f"{entry.name} reaches over its end")
-        placed[entry.name.removeprefix(root + "/")] = ZipEntry(
-            name=entry.name,
-            header=entry.header,
-            end=end,
-            size=entry.size,
-            crc=entry.crc,
-            trailer=entry.trailer,
-        )
+        short = entry.name.removeprefix(root + "/")
+        if short in placed:
+            raise damaged(url, f"it has {entry.name} twice")
+        placed[short] = replace(entry, end=end)
     return ZipIndex(store=store, path=path, root=root, entries=placed)
 
 
@@ -149,7 +145,7 @@ def _end(store: Store, path: str, size: int, url: str) -> tuple[int, int, int]:
     for length in (_TAIL, _TAIL + _COMMENT):
         tail = store.read(path, max(0, size - length), min(size, length))
         at = tail.rfind(b"PK\5\6")
-        if at >= 0 and at + _END.size <= len(tail):
+        if 0 <= at <= len(tail) - _END.size and at + _END.size + _END.unpack_from(tail, at)[-1] == len(tail):
             break
     else:
         raise _no_zip(store.read(path, 0, min(size, len(LEGACY))), url)
@@ -187,7 +183,6 @@ def _entry(table: bytes, at: int, url: str) -> tuple[ZipEntry, int]:
     at += _CENTRAL.size
     name = table[at : at + n].decode()
     more = _extra64(table[at + n : at + n + extra])
-    wide = size == _MAX32 or header == _MAX32
     if size == _MAX32:
         size = more.pop(0)
     if packed == _MAX32:
@@ -201,10 +196,8 @@ def _entry(table: bytes, at: int, url: str) -> tuple[ZipEntry, int]:
             "or save it "
             "again with torch.save.",
         )
-    trailer = (24 if wide else 16) if flags & 8 and size else 0
-    return ZipEntry(
-        name=name, header=header, end=0, size=size, crc=crc, trailer=trailer
-    ), at + n + extra + comment
+    entry = ZipEntry(name=name, header=header, end=0, size=size, crc=crc, flags=flags)
+    return entry, at + n + extra + comment
 
 
 def _extra64(extra: bytes) -> list[int]:

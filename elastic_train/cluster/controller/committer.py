@@ -1,41 +1,49 @@
 """The controller's hand on storage: the lease, the term, commits and deletions, one after the other.
 
-Everything that writes runs on one thread, so that a deletion never meets a commit of the same term.
+Commits and deletions are effects of one lane that keeps order, so that a deletion never meets a commit of the
+same term. A commit that was late and comes true all the same is told, too: it is a fact of storage.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import WrittenPart
 from elastic_train.cluster.checkpoint_io import read_document
+from elastic_train.cluster.controller.effect_endings import why_not
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Failed, Lane
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import Commit, Prune
 from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, SaveFailed
-from elastic_train.errors import CheckpointError, Fenced, StorageError
+from elastic_train.errors import Fenced
 from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.lease import Lease
 
 log = logging.getLogger(__name__)
 MOD = 1 << 64
+SAVES = 3.0
+"""Times what the slowest part took to write, which tells how fast storage is."""
 
 
 class Committer:
     """`lineage` is kept up to date by the controller: generations and the steps they started from."""
 
-    def __init__(self, spec: RunSpec, holder: str, post: Callable[[Event], None], storage: Executor) -> None:
-        self._spec, self._holder, self._post, self._storage = spec, holder, post, storage
+    def __init__(self, spec: RunSpec, holder: str, post: Callable[[Event], None], effects: Effects) -> None:
+        self._spec, self._holder, self._post, self._effects = spec, holder, post, effects
         self.store = open_store(child_url(spec.storage_path, spec.name))
         self._run = RunDirectory(self.store)
         self._lease = Lease(self.store, holder=holder, lease_s=spec.timing.lease_s)
         self._term = 0
+        self._patience_s = spec.timing.storage_trouble_s
+        self._committing: set[tuple[int, int]] = set()
         self.lineage: tuple[tuple[int, int], ...] = ()
 
     def take_over(self) -> int:
@@ -46,6 +54,10 @@ class Committer:
         self._lease.renew(self._term)
         return self._term
 
+    @property
+    def log(self) -> CommitLog:
+        return self._run.log
+
     def newest(self) -> Stored | None:
         return self._run.newest()
 
@@ -53,57 +65,106 @@ class Committer:
         return self._run.before(stored)
 
     def renew(self) -> None:
-        """Raises Fenced where another controller took the run."""
+        """Raises Fenced where another controller took the run: the log says so, whatever the lease does."""
+        self._run.log.check(self._term)
         self._lease.renew(self._term)
 
     def release(self) -> None:
         self._lease.release()
 
     def commit(self, command: Commit) -> None:
-        self._storage.submit(self._commit, command, self.lineage)
+        """Ends in CheckpointCommitted, SaveFailed or FencedOff."""
+        lineage = tuple((g, s) for g, s in self.lineage if g <= command.generation)
+        name = f"committing step {command.step} of generation {command.generation}"
+        key = (command.generation, command.step)
+        if key in self._committing:  # it has not ended: that tells how this one ends, too
+            return
+        self._committing.add(key)
+
+        def ended(ending: Ending[Stored]) -> None:
+            self._committing.discard(key)
+            match ending:
+                case Done(value=stored):
+                    self._post(CheckpointCommitted(at=0.0, stored=stored, metrics=command.metrics))
+                case Failed(error=Fenced(by_term=term)):
+                    self._post(FencedOff(at=0.0, by_term=term))
+                case _:
+                    problem = f"commit: {why_not(name, ending).detail}"
+                    failed = SaveFailed(
+                        at=0.0, generation=command.generation, step=command.step, problem=problem
+                    )
+                    self._post(failed)
+
+        self._effects.begin(
+            Effect(
+                name=name,
+                lane=Lane.STORAGE,
+                within_s=self._patience_s + SAVES * max((p.seconds for p in command.parts), default=0.0),
+                call=lambda: self._commit(command, lineage),
+                ended=ended,
+                lasting=True,
+            )
+        )
 
     def prune(self, command: Prune) -> None:
-        self._storage.submit(self._prune, command, self.lineage[-1][0] if self.lineage else None)
+        """What was not deleted is left to the next prune."""
+        writing = self.lineage[-1][0] if self.lineage else None
 
-    def _commit(self, command: Commit, lineage: tuple[tuple[int, int], ...]) -> None:
+        def prune() -> None:
+            self._run.prune(command.keep, command.in_flight, term=self._term, writing=writing)
+
+        def ended(ending: Ending[None]) -> None:
+            match ending:
+                case Done():
+                    pass
+                case Failed(error=Fenced(by_term=term)):
+                    self._post(FencedOff(at=0.0, by_term=term))
+                case _:
+                    why = why_not("deleting old checkpoints", ending).detail
+                    log.warning("old checkpoints were not deleted; the next prune tries again: %s", why)
+
+        self._effects.begin(
+            Effect(
+                name="deleting old checkpoints",
+                lane=Lane.STORAGE,
+                within_s=self._patience_s,
+                call=prune,
+                ended=ended,
+            )
+        )
+
+    def _commit(self, command: Commit, lineage: tuple[tuple[int, int], ...]) -> Stored:
         directory = attempt_path(step=command.step, generation=command.generation)
-        lineage = tuple((g, s) for g, s in lineage if g <= command.generation)
         parts = [
             WrittenPart(writer=p.rank, manifest=p.manifest, digest=p.digest, bytes=p.bytes)
             for p in command.parts
         ]
-        try:
-            document = read_document(self.store, directory) | {
-                "state_digest": sum(p.state_digest for p in command.parts) % MOD,
-                "lineage": [list(entry) for entry in lineage],
-                "metrics": dict(command.metrics),
-                "versions": {name: version(name) for name in ("elastic_train", "torch", "ray")},
-            }
-            assembled = assemble(self.store, directory, parts, document, aliases=document["aliases"])
-            stored = self._run.commit(
-                assembled,
-                term=self._term,
-                generation=command.generation,
-                step=command.step,
-                lineage=lineage,
-                metrics=command.metrics,
-            )
-        except Fenced as error:
-            self._post(FencedOff(at=0.0, by_term=error.by_term))
-        except (StorageError, CheckpointError) as error:
-            self._post(
-                SaveFailed(at=0.0, generation=command.generation, step=command.step, problem=str(error))
-            )
-        else:
-            self._post(CheckpointCommitted(at=0.0, stored=stored, metrics=command.metrics))
+        document = read_document(self.store, directory) | {
+            "state_digest": sum(p.state_digest for p in command.parts) % MOD,
+            "lineage": [list(entry) for entry in lineage],
+            "metrics": dict(command.metrics),
+            "versions": versions(),
+        }
+        assembled = assemble(self.store, directory, parts, document, aliases=document["aliases"])
+        return self._run.commit(
+            assembled,
+            term=self._term,
+            generation=command.generation,
+            step=command.step,
+            lineage=lineage,
+            metrics=command.metrics,
+        )
 
-    def _prune(self, command: Prune, writing: int | None) -> None:
-        try:
-            self._run.prune(command.keep, command.in_flight, term=self._term, writing=writing)
-        except Fenced as error:
-            self._post(FencedOff(at=0.0, by_term=error.by_term))
-        except (StorageError, CheckpointError) as error:
-            log.warning("old checkpoints were not deleted; the next prune tries again: %s", error)
+
+def versions(names: tuple[str, ...] = ("elastic_train", "torch", "ray")) -> dict[str, str]:
+    """Of what a checkpoint was written with. A package that came as a directory has none that could be
+    told.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _fingerprint(spec: RunSpec) -> dict[str, Any]:

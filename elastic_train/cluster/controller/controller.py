@@ -13,63 +13,57 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from concurrent.futures import TimeoutError as Late
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import ray
-from ray.exceptions import RayError
 
-from elastic_train.cluster.controller import autoscaler_demand
 from elastic_train.cluster.controller.adopt_processes import find_peer_stores, find_workers
+from elastic_train.cluster.controller.autoscaler_demand import ASK_AGAIN_S, Demand
+from elastic_train.cluster.controller.chronicle import Chronicle
 from elastic_train.cluster.controller.committer import Committer
+from elastic_train.cluster.controller.effect_endings import awaited
+from elastic_train.cluster.controller.effects import Effects, Lane
+from elastic_train.cluster.controller.end_run import finish
 from elastic_train.cluster.controller.event_hooks import EventHook
 from elastic_train.cluster.controller.hang_watch import HangWatch
-from elastic_train.cluster.controller.peer_stores import PeerStores
+from elastic_train.cluster.controller.journal_writer import JournalWriter
+from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.performer import Performer
+from elastic_train.cluster.controller.request_watch import RequestWatch
+from elastic_train.cluster.controller.silent_workers import SilentWorkers
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch, at
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.cluster.run_updates import Board, RunUpdate
+from elastic_train.cluster.run_updates import Board, Driven, RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
 from elastic_train.control.anticipated_questions import likely
-from elastic_train.control.commands import End
+from elastic_train.control.commands import Command, End
 from elastic_train.control.events import (
     Adopted,
+    ControllerFailed,
     Event,
     FencedOff,
-    SaveRequested,
     StopRequested,
     TermBegan,
     Tick,
     WorkerLost,
 )
 from elastic_train.control.faults import FaultSchedule
-from elastic_train.control.journal_codec import changed, fold
+from elastic_train.control.journal_codec import changed
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
-from elastic_train.errors import ElasticTrainError, Fenced, StorageError
-from elastic_train.observe.records import from_json, record, to_json, wall_text
+from elastic_train.errors import ElasticTrainError, Fenced
+from elastic_train.observe.records import record, wall_text
 from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.question import Planner
-from elastic_train.storage.journal import Journal, read_journal
-from elastic_train.storage.run_requests import saves_asked, stop_asked
+from elastic_train.recovery.evidence import Stored
+from elastic_train.storage.journal import Journal
 
 log = logging.getLogger(__name__)
 FLUSH_S = 5.0  # how old an undecided event may get before it is durable
-FLUSH_WAIT_S = 2.0  # how long a decision waits for its journal: recovery never waits for storage
+DURABLE_S = 10.0  # how long whoever asks for a stop waits until it is durable
 DRIVER_LEASES = 3  # lease times that the driver may be silent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driven:
-    """Who drives the run, and for how long it has said nothing."""
-
-    driver: str
-    silent_s: float
-    ended: bool
 
 
 class Controller:
@@ -97,14 +91,18 @@ class Controller:
         self._term = 0
         self._driver_heard = time.monotonic()
         self._hook = EventHook(spec.on_event, spec.name) if spec.on_event else None
-        self._saves_heard = 0
-        self._stop_heard = False  # the request to stop that lies in storage
+        self._effects = Effects(fault=self._fault)
+        self._roster = Roster()
         self._watch = WorkerWatch(spec, self._post, self._now)
         self._plans = PlanCache(planner=planner)
         self._policy = Policy.of(spec, self._plans)
-        self._storage = ThreadPoolExecutor(max_workers=1, thread_name_prefix="storage")
-        self._journal: Journal | None = None
-        self._peer_stores: PeerStores | None = None  # once those that live on were found
+        self._demand = Demand(run, spec)
+        self._state = State()
+        self._committer: Committer | None = None  # once the run is ours
+        self._performer: Performer | None = None
+        self._journal: JournalWriter | None = None
+        self._found = False  # those that live on
+        self._stops: dict[int, threading.Event] = {}  # requests that are not durable yet
         threading.Thread(target=self._live, name="controller", daemon=True).start()
 
     # -- called by workers
@@ -119,7 +117,7 @@ class Controller:
     def deliver_kept(self, node: str, words: Sequence[Event]) -> bool:
         """The same of a node's peer store."""
         self._hear(words)
-        return self._peer_stores is None or self._peer_stores.knows(node)
+        return not self._found or self._performer is None or self._performer.peer_stores.knows(node)
 
     # -- called by drivers
 
@@ -127,7 +125,7 @@ class Controller:
         """This term's records from number `since` on, all of them for another term; waits for news."""
         self._driver_heard = time.monotonic()
         first = since if term == self._term else 0
-        heartbeats = tuple(self._watch.heartbeats.values())
+        heartbeats = self._watch.heartbeats()
         return self._board.since(self._term, first, wait_s, heartbeats)
 
     def driven(self) -> Driven:
@@ -135,8 +133,14 @@ class Controller:
             driver=self._driver, silent_s=self._driver_silent_s, ended=self._board.ended is not None
         )
 
-    def stop(self, reason: str) -> None:
-        self._post(StopRequested(at=0.0, reason=reason))
+    def stop(self, reason: str, *, patient: bool = False) -> None:
+        """Returns once the request is durable: Ray asks again where this process ends before. So a first
+        request is `patient`: heard twice it is still the first.
+        """
+        event = at(StopRequested(at=0.0, reason=reason, patient=patient), self._now())
+        durable = self._stops[id(event)] = threading.Event()
+        self._inbox.put(event)
+        durable.wait(DURABLE_S)
 
     def pid(self) -> int:
         return os.getpid()
@@ -160,12 +164,9 @@ class Controller:
 
     def _live(self) -> None:
         try:
-            state = self._begin()
-            if state is not None:
-                self._loop(state)
-        except ElasticTrainError as error:
-            self._finish(End(outcome="infrastructure", detail=str(error)), error)
-        except Exception as error:  # noqa: BLE001 - a fault of ours: said to the driver, never a silent hang
+            if self._begin():
+                self._loop()
+        except Exception as error:  # noqa: BLE001 - said to the driver, never a silent hang
             self._give_up(error)
         self._linger()
 
@@ -176,58 +177,75 @@ class Controller:
             pause.wait(1.0)
         ray.kill(ray.get_actor(*self._own_name()), no_restart=True)
 
-    def _give_up(self, error: Exception) -> None:
-        log.error("the controller failed", exc_info=error)
-        detail = "".join(traceback.format_exception(error))
-        self._performer.perform(End(outcome="infrastructure", detail=detail))
+    def _fault(self, name: str, error: Exception) -> None:
+        """A fault of ours on another thread: it ends the run, and is journalled like any end."""
+        log.error("%s failed", name, exc_info=error)
+        self._post(ControllerFailed(at=0.0, detail="".join(traceback.format_exception(error))))
 
-    def _begin(self) -> State | None:
-        """Own the run, fold its journal, take over whoever is alive."""
+    def _give_up(self, error: Exception) -> None:
+        """This thread decides no more. Wherever it was, the run ends with a reason, in the journal too."""
+        log.error("the controller failed", exc_info=error)
+        typed = error if isinstance(error, ElasticTrainError) else None
+        detail = str(error) if typed is not None else "".join(traceback.format_exception(error))
+        failed = at(ControllerFailed(at=0.0, detail=detail), self._now())
+        if self._journal is not None and not isinstance(error, Fenced):
+            outcome = transition(self._state, failed, self._policy)
+            self._note(failed, outcome)
+            self._state = outcome.state
+        fenced = isinstance(error, Fenced)
+        self._finish(End(outcome="fenced" if fenced else "infrastructure", detail=detail), typed)
+
+    def _begin(self) -> bool:
+        """Own the run, fold its journal, take over whoever is alive. False if it had only to tell its end."""
         again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        holder = f"{self._driver}, controller {str(ray.get_runtime_context().get_actor_id())[:12]}"
-        self._committer = Committer(self._spec, holder, self._post, self._storage)
-        self._term = term = self._committer.take_over()
-        handle = ray.get_actor(*self._own_name())
-        self._performer = Performer(
+        state, newest = awaited(
+            self._effects,
+            "taking over the run",
+            Lane.STORAGE,
+            self._spec.timing.storage_trouble_s + self._spec.timing.lease_s,
+            self._take_over,
+        )
+        assert self._committer is not None
+        self._performer = performer = Performer(
             run=self._run,
-            term=term,
+            term=self._term,
             spec=self._spec,
             job=self._job,
-            controller=handle,
+            controller=ray.get_actor(*self._own_name()),
             environment=self._environment,
             faults=self._faults,
             watch=self._watch,
             committer=self._committer,
+            effects=self._effects,
+            roster=self._roster,
             post=self._post,
             now=self._now,
             ended=lambda end: self._finish(end, None),
-            fault=self._give_up,
         )
         self._hangs = HangWatch(
-            self._spec.timing,
-            post=self._post,
-            stacks=self._performer.stacks,
-            aside=self._performer.aside,
+            self._spec.timing, post=self._post, stacks=performer.stacks, effects=self._effects
         )
-        self._performer.prepare_store()
-        old = [from_json(line).event for _, part in read_journal(self._committer.store) for line in part]
-        state = fold(old, self._policy)
-        self._journal = Journal(self._committer.store, term)
+        self._silence = SilentWorkers(
+            self._watch, effects=self._effects, roster=self._roster, peer_stores=performer.peer_stores.handles
+        )
+        performer.prepare_store()
+        self._state = state
         if again and isinstance(state.phase, Ended):  # it died between deciding the end and telling it
             for command in resume_commands(state, self._policy):
-                self._performer.perform(command)
-            return None
-        found = find_workers(self._run, self._performer, verdict_s=self._spec.timing.verdict_s, adopt=again)
-        find_peer_stores(self._run, self._performer, adopt=again)
-        self._peer_stores = self._performer.peer_stores
-        newest = self._committer.newest()
+                performer.perform(command)
+            return False
+        find_peer_stores(self._run, performer, adopt=again)
+        found = find_workers(self._run, performer, self._roster, timing=self._spec.timing, adopt=again)
+        performer.pair()
+        self._found = True
         self._post(
             TermBegan(
                 at=0.0,
-                term=term,
+                term=self._term,
                 stored=newest,
                 ever_stored=newest is not None,
                 finished=newest is not None and newest.step >= self._spec.max_steps,
+                again=again,
             )
         )
         running = tuple((s.worker, s.node, s.generation, s.step) for s in found.living)
@@ -236,121 +254,137 @@ class Controller:
             for event in (*found.steps, *(self._early or ())):
                 self._post(event)
             self._early = None
-        self._nodes = NodeWatch(self._spec, self._post, self._now)
-        threading.Thread(target=self._watch_nodes, name="nodes", daemon=True).start()
-        threading.Thread(target=self._keep_lease, name="lease", daemon=True).start()
-        threading.Thread(target=autoscaler_demand.ask, args=(self._spec,), name="demand", daemon=True).start()
-        return state
+        nodes = NodeWatch(self._spec, self._roster, self._post, self._now, self._watch.nodes_heard)
+        timing = self._spec.timing
+        self._effects.every("nodes", 0.5, nodes.poll)
+        self._effects.every("deaths", 0.01, self._watch.look_for_deaths)
+        self._effects.every("lease", timing.lease_s / 3, self._renew)
+        requests = RequestWatch(self._committer.store, self._term, self._post)
+        self._effects.every("requests", timing.lease_s / 3, requests.look)
+        self._effects.every("demand", ASK_AGAIN_S, self._demand.ask)
+        return True
+
+    def _take_over(self) -> tuple[State, Stored | None]:
+        """Storage's part of the beginning: the state that led here, and the newest checkpoint."""
+        holder = f"{self._driver}, controller {str(ray.get_runtime_context().get_actor_id())[:12]}"
+        committer = Committer(self._spec, holder, self._post, self._effects)
+        self._term = committer.take_over()
+        self._committer = committer
+        journal = Journal(committer.store, self._term, log=committer.log)
+        chronicle = Chronicle(committer.store, journal, self._policy)
+        state = chronicle.begin()
+        self._journal, self._chronicle = JournalWriter(journal, self._effects, fenced=self._fenced), chronicle
+        return state, committer.newest()
+
+    def _fenced(self, error: Fenced) -> None:
+        self._post(FencedOff(at=0.0, by_term=error.by_term))
 
     def _own_name(self) -> tuple[str, str]:
         context = ray.get_runtime_context()
         return context.get_actor_name() or "", context.namespace
 
-    def _loop(self, state: State) -> None:
+    def _loop(self) -> None:
         tick_s = self._policy.tick_s
         next_tick, flushed, turn = self._now() + tick_s, self._now(), 0
         while True:  # at least once: the term's first event revives a run that ended before
             try:
                 event = self._inbox.get(timeout=max(0.0, next_tick - self._now()))
             except queue.Empty:
-                now = self._now()
-                event = Tick(at=now, late=max(0.0, now - next_tick))
-                if event.late > self._policy.late_ticks * tick_s:
-                    self._watch.forgive()
-                next_tick = now + tick_s
-                self._watch.check_silence()
-                self._hangs.check(state, tuple(self._watch.heartbeats.values()))
-                self._check_driver()
-            if isinstance(event, WorkerLost):
-                self._performer.lost(event.worker)
-            outcome = transition(state, event, self._policy)
-            if changed(state, outcome):
-                self._note(event, outcome)
-            state = outcome.state
-            self._committer.lineage = state.facts.lineage
-            if outcome.commands or self._now() - flushed > FLUSH_S:
+                event, next_tick = self._tick(next_tick), self._now() + tick_s
+            commands = self._decide(event)
+            if commands or self._now() - flushed > FLUSH_S:
                 self._flush()
                 flushed = self._now()
-            for command in outcome.commands:
-                self._performer.perform(command)
-            if isinstance(state.phase, Ended):
+            if (durable := self._stops.pop(id(event), None)) is not None:
+                durable.set()
+            for command in commands:
+                self._performing.perform(command)
+            if isinstance(self._state.phase, Ended):
                 return
             if isinstance(event, Tick) and self._inbox.empty():
                 turn += 1
-                self._plan_ahead(state, turn)
+                self._plan_ahead(turn)
 
-    def _plan_ahead(self, state: State, turn: int) -> None:
+    def _tick(self, due: float) -> Tick:
+        """Time passes: look at what nobody reports."""
+        now = self._now()
+        heartbeats = self._watch.heartbeats()
+        moved_s = self._hangs.moved_s(self._state, heartbeats)
+        event = Tick(at=now, late=max(0.0, now - due), moved_s=moved_s)
+        if event.late > self._policy.late_ticks * self._policy.tick_s:
+            self._watch.forgive()
+        self._silence.check()
+        self._hangs.check(self._state, heartbeats)
+        self._check_driver()
+        return event
+
+    def _decide(self, event: Event) -> tuple[Command, ...]:
+        """The event's consequences: noted, and the state that follows kept. Returns what is to be done."""
+        if isinstance(event, WorkerLost):
+            self._performing.workers.lost(event.worker)
+        outcome = transition(self._state, event, self._policy)
+        if changed(self._state, outcome):
+            self._note(event, outcome)
+        self._state = outcome.state
+        if self._committer is not None:
+            self._committer.lineage = self._state.facts.lineage
+        return outcome.commands
+
+    @property
+    def _performing(self) -> Performer:
+        assert self._performer is not None, "the run was taken over"
+        return self._performer
+
+    def _plan_ahead(self, turn: int) -> None:
         """While nothing happens: one plan that may be needed next."""
-        question = likely(state, self._policy, self._now(), turn)
+        question = likely(self._state, self._policy, self._now(), turn)
         if question is not None:
             self._plans.prepare(question)
 
     def _note(self, event: Event, outcome: Outcome) -> None:
-        assert self._journal is not None
         now = wall_text(time.time())  # noqa: TID251 - for people
         noted = self._board.put(lambda number: record(number, now, event, outcome))
-        self._journal.append(to_json(noted))
+        self._chronicle.note(noted, outcome.state)
         if self._hook is not None:
             self._hook.hear(noted)
 
     def _flush(self) -> None:
-        assert self._journal is not None
-        flushing = self._storage.submit(self._journal.flush)
-        try:
-            flushing.result(timeout=FLUSH_WAIT_S)
-        except Late:
-            log.warning("the journal is not durable yet: storage is slow")
-        except StorageError as error:
-            log.warning("the journal is not durable yet: %s", error)
+        if self._journal is not None:
+            self._journal.flush()
 
     def _finish(self, end: End, error: ElasticTrainError | None) -> None:
-        if self._journal is not None and end.outcome != "fenced":
-            self._flush()
-            self._committer.release()
-            autoscaler_demand.release()
-        if self._hook is not None:
-            self._hook.close()
+        """Put everything back, whatever ended the run, and tell how it ended. Once."""
+        if self._board.ended is not None:
+            return
+        own = end.outcome != "fenced"  # what is in storage is another's by now
+        if self._performer is not None:
+            self._performer.wind_up(f"the run ended: {end.outcome}")
+        finish(
+            self._effects,
+            peer_stores=self._performer.peer_stores.stop if self._performer is not None else None,
+            journal=self._journal.last if self._journal is not None and own else None,
+            lease=self._committer.release if self._committer is not None and own else None,
+            demand=self._demand.release,
+            hook=self._hook.close if self._hook is not None else None,
+        )
         self._board.end(end, error)
 
     # -- keeping watch
 
-    def _watch_nodes(self) -> None:
-        self._every(0.5, self._nodes.poll)
-
-    def _keep_lease(self) -> None:
-        def renew() -> None:
-            try:
-                self._committer.renew()
-                reason = stop_asked(self._committer.store, self._term)
-                if reason is not None and not self._stop_heard:
-                    self._stop_heard = True
-                    self.stop(reason)
-                saves = saves_asked(self._committer.store, self._term)
-                if saves > self._saves_heard:
-                    self._saves_heard = saves
-                    self._post(SaveRequested(at=0.0, reason="`elastic-train ckpt save`"))
-            except Fenced as error:
-                self._post(FencedOff(at=0.0, by_term=error.by_term))
-            except StorageError as error:
-                log.warning("the lease was not renewed: %s", error)
-
-        self._every(self._spec.timing.lease_s / 3, renew)
+    def _renew(self) -> None:
+        assert self._committer is not None
+        try:
+            self._committer.renew()
+        except Fenced as error:
+            self._fenced(error)
 
     def _check_driver(self) -> None:
         silent = self._driver_silent_s
         if silent > DRIVER_LEASES * self._spec.timing.lease_s:
-            self._post(StopRequested(at=0.0, reason=f"the driver has been silent for {silent:.0f} s"))
-            self._driver_heard = time.monotonic()  # a second request would not wait for the checkpoint
+            reason = f"the driver has been silent for {silent:.0f} s"
+            self._post(StopRequested(at=0.0, reason=reason, patient=True))
+            self._driver_heard = time.monotonic()
 
     @property
     def _driver_silent_s(self) -> float:
         return time.monotonic() - self._driver_heard
-
-    def _every(self, seconds: float, call: Callable[[], None]) -> None:
-        pause = threading.Event()
-        while self._board.ended is None:
-            try:
-                call()
-            except RayError as error:
-                log.warning("%s: %s", threading.current_thread().name, error)
-            pause.wait(seconds)

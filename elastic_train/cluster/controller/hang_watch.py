@@ -5,31 +5,30 @@ Judging is done in `control`; here the stacks are collected and the events are p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 
+from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling
-from elastic_train.control.stall import Mark, Stall, culprit, stalled
-from elastic_train.control.states import Facts, Pausing, Running, State
+from elastic_train.control.stall import ORDER, Mark, Stall, culprit, stalled
+from elastic_train.control.states import Facts, Forming, Pausing, Running, State
 from elastic_train.control.stragglers import Pace
 from elastic_train.planner.plan import Mesh
 
+log = logging.getLogger(__name__)
+SLACK_S = 5.0
 Stacks = Callable[[tuple[str, ...]], Mapping[str, str]]
 
 
 class HangWatch:
-    """`stacks` asks members for their stacks and may take a while; `aside` runs a call on another thread."""
+    """`stacks` asks members for their stacks, within the verdict time."""
 
     def __init__(
-        self,
-        timing: Timing,
-        *,
-        post: Callable[[Event], None],
-        stacks: Stacks,
-        aside: Callable[[Callable[[], None]], None],
+        self, timing: Timing, *, post: Callable[[Event], None], stacks: Stacks, effects: Effects
     ) -> None:
-        self._timing, self._post, self._stacks, self._aside = timing, post, stacks, aside
+        self._timing, self._post, self._stacks, self._effects = timing, post, stacks, effects
         self._reported = 0  # the generation that was last found to stand still
         self._paced = 0
         self._pace = Pace()
@@ -40,10 +39,12 @@ class HangWatch:
         phase, facts = state.phase, state.facts
         if not isinstance(phase, Running | Pausing):
             return
-        group = [s for s in heartbeats if s.generation == facts.generation and s.worker in phase.plan.workers]
+        group = _group(state, phase, heartbeats)
         self._compare(facts.generation, phase.plan.mesh, group)
         if self._reported == facts.generation or len(group) < phase.plan.world_size:
             return
+        if any(s.user_code and s.phase not in ORDER and s.phase_s <= self._timing.user_code_s for s in group):
+            return  # it builds its data set, say, and the others wait for it
         marks = [
             Mark(worker=s.worker, rank=s.rank, step=s.step, phase=s.phase, seconds=s.phase_s) for s in group
         ]
@@ -51,10 +52,42 @@ class HangWatch:
         if stall is not None:
             self._reported = facts.generation
             nodes = {s.worker: s.node for s in group}
-            self._aside(lambda: self._name(facts.generation, stall, nodes))
+            self._name(facts.generation, stall, nodes)
+
+    def moved_s(self, state: State, heartbeats: Iterable[Heartbeat]) -> float | None:
+        """For how long no member of the group entered a phase or a micro-batch; None: nobody looks. One that
+        forms a group moves while it is inside the job's own code.
+        """
+        phase = state.phase
+        if isinstance(phase, Forming):  # members mark the new generation on the way
+            members = set(phase.plan.workers)
+            group = [s for s in heartbeats if s.worker in members]
+            return min((0.0 if s.user_code else s.phase_s for s in group), default=None)
+        if not isinstance(phase, Running | Pausing):
+            return None
+        return min((s.phase_s for s in _group(state, phase, heartbeats)), default=None)
 
     def _name(self, generation: int, stall: Stall, nodes: Mapping[str, str]) -> None:
-        stacks = self._stacks(tuple(nodes))
+        """Ends in Hung, without stacks where none could be collected."""
+
+        def ended(ending: Ending[Mapping[str, str]]) -> None:
+            if not isinstance(ending, Done):
+                log.warning("no stacks of generation %d: %s", generation, ending)
+            self._say(generation, stall, nodes, ending.value if isinstance(ending, Done) else {})
+
+        self._effects.begin(
+            Effect(
+                name=f"the stacks of generation {generation}",
+                lane=Lane.URGENT,
+                within_s=self._timing.verdict_s + SLACK_S,
+                call=lambda: self._stacks(tuple(nodes)),
+                ended=ended,
+            )
+        )
+
+    def _say(
+        self, generation: int, stall: Stall, nodes: Mapping[str, str], stacks: Mapping[str, str]
+    ) -> None:
         who = culprit(stall, stacks)
         at = who or stall.suspects[0]
         subject = f"{at.worker} (rank {at.rank}, node {nodes[at.worker]}) has"
@@ -106,6 +139,11 @@ class HangWatch:
                 )
         kept = self._slow.keys() & now.keys() - changed
         self._slow = {rank: self._slow[rank] if rank in kept else factor for rank, factor in now.items()}
+
+
+def _group(state: State, phase: Running | Pausing, heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
+    members, generation = set(phase.plan.workers), state.facts.generation
+    return [s for s in heartbeats if s.generation == generation and s.worker in members]
 
 
 def _step_s(facts: Facts, phase: Running | Pausing) -> float:

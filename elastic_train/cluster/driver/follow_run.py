@@ -17,24 +17,25 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.actor_names import run_key
 from elastic_train.cluster.driver.callbacks import Callbacks
 from elastic_train.cluster.driver.result import Result
-from elastic_train.cluster.driver.takeover import sweep
+from elastic_train.cluster.driver.takeover import put_back
 from elastic_train.cluster.driver.terminal import Screen
 from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.run_reading import covered, records
 from elastic_train.cluster.run_updates import RunUpdate
-from elastic_train.config import RunSpec
+from elastic_train.config import Prints, RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import Cause
+from elastic_train.control.not_finite import NOT_FINITE
 from elastic_train.errors import (
     CapacityTimeout,
     ConfigError,
     InfrastructureError,
     NoCheckpoint,
+    NotFinite,
     UserCodeError,
 )
-from elastic_train.observe.ledger import ledger
-from elastic_train.observe.records import from_json
 from elastic_train.storage.fsspec_store import child_url, open_store
-from elastic_train.storage.journal import read_journal
+from elastic_train.storage.job_output import OutputReader
 
 ASK_S = 1.0
 ANSWER_S = 20.0
@@ -49,6 +50,7 @@ def follow(
     spec: RunSpec,
     *,
     quiet: bool,
+    prints: Prints,
     grace_s: float,
     chaos: Chaos | None,
     callbacks: Callbacks,
@@ -59,16 +61,16 @@ def follow(
     `grace_s` after which a SIGTERM is followed by SIGKILL, stops it where it is. Call within
     `signals_restored`.
     """
-    screen = Screen(spec, quiet=quiet)
     store = open_store(child_url(spec.storage_path, spec.name))
+    screen = Screen(spec, OutputReader(store, only_new=True), quiet=quiet, prints=prints)
     term, seen, heard = 0, 0, time.monotonic()
     with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as request:
         while True:
             if request.to_pass_on():
-                controller.stop.remote(request.reason)
+                controller.stop.remote(request.reason, patient=not request.hurries)
             if request.overdue():
                 ray.kill(controller, no_restart=True)
-                sweep(run_key(spec.storage_path, spec.name))
+                put_back(run_key(spec.storage_path, spec.name), spec)
                 return _result(
                     spec, End(outcome="stopped", detail=f"{request.reason}, without waiting"), screen
                 )
@@ -77,6 +79,8 @@ def follow(
                 update: RunUpdate = ray.get(controller.updates.remote(term, seen, wait_s), timeout=ANSWER_S)
             except (RayError, GetTimeoutError) as error:
                 if time.monotonic() - heard > GONE_S:
+                    ray.kill(controller, no_restart=True)
+                    put_back(run_key(spec.storage_path, spec.name), spec)
                     raise InfrastructureError(cause=f"the controller is gone: {error}") from error
                 threading.Event().wait(0.2)
                 continue
@@ -128,6 +132,11 @@ class _Request:
             self._over = now + AT_ONCE_S
         return True
 
+    @property
+    def hurries(self) -> bool:
+        """Whether the last that was passed on was said for the second time."""
+        return self._said == 2
+
     def overdue(self) -> bool:
         return time.monotonic() > self._over
 
@@ -170,7 +179,8 @@ def _raise_for(end: End, spec: RunSpec) -> None:
         case "user_error" if cause.phase == "configuration":
             raise ConfigError(field="job", problem=cause.detail)
         case "user_error":
-            raise UserCodeError(
+            kind = NotFinite if cause.phase == NOT_FINITE else UserCodeError
+            raise kind(
                 worker=end.worker,
                 rank=cause.rank,
                 node=cause.node,
@@ -195,23 +205,23 @@ def _raise_for(end: End, spec: RunSpec) -> None:
 def _result(spec: RunSpec, end: End, screen: Screen) -> Result:
     url = child_url(spec.storage_path, spec.name)
     store = open_store(url)
-    records = tuple(from_json(line) for _, part in read_journal(store) for line in part)
-    book = ledger(records)
-    metrics = (
-        dict(book.kept[-1].metrics) | {"step": book.kept[-1].step, "loss": book.kept[-1].loss}
-        if book.kept
-        else {}
-    )
-    return Result(
+    told, after = covered(store)
+    rest = tuple(records(store, after))
+    for record in rest:
+        told.add(record)
+    newest = max(told.losses, default=None)
+    metrics = {} if newest is None else told.metrics | {"step": newest, "loss": told.losses[newest]}
+    result = Result(
         metrics=metrics,
         checkpoint=_checkpoint(RunDirectory(store), url),
         error=None,
         path=url,
         outcome=end.outcome,
-        ledger=book,
-        records=records,
         summary=screen.summary(),
     )
+    if not after:  # a short run: all of it at once, since its storage may be gone later
+        result.records = rest
+    return result
 
 
 def _checkpoint(run: RunDirectory, url: str) -> train.Checkpoint | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray import cloudpickle
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.checkpoint.begin import begin
@@ -25,12 +25,14 @@ from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.cluster.driver.takeover import take_over
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.ray_calls import remote
-from elastic_train.config import ResumeFrom, RunSpec
+from elastic_train.cluster.ray_calls import connect, remote
+from elastic_train.cluster.sending import sent
+from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.preflight import Token, probe
+from elastic_train.storage.urls import parse
 from elastic_train.train.task import Task
 
 PROCESS_ENVIRONMENT: Mapping[str, str] = {
@@ -55,17 +57,18 @@ def fit(
     address: str | None,
     local_nodes: int,
     quiet: bool,
+    prints: Prints = "none",
     chaos: Chaos | None = None,
     resume_from: ResumeFrom | None = None,
     callbacks: Sequence[Any] = (),
 ) -> Result:
     """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
+    job = sent(task)  # before the model is built: what building leaves behind in the task is not the job
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
     store = open_store(child_url(spec.storage_path, spec.name))
     reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
-    job = cloudpickle.dumps(task)  # pyright: ignore[reportPrivateImportUsage]
     with signals_restored(), _cluster(address, local_nodes):
         try:
             _check_nodes_see(spec, token)
@@ -74,7 +77,15 @@ def fit(
         if resume_from is not None:
             begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
         controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
-        return follow(controller, spec, quiet=quiet, grace_s=_grace_s(), chaos=chaos, callbacks=reported)
+        return follow(
+            controller,
+            spec,
+            quiet=quiet,
+            prints=prints,
+            grace_s=_grace_s(),
+            chaos=chaos,
+            callbacks=reported,
+        )
 
 
 def prepare_local_environment() -> None:
@@ -88,12 +99,29 @@ def process_environment() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in PROCESS_ENVIRONMENT.items()}
 
 
+def joined(address: str | None) -> str | None:
+    """The cluster to join, as said or as in a submitted job by the environment; None where there is none."""
+    field = "address" if address else "RAY_ADDRESS"
+    address = address or os.environ.get("RAY_ADDRESS") or "local"
+    if address.startswith("ray://"):
+        raise ConfigError(
+            field=field,
+            problem=f"{address} is for Ray's client, and a driver has to be on a machine of the cluster.",
+            remedy="Submit the job: `ray job submit --working-dir . -- python JOB.py`.",
+        )
+    return None if address == "local" else address
+
+
 @contextlib.contextmanager
 def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
+    """The cluster that this process is connected to, else the one to join, else a local one."""
     if ray.is_initialized():
+        _check_connected(address)
         yield
-    elif address:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
+        return
+    to_join = joined(address)
+    if to_join is not None:
+        connect(to_join, namespace=NAMESPACE)
         try:
             yield
         finally:
@@ -102,6 +130,26 @@ def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
         prepare_local_environment()
         with LocalCluster(local_nodes):
             yield
+
+
+def _check_connected(address: str | None) -> None:
+    """Refuse an address that a person gives and that this process is not connected to."""
+    connected = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, "", "auto") and _resolved(str(address)) != _resolved(connected):
+        raise ConfigError(
+            field="address",
+            problem=f"it says {address}, and this process is connected to {connected}.",
+            remedy="Leave it out, or call ray.shutdown() before.",
+        )
+
+
+def _resolved(address: str) -> str:
+    """The address with its host as a number, where it has one."""
+    host, _, port = address.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError:
+        return address
 
 
 def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:
@@ -144,10 +192,11 @@ def _grace_s() -> float:
 
 def _absolute(path: str) -> str:
     """A submitted job works in a copy of its directory, which Ray removes: paths start at home there."""
-    if "://" in path:
+    address = parse(path)
+    if address.protocol:
         return path
     copied = RAY_COPIES in Path.cwd().parts
-    return str((Path.home() if copied else Path.cwd()) / path)
+    return str((Path.home() if copied else Path.cwd()) / address.root)
 
 
 def _check_nodes_see(spec: RunSpec, token: Token) -> None:

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 from ray import train
 
-from elastic_train.observe.ledger import Ledger
+from elastic_train.cluster.run_reading import records
+from elastic_train.observe.ledger import Ledger, ledger
 from elastic_train.observe.records import Record
+from elastic_train.storage.fsspec_store import open_store
 
 
 @dataclass
 class Result(train.Result):
-    """A `ray.train.Result`. `ledger` has each step of the kept lineage, `records` the whole journal."""
+    """A `ray.train.Result`. `ledger` has each step of the kept lineage, `records` the whole journal: those of
+    a long run are read from its storage when they are asked for.
+    """
 
     outcome: str = "finished"
-    ledger: Ledger = field(default_factory=Ledger)
-    records: tuple[Record, ...] = ()
     summary: str = ""  # what happened to the run, as a table
+
+    @cached_property
+    def records(self) -> tuple[Record, ...]:
+        assert self.path is not None
+        return tuple(records(open_store(self.path)))
+
+    @cached_property
+    def ledger(self) -> Ledger:
+        return ledger(self.records)

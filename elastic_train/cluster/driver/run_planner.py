@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from elastic_train.cluster.labels import selected
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.hardware import Hardware, Link
@@ -77,7 +78,7 @@ def _shards(answer: Planned | Infeasible) -> bool:
 def _whole(
     task: Task, spec: RunSpec, shape: ModelShape, nodes: Sequence[Mapping[str, Any]], reason: str
 ) -> Search | Selective:
-    """The planner of a model that does not run on sharded parameters; ConfigError if there is no other way."""
+    """The planner of a model that does not run on sharded parameters; ConfigError where there is none."""
     remedy = (
         "Call modules instead of using their parameters from outside, name the module that does so as a "
         "unit, in Rules(units=...), or keep parameters whole, with Parallelism(dp_shard=1) and more memory "
@@ -114,12 +115,16 @@ def _selective(planner: Search, spec: RunSpec) -> Search | Selective:
 
 def _room(spec: RunSpec, nodes: Sequence[Mapping[str, Any]]) -> tuple[int, int | None]:
     """Workers that the largest node has room for, and the memory of a worker; None where it isn't known."""
-    resources = [node["Resources"] for node in nodes if node["Alive"]]
+    there = (n for n in nodes if n["Alive"] and selected(n.get("Labels", {}), spec.labels))
+    resources = [node["Resources"] for node in there]
     kind = f"accelerator_type:{spec.accelerator}"
     resources = [r for r in resources if spec.accelerator is None or kind in r]
     able = [r for r in resources if r.get("CPU", 0.0) >= spec.cpus_per_worker]
     slots = [int(r["CPU"] / spec.cpus_per_worker) if spec.cpus_per_worker else 1 for r in able]
+    alone = spec.placement == "STRICT_SPREAD"
     if spec.gpus_per_worker:
-        return max((int(r.get("GPU", 0.0) / spec.gpus_per_worker) for r in able), default=1) or 1, None
+        most = max((int(r.get("GPU", 0.0) / spec.gpus_per_worker) for r in able), default=1)
+        return (1 if alone else most or 1), None
+    slots = [min(number, 1) for number in slots] if alone else slots
     shares = [float(r["memory"]) / max(1, n) for r, n in zip(able, slots, strict=True) if r.get("memory")]
     return max(slots, default=1), int(min(shares)) if shares else None

@@ -13,14 +13,17 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
-from elastic_train.cluster.actor_names import NAMESPACE, controller_name
-from elastic_train.cluster.controller.controller import Driven
+from elastic_train.cluster.actor_names import NAMESPACE, controller_name, peer_store_of
+from elastic_train.cluster.controller.autoscaler_demand import Demand
+from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.ray_calls import answer, named_actors
+from elastic_train.cluster.run_updates import Driven
 from elastic_train.config import RunSpec
 from elastic_train.errors import LeaseHeld
 
 ANSWER_S = 10.0
 ASK_S = 0.5
+LET_GO_S = 0.4  # what a peer store needs to remove its files
 
 
 def take_over(run: str, spec: RunSpec) -> None:
@@ -36,12 +39,38 @@ def take_over(run: str, spec: RunSpec) -> None:
     sweep(run)
 
 
-def sweep(run: str) -> None:
-    """End every actor of a run that is left on this cluster."""
+def sweep(run: str, *, within_s: float = LET_GO_S) -> None:
+    """End every actor of a run that is left on this cluster. Peer stores get a moment to let go of their
+    memory.
+    """
+    found: dict[str, Any] = {}
     for entry in named_actors():
         if entry["namespace"] == NAMESPACE and entry["name"].startswith(f"{run}/"):
-            with suppress(ValueError, RayError):
-                ray.kill(ray.get_actor(entry["name"], NAMESPACE), no_restart=True)
+            with suppress(ValueError):
+                found[entry["name"]] = ray.get_actor(entry["name"], NAMESPACE)
+    leaving = [handle.stop.remote() for name, handle in found.items() if peer_store_of(name, run) is not None]
+    for name, handle in found.items():
+        if peer_store_of(name, run) is None:
+            _kill(handle)
+    if leaving:
+        ray.wait(leaving, num_returns=len(leaving), timeout=within_s)
+    for name, handle in found.items():
+        if peer_store_of(name, run) is not None:
+            _kill(handle)
+
+
+def put_back(run: str, spec: RunSpec) -> None:
+    """What a run has outside of its processes, where its controller had no time for it: nothing is left of
+    it.
+    """
+    sweep(run)
+    segments.sweep()
+    Demand(run, spec).release()
+
+
+def _kill(handle: Any) -> None:
+    with suppress(RayError):
+        ray.kill(handle, no_restart=True)
 
 
 def _outlast_driver(old: Any, spec: RunSpec) -> None:
@@ -61,7 +90,7 @@ def _outlast_driver(old: Any, spec: RunSpec) -> None:
 def _end(old: Any, spec: RunSpec) -> None:
     """Let the old controller stop its group, with a checkpoint if there is time for one."""
     deadline = time.monotonic() + spec.timing.settle_s
-    old.stop.remote("its driver is gone and the run was submitted again")
+    old.stop.remote("its driver is gone and the run was submitted again", patient=True)
     while not answer(old.driven.remote(), ANSWER_S).ended:
         if time.monotonic() > deadline:
             return

@@ -28,6 +28,7 @@ from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.peer_store.peer_figures import PeerFigures, SnapshotSizes
 from elastic_train.cluster.peer_store.segments import Segment
 from elastic_train.cluster.peer_store.snapshot_store import SnapshotStore, WorkerSnapshots
+from elastic_train.cluster.process_witness import Sighting, sight
 from elastic_train.cluster.ray_calls import answer
 from elastic_train.config import RunSpec
 from elastic_train.errors import ElasticTrainError
@@ -71,6 +72,11 @@ class PeerStore:
         return os.getpid()
 
     @ray.method(concurrency_group=CONTROL)
+    def sight(self, pid: int) -> Sighting:
+        """Whether another process of this machine lives, which says nothing itself."""
+        return sight(pid)
+
+    @ray.method(concurrency_group=CONTROL)
     def pair(self, buddies: Sequence[Any]) -> None:
         """The peer stores on other nodes that are asked to hold copies of what this one holds, until one
         does.
@@ -79,8 +85,10 @@ class PeerStore:
 
     @ray.method(concurrency_group=CONTROL)
     def stop(self) -> None:
-        self._drop_segments(lambda _: True)
-        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
+        """Let go of what this process holds outside of itself. Whoever asks then ends it through Ray, which
+        takes a process that ends itself for one that crashed, and says so to people.
+        """
+        self._drop_all()
 
     # -- from the workers of this node
 
@@ -209,7 +217,14 @@ class PeerStore:
         for segment in dropped:
             segment.drop()
 
+    def _drop_all(self) -> None:
+        """This process ends: names go, those of segments that are being written from, too."""
+        with self._lock:
+            dropped, self._segments = list(self._segments.values()), {}
+        for segment in dropped:
+            segment.drop()
+
     def _exit(self, why: str) -> None:
-        self._drop_segments(lambda _: True)
+        self._drop_all()
         os.write(2, f"peer store of {self._node} ends itself: {why}\n".encode())
         os._exit(1)

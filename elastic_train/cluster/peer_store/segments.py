@@ -1,7 +1,8 @@
 """Files in shared memory that hold snapshots. The peer store that made one keeps a lock on it while it lives.
 
 Python's own shared memory dies with the process that made it, and with any that merely looked: these are
-plain files, and what a dead peer store left is found by its lock, which the kernel has given back.
+plain files, and what a dead peer store left is found by its lock, which the kernel has given back. The lock
+is taken before the file has any bytes, so a peer store may die at any moment.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from elastic_train.checkpoint.engine.arena import Arena
 
 DIRECTORY = Path("/dev/shm")
 PREFIX = "elastic_train-"
+KINDS = (f"{PREFIX}*", f".{PREFIX}*")
+"""All names that segments have, those of older releases included, whose segments began as hidden files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -31,19 +34,20 @@ class Segment:
 
 def create(name: str, size: int, *, slots: int, directory: Path = DIRECTORY) -> Segment:
     """A new segment; MemoryTooSmall, with the figures, where it doesn't fit."""
-    path, unlocked = directory / f"{PREFIX}{name}", directory / f".{PREFIX}{name}"
-    unlocked.unlink(missing_ok=True)
-    arena = Arena.create(unlocked, size, slots=slots)
-    descriptor = os.open(unlocked, os.O_RDWR)
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    unlocked.rename(path)  # only now may a sweep see it
-    return Segment(path=path, arena=arena, lock=descriptor)
+    path = directory / f"{PREFIX}{name}"
+    path.unlink(missing_ok=True)
+    lock = _locked(path)
+    try:
+        return Segment(path=path, arena=Arena.create(path, size, slots=slots), lock=lock)
+    except BaseException:
+        os.close(lock)
+        raise
 
 
 def sweep(directory: Path = DIRECTORY) -> list[str]:
     """Remove the segments of peer stores that are gone, whatever run they were of; their names."""
     gone: list[str] = []
-    for path in sorted(directory.glob(f"{PREFIX}*")):
+    for path in sorted(path for kind in KINDS for path in directory.glob(kind)):
         try:
             descriptor = os.open(path, os.O_RDWR)
         except OSError:  # another sweep was faster, or it is another user's
@@ -57,3 +61,13 @@ def sweep(directory: Path = DIRECTORY) -> list[str]:
         finally:
             os.close(descriptor)
     return gone
+
+
+def _locked(path: Path) -> int:
+    """A new file at a path with a lock on it; the descriptor that holds it."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # a sweep came between the two lines

@@ -8,9 +8,9 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
-import ray
 
 from elastic_train.cluster.checkpoint_io import batches
+from elastic_train.cluster.ray_calls import answer_while
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live
 from elastic_train.train.member import Member
@@ -42,12 +42,14 @@ def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tup
             waiting.append((ask(boxes), boxes))
 
 
-def reads(handle: Any, origin: Live) -> Ask:
-    """Reads out of the memory of a worker or a peer store."""
+def reads(handle: Any, origin: Live, check: Callable[[], None]) -> Ask:
+    """Reads out of the memory of a worker or a peer store. `check` raises where the group was broken
+    meanwhile: a holder that is cut off gives no answer for a minute.
+    """
 
     def ask(boxes: Fragments) -> Answer:
         ref = handle.read.remote(origin.generation, origin.step, boxes)
-        return lambda: ray.get(ref)
+        return lambda: answer_while(ref, check)
 
     return ask
 

@@ -1,8 +1,8 @@
 """A worker's hand on its node's peer store: what happens to a snapshot once it is whole.
 
 With a peer store it is sealed in the peer store's segment, copied to another node, and written to storage
-from there. Without one, or when it dies, the worker goes on alone: snapshots only for storage, written from
-its own memory by a thread.
+from there. Without one, or when it dies or hangs, the worker goes on alone: snapshots only for storage,
+written from its own memory by a thread. A peer store is waited for as long as it says that it is there.
 """
 
 from __future__ import annotations
@@ -14,14 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from elastic_train.checkpoint.engine.arena import Arena, aligned
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster.checkpoint_io import PartWriter, memory
 from elastic_train.cluster.messages import Kept
-from elastic_train.cluster.ray_calls import answer
+from elastic_train.cluster.ray_calls import answer, answer_while
 from elastic_train.control.cadence import peer_interval_s
 from elastic_train.control.events import StepCommitted
 from elastic_train.geometry.fragments import Fragments
@@ -29,7 +28,11 @@ from elastic_train.geometry.fragments import Fragments
 SLOTS = 3
 """Two generations of snapshots, and one that storage is being written from."""
 
-RESERVE_S = 30.0
+LOOK_S = 5.0
+"""How long a peer store may take before it is asked whether it is still there."""
+
+PING_S = 5.0
+"""How long a peer store that works on something may take to say so."""
 
 
 class PeerTier:
@@ -81,10 +84,10 @@ class PeerTier:
             size = aligned(size)
             try:
                 reserving = self._peer_store.reserve.remote(self._worker, generation, size, SLOTS)
-                path = answer(reserving, RESERVE_S)
+                path = self._answer(reserving)
                 self._shared = True
                 return Arena.attach(Path(path), size, slots=SLOTS)
-            except (RayError, GetTimeoutError) as error:
+            except RayError as error:
                 why = error.cause if isinstance(error, RayTaskError) else error
                 self._note(f"no snapshots in peer memory: {why}")
         return memory(generation, size)
@@ -157,7 +160,7 @@ class PeerTier:
         kept = _kept(self._worker, share, first=first, steps=self._news(share.generation))
         self._cost_s = share.seconds
         try:
-            ray.get(self._peer_store.seal.remote(kept))
+            self._answer(self._peer_store.seal.remote(kept))
         except RayError as error:
             self._failed(error)
             if share.storage:
@@ -170,7 +173,7 @@ class PeerTier:
         if share.storage:  # which waits for no other node
             self._threads.submit(self._guarded, lambda whole: self._flush(kept, whole), share)
         try:
-            self._copied(share.step, ray.get(self._peer_store.copy.remote(kept, self._peer_store)))
+            self._copied(share.step, self._answer(self._peer_store.copy.remote(kept, self._peer_store)))
         except RayError as error:
             self._failed(error)
             self._complete(share, shared=False)
@@ -180,6 +183,13 @@ class PeerTier:
                 share.release()
         else:
             self._complete(share, shared=True)
+
+    def _answer(self, call: Any) -> Any:
+        """What the peer store answers, however long it takes. GetTimeoutError where it says nothing at
+        all.
+        """
+        peer_store = self._peer_store
+        return answer_while(call, lambda: answer(peer_store.ready.remote(), PING_S), LOOK_S)
 
     def _news(self, generation: int) -> tuple[StepCommitted, ...]:
         """The steps that the peer store may not know, and the last one again, which may have metrics by
@@ -196,7 +206,7 @@ class PeerTier:
 
     def _flush(self, kept: Kept, share: Share) -> None:
         try:
-            ray.get(self._peer_store.flush.remote(kept))
+            self._answer(self._peer_store.flush.remote(kept))
         except RayError as error:
             self._failed(error)
             self._writer.save(share)
@@ -235,9 +245,8 @@ class PeerTier:
         if isinstance(error, RayTaskError):
             self._note(f"the peer store of this node could not take a snapshot: {error.cause}")
             return
-        self._note(
-            f"the peer store of this node is gone ({type(error).__name__}): snapshots go to storage only"
-        )
+        state = "hangs" if isinstance(error, GetTimeoutError) else f"is gone ({type(error).__name__})"
+        self._note(f"the peer store of this node {state}: snapshots go to storage only")
         with self._lock:
             self._shared = False
             self._lock.notify_all()

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-import ray
 import torch
 from ray.exceptions import RayTaskError
 
@@ -16,6 +15,7 @@ from elastic_train.checkpoint.merging import merged
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.cluster.checkpoint_io import read_in_batches
 from elastic_train.cluster.messages import Offer
+from elastic_train.cluster.ray_calls import answer_while
 from elastic_train.cluster.stage_replays import StageReplay
 from elastic_train.errors import GroupBroken, StateMismatch
 from elastic_train.geometry.fragments import Fragments
@@ -28,9 +28,6 @@ from elastic_train.train.rank_assignment import ReplayAssignment
 
 StepLog = tuple[Vote | None, dict[Crossing, torch.Tensor]]
 """What a sender's log has of a step for one stage, and the step's outcome where it is known."""
-
-LOOK_S = 0.2
-"""How often whoever waits for a sender looks whether the group was broken meanwhile."""
 
 
 def replay(
@@ -155,10 +152,8 @@ class SentByOthers:
 
 
 def _waited(ref: Any, step: int, check: Callable[[], None]) -> StepLog:
-    while not ray.wait([ref], timeout=LOOK_S)[0]:
-        check()
     try:
-        return ray.get(ref)
+        return answer_while(ref, check)
     except RayTaskError as error:
         if isinstance(error.cause, GroupBroken | KeyError):
             raise StateMismatch(step=step, detail=f"a log is gone: {error.cause}") from error
@@ -166,7 +161,8 @@ def _waited(ref: Any, step: int, check: Callable[[], None]) -> StepLog:
 
 
 def _from_peers(member: Member, base: Live, peer_stores: Sequence[Any]) -> None:
-    offers: list[Offer] = ray.get([peer_store.offer.remote(base) for peer_store in peer_stores])
+    asked = [peer_store.offer.remote(base) for peer_store in peer_stores]
+    offers: list[Offer] = [answer_while(call, member.check) for call in asked]
     haves = [offer.holds for offer in offers]
     needs = member.needs(Fragments.concat(haves))
     nodes = [str(number) for number in range(len(peer_stores))]
@@ -176,5 +172,6 @@ def _from_peers(member: Member, base: Live, peer_stores: Sequence[Any]) -> None:
     for number, peer_store in enumerate(peer_stores):
         boxes = moves.boxes(moves.holder == number)
         if len(boxes):
-            member.fill(boxes, ray.get(peer_store.read.remote(base.generation, base.step, boxes)))
+            asked_for = peer_store.read.remote(base.generation, base.step, boxes)
+            member.fill(boxes, answer_while(asked_for, member.check))
     member.load(merged([offer.document for offer in offers]))

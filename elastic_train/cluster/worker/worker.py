@@ -25,6 +25,7 @@ from elastic_train.cluster.faults.fault_injector import FaultInjector
 from elastic_train.cluster.messages import Filled, Heartbeat, Offer, Ready
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.stage_replays import StageReplay
+from elastic_train.cluster.worker.capture_output import CapturedOutput
 from elastic_train.cluster.worker.compute_time import Stopwatch
 from elastic_train.cluster.worker.fill_shards import fill_from, reads
 from elastic_train.cluster.worker.peer_tier import PeerTier
@@ -41,6 +42,7 @@ from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.errors import UserCodeError
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
+from elastic_train.storage.job_output import OutputWriter
 from elastic_train.train.collectives.interruptible_group import waited
 from elastic_train.train.member import Member
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
@@ -48,6 +50,7 @@ from elastic_train.train.snapshot.saver import Described, Lazy
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+OUTPUT_S = 2.0  # how long the end of a run waits for what the job printed last
 
 
 class Worker:
@@ -66,10 +69,10 @@ class Worker:
     ) -> None:
         heed(spec.notices)
         self._name, self._node, self._spec = name, node, spec
-        self._over = threading.Event()
         self._generation = 0
         self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
+        self._paused = 0  # the generation that stands at a boundary here
         self._stopwatch = Stopwatch(waited)
         self._reporter = WorkerReporter(worker=name, node=node, stopwatch=self._stopwatch)
         self._training = TrainingThread()
@@ -83,6 +86,9 @@ class Worker:
         self._reporter.post = self._outbox.post
         self._member: Member | None = None
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
+        self._output = CapturedOutput(
+            OutputWriter(self._writer.store, f"{name}.{os.getpid()}"), worker=name, rank=self._reporter.rank
+        )
         self._peer_tier = PeerTier(
             name,
             self._writer,
@@ -113,8 +119,8 @@ class Worker:
         )
 
     def life(self) -> None:
-        """Returns when the worker is told to stop, fails when its process dies: the controller waits."""
-        self._over.wait()
+        """Fails when this process ends, which the controller waits for."""
+        threading.Event().wait()
 
     def ping(self) -> Heartbeat:
         return self._reporter.heartbeat()
@@ -122,10 +128,6 @@ class Worker:
     def stack(self) -> str:
         """Where the training thread is, for a person; it may hang in there."""
         return stack_of("training")
-
-    def stop(self) -> None:
-        self._over.set()
-        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
 
     # -- forming a group
 
@@ -183,7 +185,9 @@ class Worker:
 
         def fill() -> Filled:
             self._owner.continued = origin.generation
-            fill_from(self._owner, origin, own, [(reads(handle, origin), boxes) for handle, boxes in others])
+            check = self._owner.check
+            asked = [(reads(handle, origin, check), boxes) for handle, boxes in others]
+            fill_from(self._owner, origin, own, asked)
             if rest is not None:
                 stored, lacking = rest
                 for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):
@@ -239,7 +243,8 @@ class Worker:
         if generation != self._generation or self._member is None:
             return
         self._member.request(pause=pause, save=save)
-        if save and generation == self._finished:  # its last checkpoint is tried again
+        stands = generation == self._paused and not pause
+        if save and (generation == self._finished or stands):  # its last checkpoint is tried again
             self._training.submit(lambda: self._save_again(generation))
 
     def forget(self, generation: int, step: int) -> None:
@@ -268,6 +273,7 @@ class Worker:
                 on_step=self._reporter.step,
                 saving=self._saver,
                 faults=self._stopwatch,
+                dumps=cloudpickle.dumps,  # pyright: ignore[reportPrivateImportUsage]
             )
 
     def _saver(self, described: Described) -> Lazy:
@@ -301,18 +307,24 @@ class Worker:
         try:
             self._owner.go()
             end = self._owner.run()
-        except (GroupIsBroken, UserCodeError) as error:
+        except GroupIsBroken as error:
+            self._reporter.broke(generation, error)
+        except UserCodeError as error:
+            self._output.flush(OUTPUT_S)  # the run ends with it, and so does this process
             self._reporter.broke(generation, error)
         except Exception as error:  # noqa: BLE001 - an engine fault: said, never swallowed
             self._reporter.broke(generation, error)
         else:
             if end.kind == "paused":
+                self._paused = generation
                 self._reporter.final_report(generation)
             else:
                 self._finished = generation
+                self._output.flush(OUTPUT_S)
 
     def _save_again(self, generation: int) -> None:
-        if generation == self._generation and not self._reporter.settled(generation):
+        over = self._reporter.settled(generation) and generation != self._paused
+        if generation == self._generation and not over:
             self._owner.save()
 
     def _timed(self, generation: int, fill: Callable[[], Filled]) -> Filled:

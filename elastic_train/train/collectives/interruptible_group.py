@@ -14,7 +14,8 @@ import ctypes
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -58,6 +59,23 @@ _POINT_TO_POINT = ("send", "recv", "recv_anysource")
 def waited() -> float:
     """Seconds that this process has waited for others so far, in operations of whichever group."""
     return _waited_s
+
+
+class CollectiveFailed(RuntimeError):
+    """An operation between ranks failed below Python: how the end of another rank, or of the way to it, is
+    felt.
+    """
+
+
+@contextmanager
+def _felt() -> Iterator[None]:
+    """What gloo raises while an operation is under way is how the collective failed, whatever its words
+    are.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise CollectiveFailed(str(error)) from error
 
 
 class InterruptibleGroup(dist.ProcessGroup):
@@ -110,7 +128,8 @@ class InterruptibleGroup(dist.ProcessGroup):
     def start_transfer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
         """One of torch's sends and receives, by the name of its method."""
         self._check()
-        return _Transfer(getattr(self._inner, name)(*args, **kwargs), self._check)
+        with _felt():
+            return _Transfer(getattr(self._inner, name)(*args, **kwargs), self._check)
 
 
 class _Collective(Work):
@@ -132,7 +151,8 @@ class _Collective(Work):
                     if self._inner.is_completed():
                         break
                     patience.spend()
-            return self._inner.wait()
+            with _felt():
+                return self._inner.wait()
         finally:
             _waited_s += time.monotonic() - began
 
@@ -195,8 +215,9 @@ class _Transfer(Work):
                 patience.spend()
         finally:
             _waited_s += time.monotonic() - began
-        if self._error is not None:
-            raise self._error
+        with _felt():
+            if self._error is not None:
+                raise self._error
         return True
 
     def is_completed(self) -> bool:
@@ -223,10 +244,10 @@ class _Patience:
         self._broken_at: float | None = None
 
     def spend(self) -> None:
-        """Raise if the wait must end: RuntimeError at its timeout, what `check` raises after a break."""
+        """Raise if the wait must end: CollectiveFailed at its timeout, what `check` raises after a break."""
         now = time.monotonic()
         if self._deadline is not None and now >= self._deadline:
-            raise RuntimeError("gloo operation timed out")
+            raise CollectiveFailed("gloo operation timed out")
         try:
             self._check()
         except Exception:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
-from elastic_train.train.collectives.interruptible_group import InterruptibleGroup
+from elastic_train.train.collectives.interruptible_group import CollectiveFailed, InterruptibleGroup
 from elastic_train.train.collectives.mesh_cache import forget_meshes
 from elastic_train.train.collectives.sockets import Endpoint, endpoints, listening, shut_connections
 from elastic_train.train.collectives.tcp_store import (
@@ -41,27 +42,33 @@ GLOO = "elastic_gloo"
 STORE_PATIENCE_S = 0.5
 """How long after a break a member may still be meeting the others before its store is given up as hung."""
 
-_COLLECTIVE_MARKS = (
-    "gloo",
-    "nccl",
-    "c10d",
-    "processgroup",
-    "process group",
-    "connection closed by peer",
-    "connection reset by peer",
-)
+_MARKS = ("gloo", "nccl", "c10d", "processgroup", "process group", "closed by peer", "reset by peer")
+"""Words of torch's own errors of operations that are not ours. Those of other errors mean nothing."""
+
+_TORCH = str(Path(torch.__file__).parent)
 
 
 def is_collective_error(error: BaseException) -> bool:
-    """Whether an error, or one that caused it, came out of a collective and not out of user code."""
+    """Whether an error, or one that caused it, came out of a collective and not out of user code: by its
+    type, or by where it was raised.
+    """
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, GroupBroken | dist.DistError):
+        if isinstance(seen, GroupBroken | CollectiveFailed | dist.DistError):
             return True
-        if isinstance(seen, RuntimeError) and any(mark in str(seen).lower() for mark in _COLLECTIVE_MARKS):
+        marked = isinstance(seen, RuntimeError) and any(mark in str(seen).lower() for mark in _MARKS)
+        if marked and _raised_in(seen).startswith(_TORCH):
             return True
-        seen = seen.__cause__
+        seen = seen.__cause__ or (None if seen.__suppress_context__ else seen.__context__)
     return False
+
+
+def _raised_in(error: BaseException) -> str:
+    """The file of the innermost frame that an error came through; "" where it was never raised."""
+    at = error.__traceback__
+    while at is not None and at.tb_next is not None:
+        at = at.tb_next
+    return at.tb_frame.f_code.co_filename if at is not None else ""
 
 
 def axes(mesh: Mesh) -> tuple[str, ...]:

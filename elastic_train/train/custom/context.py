@@ -111,8 +111,11 @@ class Context(Protocol):
         """State of the loop's own: anything with `state_dict` and `load_state_dict`, equal on all ranks."""
         ...
 
-    def batches(self, dataset: Any) -> Iterator[Batch]:
-        """The batches from this step on to the last. `dataset` may be a function that makes it."""
+    def batches(self, dataset: Any, *, collate: Callable[[list[Any]], Any] | None = None) -> Iterator[Batch]:
+        """The batches from this step on to the last. `dataset` may be a function that makes it.
+
+        `collate` makes a micro-batch of a list of samples, which may be fewer in an epoch's last one.
+        """
         ...
 
     def step(self, metrics: tuple[str, ...] = ()) -> AbstractContextManager[Step]:

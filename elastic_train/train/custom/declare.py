@@ -15,6 +15,7 @@ from torch import nn
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.abort import Declared
+from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.meta_build import without_values
 from elastic_train.train.model.registered_state import Registered, check_registered
 from elastic_train.train.model.rng import generator_states
@@ -39,6 +40,7 @@ class Declaration:
     # Of the global generators, after each model was built for real; none where the loop draws nothing then.
     generators: dict[str, Any] = field(default_factory=dict[str, Any])
     dataset: Any = None
+    collate: Collate | None = None
     optimizer: Optimizers | None = None  # all of them
 
     def reset(self, name: str) -> torch.optim.Optimizer:
@@ -114,7 +116,7 @@ class _Declaring:
     def register(self, name: str, thing: T) -> T:
         return thing
 
-    def batches(self, dataset: Any) -> Iterator[Any]:
+    def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:
         raise Declared
 
 
@@ -154,9 +156,9 @@ class _First(_Declaring):
         self._declaration.things.append(name)
         return thing
 
-    def batches(self, dataset: Any) -> Iterator[Any]:
+    def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:
         self._look()
-        self._declaration.dataset = dataset
+        self._declaration.dataset, self._declaration.collate = dataset, collate
         raise Declared
 
     def _look(self) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
+import torch.distributed as dist
+
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.best import LOSS
 from elastic_train.train.custom.abort import Broken, Paused
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.declare import declared
@@ -100,7 +105,7 @@ class UsersLoop(Loop):
     def commit(self, step: int) -> StepReport:
         self._outcome, report = self._committed(step)
         self.passes.done()
-        self._last, self._metrics = report, {}
+        self._last, self._metrics, self._found = report, {}, {}
         return report
 
     def pausing(self) -> bool:
@@ -117,11 +122,27 @@ class UsersLoop(Loop):
         if self._saver is not None:
             self._save(self._saver, self._at(), outcome)
 
+    def _may_be_best(self) -> bool:
+        """Whether the loop reported what may be the best; a report of one rank is enough."""
+        if self._spec.checkpoints.best in (None, LOSS):
+            return False
+        worth = self._best.is_worth_saving(self._found)
+        shards = self._shards
+        if shards.plan.world_size == 1:
+            return worth
+        flag = torch.tensor([float(worth)], device=shards.device)
+        with self._guard.collective("agreeing on a checkpoint", self._at()):
+            self._group.check()
+            dist.all_reduce(flag)
+        return bool(flag)
+
     def end_early(self) -> None:
         if self._last is not None:
             self._on_step(replace(self._last, metrics=self._reported(), last=True))
         if self._saver is not None:
             self._mark("save", self._at(), -1)
+            reported = {"loss": self._last.loss if self._last is not None else math.nan, **self._metrics}
+            self._shards.metrics = {name: value for name, value in reported.items() if math.isfinite(value)}
             self._saver.take(self._shards, storage=True, wait=True)
 
     def fence(self) -> None:
@@ -134,6 +155,7 @@ class UsersLoop(Loop):
     def report(self, metrics: Mapping[str, float]) -> None:
         if self._last is not None:
             self._metrics.update(metrics)
+            self._found = self._metrics
             self._on_step(replace(self._last, metrics=self._reported()))
 
     def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:
@@ -149,10 +171,11 @@ class UsersLoop(Loop):
             group=self._group,
             guard=self._guard,
             place=shards.place,
+            dumps=self._loader.dumps,
         )
         self._mark("evaluation", step, -1)
         try:
-            return evaluator.run(step)
+            return evaluator.run(step, self._mark)
         finally:
             evaluator.close()
 

@@ -23,13 +23,14 @@ from elastic_train.train.collectives.gradient_reduction import (
 from elastic_train.train.custom.declare import declared
 from elastic_train.train.custom.update_images import Image
 from elastic_train.train.model.build import DTYPE_OF
-from elastic_train.train.model.collate import collate, rows
+from elastic_train.train.model.collate import placed
 from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
+from elastic_train.train.step.flight import Tally, Work
 from elastic_train.train.step.rehearsal import check_unchanged, versions
-from elastic_train.train.step.stepper import Stepper, Tally, Work
+from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.update import gradient_factor, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
 
@@ -93,7 +94,7 @@ class LoopStepper(Stepper):
         self.reduce_these(now)
 
     def micro_batches(self) -> Iterator[Any]:
-        """A pass: samples of this rank's micro-batches, without padding. Fillers come first."""
+        """A pass: samples of this rank's micro-batches. Fillers come first."""
         self._complete()
         number, step = self._passes, self.number
         self._passes, self._within = number + 1, True
@@ -140,7 +141,7 @@ class LoopStepper(Stepper):
         micro = job.micro_batch
         self._mark("backward", self.number, micro.index)
         if count is None:
-            loss = loss * micro.real
+            loss = loss * len(micro.ids)
         start = 0.0 if job.filler else 1.0 / self._spec.batch.global_size
         with torch.autocast(self._shards.device.type, enabled=False):
             loss.backward(torch.full_like(loss, start), retain_graph=retain_graph)
@@ -149,7 +150,7 @@ class LoopStepper(Stepper):
             if count is not None:
                 self._tally.count += float(count)
             elif micro.index not in self._counted_ids:
-                self._tally.count += micro.real
+                self._tally.count += len(micro.ids)
                 self._counted_ids.add(micro.index)
 
     def update(self, optimizer: torch.optim.Optimizer, fence: Callable[[], None]) -> Agreed:
@@ -187,7 +188,7 @@ class LoopStepper(Stepper):
         self._forget()
         self._spoken = own
         return Agreed(
-            loss=agreed.loss / agreed.count if agreed.count > 0 else float("nan"),
+            loss=agreed.mean_loss,
             grad_norm=gradient_norm(agreed, spec),
             skipped=agreed.skipped,
         )
@@ -246,11 +247,10 @@ class LoopStepper(Stepper):
         return self._shards.optimizer
 
     def _samples(self, micro: MicroBatch, at: int) -> Any:
-        upcoming = [job.micro_batch for job in self._jobs[at + 1 :]]
+        upcoming = self._upcoming(self.number, self._jobs, at)
         with self._guard.at("the data set", self.number):
-            samples = self._loader.load(micro, upcoming)
-            batch = collate(samples, self._shards.device, DTYPE_OF[self._spec.precision])
-        return rows(batch, size=len(micro.ids), real=micro.real)
+            loaded = self._loader.load(micro, upcoming)
+            return placed(loaded, self._shards.device, DTYPE_OF[self._spec.precision])
 
     def _summed(self, names: set[str]) -> StepStatistics:
         """The gradients of some optimizers summed over the ranks, and none for the others."""
@@ -274,7 +274,7 @@ class LoopStepper(Stepper):
                 gradients.finish()
             settle_absent(own, present)
             square_sum, finite = squares(own, self._counted)
-        ids = [i for job in self._jobs if not job.filler for i in job.micro_batch.real_ids]
+        ids = [i for job in self._jobs if not job.filler for i in job.micro_batch.ids]
         self._tally.ids = ids
         reported = self._forwards()
         return replace(reported, squares=square_sum, nonfinite=reported.nonfinite or float(not finite))

@@ -12,6 +12,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.train.custom.declare import Declaration, Loop, declare
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.model import rng
+from elastic_train.train.model.collate import Collate, stacked
 from elastic_train.train.model.several_models import Models
 from elastic_train.train.task import Task, check_task
 
@@ -56,6 +57,14 @@ class LoopTask(Task):
         made = self._known.dataset
         makes = isinstance(made, type) or (callable(made) and not hasattr(made, "__getitem__"))
         return made() if makes else made
+
+    @property
+    def collates(self) -> Collate:
+        """What makes a micro-batch."""
+        return self._known.collate or stacked
+
+    def collate(self, samples: list[Any]) -> Any:
+        return self.collates(samples)
 
     def inputs(self, micro_batch: Any) -> Any:
         return (micro_batch,)

@@ -18,6 +18,7 @@ from elastic_train.train.custom.declare import Declaration
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import Agreed, LoopStepper
 from elastic_train.train.model import module_state
+from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.registered_state import Registered
 from elastic_train.train.model.rng import set_generator_states
 from elastic_train.train.model.user_hooks import check_whole, hooks_of
@@ -113,7 +114,7 @@ class Running:
         assert step is not None
         return step
 
-    def batches(self, dataset: Any) -> Iterator[StepBatch]:
+    def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[StepBatch]:
         self._enter()
         while True:
             if self._at_head:

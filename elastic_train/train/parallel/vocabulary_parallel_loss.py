@@ -7,8 +7,8 @@ from typing import Any
 
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
-from torch.utils._pytree import tree_map
 
+from elastic_train.train.model.leaves import mapped
 from elastic_train.train.parallel.tensor_parallel import Regions
 
 
@@ -19,4 +19,4 @@ def of_parts(regions: Regions | None) -> AbstractContextManager[Any]:
 
 def whole(value: Any) -> Any:
     """What is cut in `value`, gathered; the same on every rank."""
-    return tree_map(lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf, value)
+    return mapped(value, lambda leaf: leaf.full_tensor() if isinstance(leaf, DTensor) else leaf)

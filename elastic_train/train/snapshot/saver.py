@@ -13,6 +13,7 @@ from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
 from elastic_train.checkpoint.engine.lane import AtOnce, Lane
 from elastic_train.checkpoint.engine.share import Share
+from elastic_train.checkpoint.merging import METRICS
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.train.snapshot.checkpoint_share import share
 from elastic_train.train.snapshot.device_lane import DeviceLane
@@ -77,7 +78,7 @@ class Direct:
                 rank=shards.rank,
                 step=shards.step,
                 pieces=tuple(share(tuple(parts(shards)))),
-                document=self._described(shards),
+                document=self._described(shards) | {METRICS: dict(shards.metrics)},
             )
         )
 
@@ -160,7 +161,7 @@ class Lazy:
             shards=(shards.generation, shards.rank),
             replica=_replica(shards),
             parts=tuple(source.part for source in found),
-            document=self._described(shards),
+            document=self._described(shards) | {METRICS: dict(shards.metrics)},
             storage=storage,
         )
         pressure: Pressure | None = "wait" if wait else None

@@ -72,6 +72,11 @@ def parts(
         yield from _parts(fqn, state, value, shards)
 
 
+def gradient_parts(shards: Shards, fqn: str, gradient: torch.Tensor) -> Iterator[TensorPart]:
+    """A gradient that is cut as its parameter is."""
+    return _parts(fqn, "gradient", gradient, shards)
+
+
 def table(held: Iterable[TensorPart]) -> Fragments:
     return Fragments.of((p.tensor, p.state, p.dtype, p.shape, p.box) for p in held)
 

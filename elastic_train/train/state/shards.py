@@ -64,6 +64,7 @@ class Shards:
     step: int | None = None
     reached: int | None = None
     applied: Vote | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # finite ones of the last step
     evaluated: int = 0  # the last step after which an evaluation was completed
     registered: Registered | None = None  # of a user's loop: its tensors are among the buffers
     log: BoundaryLog | None = None  # of what this rank sends to other stages
@@ -72,6 +73,7 @@ class Shards:
     absent: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
     pending_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    scaled: bool = False  # the gradient is what the update takes: a task edited it
     lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
 
     @property
@@ -141,7 +143,7 @@ class Shards:
 
     def drop_gradients(self) -> None:
         self.reached = self.progressive = None
-        self.pending_buffers = {}
+        self.pending_buffers, self.scaled = {}, False
         for parameter in self.parameters.values():
             parameter.grad = None
 

@@ -2,8 +2,7 @@
 
 During a micro-batch a normalisation layer writes into scratch tensors, with momentum 1, so that they hold
 exactly the statistics of that call; the state itself never changes before a step is voted. Each micro-batch
-has one writer, so the gathered table, and what is folded from it, are the same under every plan. Padded rows
-of a partial micro-batch, which repeat real samples, count in its statistics as they do in its normalisation.
+has one writer, so the gathered table, and what is folded from it, are the same under every plan.
 
 Any other buffer that a forward changes would differ between ranks and is refused where there are several.
 """

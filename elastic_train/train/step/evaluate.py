@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+import pickle
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,20 +20,20 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from elastic_train.config import Batch, RunSpec
-from elastic_train.data.loader import Loader
 from elastic_train.data.numbered import numbered
 from elastic_train.data.order import MicroBatch, SampleOrder
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
 from elastic_train.train.collectives.mesh_position import MeshPosition
 from elastic_train.train.collectives.process_group import Group
-from elastic_train.train.model import seeded_sections
+from elastic_train.train.dataset import Dumps, loader_of
 from elastic_train.train.model.build import DTYPE_OF
-from elastic_train.train.model.collate import caller, collate, rows
+from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.rng import derive, preserved, seed_all
 from elastic_train.train.parallel.parallelize import compute_in
 from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
+from elastic_train.train.step.predictions import Kept, on_host, summarised
 from elastic_train.train.step.stage_transfer import Boundary
 from elastic_train.train.task import Evaluation, Task
 from elastic_train.train.user_code_guard import UserCodeGuard
@@ -58,6 +59,7 @@ class Evaluator:
         guard: UserCodeGuard,
         place: MeshPosition | None = None,
         regions: Regions | None = None,
+        dumps: Dumps = pickle.dumps,
     ) -> None:
         """`place` is needed under tensor or pipeline parallelism, where several ranks run a micro-batch, and
         `regions` where tensor parallelism cuts what the loss is computed from."""
@@ -65,6 +67,7 @@ class Evaluator:
         self._model, self._plan, self._rank, self._device = model, plan, rank, device
         self._group, self._guard = group, guard
         self._place, self._regions = place or MeshPosition(mesh=plan.mesh, rank=rank), regions
+        self._kept: Kept = {}
         self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
         rules = task.parallelize()
         self._call = caller(model, rules.beside, "" if self._place.last else rules.hands_on)
@@ -74,7 +77,7 @@ class Evaluator:
             length = len(dataset)
             if length == 0:
                 raise ConfigError(field="task.evaluation", problem="its data set holds no samples.")
-            self._loader = Loader(dataset, seed=self._seed, seeding=seeded_sections.sample)
+            self._loader = loader_of(task, dataset, spec, dumps, seed=self._seed)
         all_of_it = Batch(
             global_size=length, micro_size=min(spec.batch.micro_size, length), seed=self._seed, shuffle=False
         )
@@ -85,13 +88,16 @@ class Evaluator:
         every = self._evaluation.every
         return step == self._spec.max_steps or (every > 0 and step % every == 0)
 
-    def run(self, step: int) -> dict[str, float]:
-        """The mean of each metric over the data set, at the state after `step`; the same on every rank."""
+    def run(self, step: int, mark: Callable[[str, int, int], None] = lambda *_: None) -> dict[str, float]:
+        """The mean of each metric over the data set, at the state after `step`; the same on every rank.
+        `mark` hears of each micro-batch: an evaluation may take longer than anything that moves nobody.
+        """
         found: dict[int, Sums] = {}
         self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
         with preserved(self._device), _evaluating(self._model):
             work = self._work()
             for number, (micro, counted) in enumerate(work):
+                mark("evaluation", step, micro.index)
                 if self._group is not None:
                     self._group.check()
                 sums = self._micro_batch(step, micro, [later for later, _ in work[number + 1 :]])
@@ -100,7 +106,22 @@ class Evaluator:
         if self._boundary is not None:
             with self._guard.collective("evaluation", step):
                 self._boundary.flush()
-        return self._total(step, found)
+        return self._total(step, found) | self._summary(step, set(found))
+
+    def rehearse(self) -> None:
+        """The first micro-batch and the last one, which may have fewer samples, for the errors in them."""
+        self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
+        found: dict[int, Sums] = {}
+        with preserved(self._device), _evaluating(self._model):
+            for micro in {m.index: m for m in (self._micro_batches[0], self._micro_batches[-1])}.values():
+                sums = self._micro_batch(0, micro, [])
+                if sums is not None:
+                    found[micro.index] = sums
+        if self._boundary is not None:
+            with self._guard.collective("evaluation", 0):
+                self._boundary.flush()
+        self._total(0, found)
+        self._summary(0, set(found))
 
     def close(self) -> None:
         self._loader.close()
@@ -121,19 +142,31 @@ class Evaluator:
             with self._guard.collective("evaluation", step):
                 received = boundary.receive()
         with self._guard.at("evaluation", step):
-            samples = self._loader.load(micro, upcoming)
-            batch = collate(samples, self._device, DTYPE_OF[self._spec.precision])
+            loaded = self._loader.load(micro, upcoming)
+            batch = placed(loaded, self._device, DTYPE_OF[self._spec.precision])
             seed_all(derive(self._seed, "micro-batch", step, micro.index), self._device)
             with compute_in(self._device, self._spec.precision == "bf16"):
                 output = self._call(self._task.inputs(batch), received)
                 if boundary is not None and not self._place.last:
                     boundary.send(output)
                     return None
-                size, metric = len(micro.ids), self._evaluation.metric
-                output, batch = (rows(part, size=size, real=micro.real) for part in (output, batch))
+                metric = self._evaluation.metric
                 with of_parts(self._regions):
                     value = self._task.loss(output, batch) if metric is None else metric(whole(output), batch)
+                keep = self._evaluation.keep
+                if keep is not None and self._place.speaks:
+                    self._kept[micro.index] = on_host(keep(whole(output), batch))
         return _sums(whole(value))
+
+    def _summary(self, step: int, counted: set[int]) -> dict[str, float]:
+        """Of everything that was kept: each sample once, though ranks may have repeated some."""
+        kept, self._kept = self._kept, {}
+        if self._evaluation.summary is None:
+            return {}
+        own = {index: part for index, part in kept.items() if index in counted}
+        with self._guard.at("evaluation", step), preserved(self._device):
+            seed_all(derive(self._seed, "summary", step), self._device)
+            return summarised(own, self._evaluation.summary, world_size=self._plan.world_size)
 
     def _total(self, step: int, found: Mapping[int, Sums]) -> dict[str, float]:
         own = sorted(next(iter(found.values()))) if found else []

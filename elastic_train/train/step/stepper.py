@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,8 +29,8 @@ from elastic_train.train.collectives.gradient_reduction import (
 )
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.model.build import DTYPE_OF
-from elastic_train.train.model.collate import caller, collate, rows
-from elastic_train.train.model.rng import Draws, Randomness
+from elastic_train.train.model.collate import caller, placed
+from elastic_train.train.model.rng import Randomness
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.gradient_presence import Presence
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
@@ -41,10 +41,11 @@ from elastic_train.train.state.live_fragments import replica_of
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
 from elastic_train.train.step.checked_loss import checked_loss
+from elastic_train.train.step.flight import Flight, Tally, Work
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
 from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
-from elastic_train.train.step.split_backward import Postponed, backward_to_input
+from elastic_train.train.step.split_backward import backward_to_input
 from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.task import Task
@@ -52,39 +53,6 @@ from elastic_train.train.user_code_guard import UserCodeGuard
 
 Mark = Callable[[str, int, int], None]
 """Told (phase, step, micro-batch) where a step enters a phase."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """One forward and backward. A filler repeats a micro-batch that another round or rank counts."""
-
-    micro_batch: MicroBatch
-    filler: bool
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Flight:
-    """A micro-batch between its forward and its backward. `output` is the loss on the last stage."""
-
-    job: Work
-    draws: Draws
-    received: torch.Tensor | None
-    output: torch.Tensor
-    postponed: Postponed | None = None  # gradients that its backward left to do
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class Tally:
-    """Sums over a rank's forwards of a step, fillers left out, in their order."""
-
-    loss: torch.Tensor | float = 0.0
-    count: float = 0.0
-    ids: list[int] = field(default_factory=list[int])
-
-    def add(self, loss: torch.Tensor, count: float, micro_batch: MicroBatch) -> None:
-        self.loss = self.loss + loss.detach().double()
-        self.count += count
-        self.ids += micro_batch.real_ids
 
 
 class Stepper:
@@ -267,11 +235,11 @@ class Stepper:
         fillers = [Work(micro_batch=micro_batches[own[0] if own else 0], filler=True)] * (rounds - len(own))
         return [*fillers, *(Work(micro_batch=micro_batches[i], filler=False) for i in own)]
 
-    def passes(self, step: int, work: Sequence[Work]) -> Iterator[Flight]:
+    def passes(self, step: int, work: Sequence[Work], *, rehearsed: bool = False) -> Iterator[Flight]:
         """Forward and backward of all work; each micro-batch once its gradients are there, in order.
 
-        A stage of a pipeline runs some forwards ahead, so several micro-batches are in flight. One that is
-        replayed is alone, and has nothing to gain from a split backward.
+        A stage of a pipeline runs some forwards ahead. One that is replayed is alone, and has nothing to gain
+        from a split backward. What is only `rehearsed` sums nothing over replicas and updates nothing.
         """
         boundary, place = self._opened(step, work), self._place
         schedule = self._shards.plan.schedule if self._replayed is None else "1F1B"
@@ -281,11 +249,11 @@ class Stepper:
         for kind, number in passes_of(schedule, len(work), stage=place.stage, stages=place.mesh.pp):
             self._group.check()
             if kind == "forward":
-                upcoming = [later.micro_batch for later in work[number + 1 :]]
+                upcoming = [] if rehearsed else self._upcoming(step, work, number)
                 ahead.append(self._forward(step, work[number], upcoming, boundary))
                 continue
             if kind == ("weights" if splits else "backward"):
-                self._completing(step, last=number == len(work) - 1)
+                self._completing(step, last=number == len(work) - 1, rehearsed=rehearsed)
             if kind == "backward":
                 behind.append(ahead.popleft())
                 self._backward(step, behind[-1], boundary, splits=splits)
@@ -295,12 +263,19 @@ class Stepper:
             with self._guard.collective("the pipeline", step):
                 boundary.flush()
 
-    def _completing(self, step: int, *, last: bool) -> None:
+    def _upcoming(self, step: int, work: Sequence[Work], number: int) -> list[MicroBatch]:
+        """What this rank runs next, in this step and the one after it."""
+        later = list(work[number + 1 :])
+        if step < self._spec.max_steps and self._spec.batch.workers:
+            later += self.work(step + 1)
+        return [job.micro_batch for job in later]
+
+    def _completing(self, step: int, *, last: bool, rehearsed: bool) -> None:
         """Before the pass that makes a micro-batch's last gradients."""
-        if last and self._updates is not None:
+        if last and self._updates is not None and not rehearsed:
             self._open(step)
         sync_gradients(self._shards.model, last)
-        if last and self._sum is not None:
+        if last and self._sum is not None and not rehearsed:
             self._sum.arm()
 
     def _completed(self, step: int, flight: Flight) -> Flight:
@@ -319,8 +294,8 @@ class Stepper:
         batch = received = None
         if place.first or place.last or self._beside:
             with self._guard.at("the data set", step):
-                samples = self._loader.load(micro, upcoming)
-                batch = collate(samples, shards.device, DTYPE_OF[self._spec.precision])
+                loaded = self._loader.load(micro, upcoming)
+                batch = placed(loaded, shards.device, DTYPE_OF[self._spec.precision])
         if boundary is not None and not place.first:
             with self._guard.collective("the pipeline", step):
                 received = boundary.receive()
@@ -334,12 +309,7 @@ class Stepper:
             output = self._call(None if batch is None else self._task.inputs(batch), received)
             if place.last:
                 with of_parts(shards.regions):
-                    output, counted = whole(
-                        self._task.loss(
-                            rows(output, size=len(micro.ids), real=micro.real),
-                            rows(batch, size=len(micro.ids), real=micro.real),
-                        )
-                    )
+                    output, counted = whole(self._task.loss(output, batch))
                 count = checked_loss(output, counted)
                 if not job.filler:
                     self._tally.add(output, count, micro)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -11,15 +12,18 @@ from elastic_train.config import RunSpec
 from elastic_train.data.loader import Loader
 from elastic_train.data.order import SampleOrder, fold_digests
 from elastic_train.recovery.evidence import Vote
+from elastic_train.train.best import Best
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.snapshot.saver import Saver
 from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
+from elastic_train.train.step.gradients import check_edits, edited, edits
+from elastic_train.train.step.rehearse_ahead import rehearse
 from elastic_train.train.step.stepper import Mark, Stepper
 from elastic_train.train.step.update import commit, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
-from elastic_train.train.task import Task
+from elastic_train.train.task import Task, evaluation_of
 from elastic_train.train.user_code_guard import UserCodeGuard
 
 SNAPSHOT_S, POLL_S = 10.0, 0.05
@@ -83,13 +87,16 @@ class Loop:
         saver: Saver | None,
     ) -> None:
         self._task, self._spec, self._shards, self._guard, self._mark = task, spec, shards, guard, mark
-        self._group, self._order = group, order
+        self._group, self._order, self._loader = group, order, loader
         self._requests, self._on_step, self._saver = requests, on_step, saver
+        self._best = Best(spec.checkpoints)
+        self._found: Mapping[str, float] = {}  # what the last step's evaluation measured
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._agreed = shards.step or 0  # the last step at which replicas held the same
         self._compare_at = self._agreed + 1
         self._compared_step, self._compared_at = self._agreed, time.monotonic()
         self._voted_at = time.monotonic()
+        check_edits(task, spec)
         with guard.collective("preparing", shards.step or 0):
             self._stepper = self.STEPPER(
                 task=task,
@@ -103,7 +110,8 @@ class Loop:
                 fence=saver.fence if saver is not None else lambda: None,
             )
         with guard.at("building the evaluation", shards.step or 0):
-            evaluation = task.evaluation()
+            evaluation = evaluation_of(task)
+            self._best.check(evaluation)
         self._evaluator = evaluation and Evaluator(
             task,
             evaluation,
@@ -116,6 +124,7 @@ class Loop:
             guard=guard,
             place=shards.place,
             regions=shards.regions,
+            dumps=loader.dumps,
         )
 
     def run(self) -> RunEnd:
@@ -134,6 +143,8 @@ class Loop:
             if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
                 self._on_step(report)
             self._evaluate(report)  # if the generation before did not get to the end of it
+        elif self._at() == 0:
+            rehearse(self._stepper, self._evaluator, self._shards, self._order, self._spec.max_steps)
         while (step := self._at()) < self._spec.max_steps:
             outcome, _ = self._committed(step + 1)
             self._compare(step + 1)
@@ -145,6 +156,9 @@ class Loop:
 
     def _committed(self, step: int) -> tuple[StepStatistics, StepReport]:
         statistics = self._stepper.gradients(step)
+        if edits(self._task):
+            self._mark("gradients", step, -1)
+            statistics = edited(self._task, self._shards, step, statistics, self._spec, self._guard)
         pause, save = self._requests.pause, self._requests.save
         statistics = replace(statistics, pause=float(pause), save=float(save))
         if self._saver is not None:
@@ -174,12 +188,14 @@ class Loop:
 
     def _evaluate(self, report: StepReport) -> None:
         """Where it is due and was not done: measure, and report the step again with its metrics."""
-        evaluator, step = self._evaluator, report.step
+        evaluator, step, self._found = self._evaluator, report.step, {}
         if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
             return
         self._mark("evaluation", step, -1)
-        metrics = evaluator.run(step)
+        metrics = evaluator.run(step, self._mark)
         self._shards.evaluated = step
+        self._best.check_measured(metrics)
+        self._found = metrics
         self._on_step(replace(report, metrics=tuple(sorted(metrics.items()))))
 
     def _compare(self, step: int) -> None:
@@ -203,7 +219,7 @@ class Loop:
             generation=self._shards.generation,
             rank=self._shards.rank,
             step=vote.step,
-            loss=outcome.loss / outcome.count if outcome.count > 0 else float("nan"),
+            loss=outcome.mean_loss,
             tokens=outcome.count,
             grad_norm=gradient_norm(outcome, self._spec),
             skipped=outcome.skipped,
@@ -216,16 +232,28 @@ class Loop:
     def _save(self, saver: Saver, step: int, outcome: StepStatistics) -> None:
         """Take the snapshots that are due and have room on every rank: all ranks decide the same.
 
-        The last step's and a pause's checkpoints wait for room; for another one the policy says what happens.
+        The last step's and a pause's checkpoints wait for room, and so does that of a state which may be the
+        best: later it is another one. For the rest the policy says what happens.
         """
         pressure = self._spec.checkpoints.pressure
-        due = self._owed or self._save_due(step, outcome)
-        must = due and (step == self._spec.max_steps or outcome.pause > 0 or pressure == "wait")
+        measured = self._may_be_best() and pressure != "skip"
+        due = self._owed or measured or self._save_due(step, outcome)
+        final = step == self._spec.max_steps or outcome.pause > 0
+        self._shards.metrics = self._metrics_of(outcome)
+        must = due and (final or measured or pressure == "wait")
         storage = must or (due and outcome.behind == 0)
         self._owed = due and not storage and pressure == "coalesce"
         if storage or (saver.every_step and outcome.busy == 0):
             self._mark("save", step, -1)
             saver.take(self._shards, storage=storage, wait=must)
+
+    def _metrics_of(self, outcome: StepStatistics) -> dict[str, float]:
+        """Of the present state, those that are numbers."""
+        reported = {"loss": outcome.mean_loss, **self._found}
+        return {name: value for name, value in reported.items() if math.isfinite(value)}
+
+    def _may_be_best(self) -> bool:
+        return self._best.is_worth_saving(self._found)
 
     def _save_due(self, step: int, outcome: StepStatistics) -> bool:
         every = self._spec.checkpoints.every

@@ -45,14 +45,15 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
     with shards.lock:
         shards.step = None
     if not statistics.skipped:
-        _scale(shards.parameters.values(), gradient_factor(statistics, spec))
+        if not shards.scaled:
+            _scale(shards.parameters.values(), gradient_factor(statistics, spec))
         # Noise of an optimizer is the same on all ranks, and so is what is drawn after the step.
         seed_all(derive(spec.batch.seed, "update", vote.step), shards.device)
         with shards.moving.watching(shards.optimizer):
             shards.optimizer.step()
         shards.moving.capture(shards.optimizer)
         if shards.schedule is not None:
-            shards.schedule.step(statistics.loss / statistics.count)
+            shards.schedule.step(statistics.mean_loss)
         for fqn, value in shards.pending_buffers.items():
             shards.buffers[fqn].copy_(value)
     shards.look_at_modules()
@@ -106,7 +107,7 @@ def finish(shards: Shards, vote: Vote) -> None:
         take_back(shards)
     else:
         if shards.schedule is not None:
-            shards.schedule.step(statistics.loss / statistics.count)
+            shards.schedule.step(statistics.mean_loss)
         for fqn, value in shards.pending_buffers.items():
             made.buffers[fqn] = shards.buffers[fqn].clone()
             shards.buffers[fqn].copy_(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
 import torch
@@ -42,3 +43,8 @@ class StepStatistics:
     def skipped(self) -> bool:
         """Whether the step changes nothing but the counters: its gradient is not finite, or is none."""
         return self.nonfinite > 0 or self.count <= 0
+
+    @property
+    def mean_loss(self) -> float:
+        """Over what is counted; NaN where it isn't finite, as the sum leaves out what isn't."""
+        return math.nan if self.skipped else self.loss / self.count

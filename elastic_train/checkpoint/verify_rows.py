@@ -1,0 +1,114 @@
+"""Verifying the bytes of a manifest's rows as columns: files are read in order, in large ranges."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import crc32c
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from elastic_train.checkpoint.checksums import page_bytes
+from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.checkpoint.validate.rows import spans
+
+RANGE = 16 << 20
+"""Bytes of one read, and the largest fragment that is verified with others."""
+GAP = 64 << 10
+ROWS = 1 << 16
+"""Rows of a batch."""
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Batch:
+    """Rows of one file whose bytes lie in `start` .. `start + length` of it."""
+
+    rows: Ints
+    start: int
+    length: int
+
+
+class Rows:
+    """The columns of a manifest that say what its bytes must be."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        table = manifest.table
+        self.at: Ints = table.column("byte_offset").to_numpy()
+        self.size: Ints = manifest.fragments.nbytes
+        self._end: Ints = self.at + spans(table, manifest.fragments)
+        sums = pa.concat_arrays([pa.array([], pa.list_(pa.uint32())), *table.column("checksums").chunks])
+        self.summed: npt.NDArray[np.bool_] = sums.is_valid().to_numpy(zero_copy_only=False)
+        counts: Ints = sums.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        self._first: Ints = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        self._sums = sums.flatten().to_numpy(zero_copy_only=False)
+        self._hashed, self._hashes = hashes(table)
+        files = pa.concat_arrays([pa.array([], pa.string()), *table.column("file").chunks])
+        self._file = files.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+
+    def batches(self) -> Iterator[Batch]:
+        """All rows with checksums, in the order of their files."""
+        rows = np.flatnonzero(self.summed & (self.size > 0))
+        rows = rows[np.lexsort((self.at[rows], self._file[rows]))]
+        if not len(rows):
+            return
+        at, end, file = self.at[rows], self.at[rows] + self.size[rows], self._file[rows]
+        alone = self.size[rows] > RANGE
+        apart = alone[1:] | alone[:-1] | (file[1:] != file[:-1]) | (at[1:] > end[:-1] + GAP)
+        apart |= (at[1:] // RANGE != at[:-1] // RANGE) | (np.arange(1, len(rows)) % ROWS == 0)
+        begins = np.concatenate([[0], np.flatnonzero(apart) + 1])
+        reach = np.maximum.reduceat(end, begins).tolist()
+        for own, stop in zip(np.split(rows, begins[1:]), reach, strict=True):
+            start = int(self.at[own[0]])
+            yield Batch(rows=own, start=start, length=stop - start)
+
+    def last(self) -> Iterator[Ints]:
+        """For each file the rows without checksums, the one that ends last first."""
+        rows = np.flatnonzero(~self.summed & (self.size > 0))
+        rows = rows[np.lexsort((-self._end[rows], self._file[rows]))]
+        heads = np.flatnonzero(np.diff(self._file[rows], prepend=-1))
+        yield from np.split(rows, heads[1:]) if len(rows) else ()
+
+    def wrong(self, batch: Batch, data: bytes) -> list[int]:
+        """The rows of a batch whose bytes aren't the ones written."""
+        view = memoryview(data)
+        low = self.at[batch.rows] - batch.start
+        spans = list(zip(low.tolist(), (low + self.size[batch.rows]).tolist(), strict=True))
+        counts = self._first[batch.rows + 1] - self._first[batch.rows]
+        bad = np.zeros(len(batch.rows), dtype=np.bool_)
+        single = counts == 1
+        of_one = [span for span, one in zip(spans, single.tolist(), strict=True) if one]
+        found = np.array([crc32c.crc32c(view[a:b]) for a, b in of_one], dtype=np.uint32)
+        bad[single] = found != self._sums[self._first[batch.rows[single]]]
+        for place in np.flatnonzero(~single).tolist():
+            first, (start, stop) = int(self._first[batch.rows[place]]), spans[place]
+            step = page_bytes(stop - start)
+            pages = [crc32c.crc32c(view[at : min(at + step, stop)]) for at in range(start, stop, step)]
+            bad[place] = bool((self._sums[first : first + len(pages)] != np.array(pages, np.uint32)).any())
+        hashed = self._hashed[batch.rows]
+        of_hashed = [span for span, given in zip(spans, hashed.tolist(), strict=True) if given]
+        digests = b"".join([xxhash.xxh3_128_digest(view[a:b]) for a, b in of_hashed])
+        kept = self._hashes[batch.rows[hashed]]
+        bad[hashed] |= (np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16) != kept).any(axis=1)
+        return batch.rows[bad].tolist()
+
+
+def hashes(table: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:
+    """Which rows have a content hash, and the hashes, [n, 16]."""
+    column = pa.concat_arrays([pa.array([], pa.binary(16)), *table.column("hash").chunks])
+    there: npt.NDArray[np.bool_] = column.is_valid().to_numpy(zero_copy_only=False)
+    held = column.fill_null(bytes(16)).buffers()[1]
+    data = np.frombuffer(held, dtype=np.uint8) if held is not None else np.zeros(0, np.uint8)
+    return there, data[16 * column.offset : 16 * (column.offset + len(column))].reshape(-1, 16)
+
+
+Progress = Callable[[int, int], None]
+"""Told after each range: bytes that were looked at, and all there are."""
+
+
+def reported(problems: Sequence[str], more: int) -> tuple[str, ...]:
+    """The problems, and how many fragments weren't put in words."""
+    return (*problems, f"and {more} more fragments are damaged or gone") if more > 0 else tuple(problems)

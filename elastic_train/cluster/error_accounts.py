@@ -1,0 +1,39 @@
+"""Whose fault something is: the job's, the machines', storage's or ours. Told by type, never by words."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
+
+from elastic_train.errors import (
+    CheckpointError,
+    ConfigError,
+    Fenced,
+    GroupBroken,
+    LoaderLost,
+    MemoryTooSmall,
+    SampleFailed,
+    StorageError,
+    UserCodeError,
+)
+
+Account = Literal["job", "machines", "storage", "ours"]
+
+_ACCOUNTS: tuple[tuple[Account, tuple[type[BaseException], ...]], ...] = (
+    ("job", (UserCodeError, ConfigError, SampleFailed)),
+    ("storage", (StorageError, CheckpointError, Fenced)),
+    ("machines", (GroupBroken, LoaderLost, MemoryTooSmall, MemoryError, RayError, GetTimeoutError)),
+)
+
+
+def account_of(error: BaseException) -> Account:
+    """The account that an error is charged to. One that crossed an actor's border is what was raised
+    there.
+    """
+    if isinstance(error, RayTaskError) and isinstance(error.cause, Exception):
+        return account_of(error.cause)
+    for account, kinds in _ACCOUNTS:
+        if isinstance(error, kinds):
+            return account
+    return "ours"

@@ -1,0 +1,39 @@
+"""What a run's storage says of it, read from the newest state on: no cluster is needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+from elastic_train.observe.records import Record, from_json
+from elastic_train.observe.run_summary import RunSummary, summary_of
+from elastic_train.storage.journal_parts import part_path
+from elastic_train.storage.journal_reading import newest_covering, read_journal
+from elastic_train.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+
+def covered(store: Store) -> tuple[RunSummary, str]:
+    """The summary of what the newest state covers, and the last part of that; "" where there is none."""
+    found = newest_covering(store)
+    if found is not None:
+        try:
+            return summary_of((), found.said["summary"]), part_path(found.slot)
+        except (KeyError, TypeError, ValueError, AssertionError) as error:
+            log.warning("the summary at slot %d can't be read, so all is read: %r", found.slot, error)
+    return RunSummary(), ""
+
+
+def summary(store: Store) -> RunSummary:
+    """Where the run stands. `last` is None where there is no journal."""
+    told, after = covered(store)
+    for record in records(store, after):
+        told.add(record)
+    return told
+
+
+def records(store: Store, after: str = "") -> Iterator[Record]:
+    """Every record after a part, one part at a time."""
+    for _, part in read_journal(store, after):
+        yield from map(from_json, part)

@@ -1,0 +1,136 @@
+"""What counts as one failure: an incident, however many words tell of it and in whatever order they come.
+
+An incident begins with the first sign that a group is over. Everything that is heard until its members' last
+words, and every loss of a member that only shows while the survivors form the next group, belongs to it.
+Whether it counts is a function of the set of its causes: trouble of storage, a notice that was given and a
+controller that was replaced are nobody's failure, and a collective explains nothing by itself. Incidents are
+forgotten once a later group committed a step: that is progress, wherever the run had been before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from elastic_train.control.events import Cause, CauseKind
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Facts, Incident, Settling
+
+LOSSES: Collection[CauseKind] = ("death", "silence")
+FREE: Collection[CauseKind] = ("preemption", "storage", "damage", "restart")
+"""What is charged to no machine."""
+
+RANKS: tuple[CauseKind, ...] = (
+    "user",
+    "corruption",
+    "engine",
+    "memory",
+    "hang",
+    "death",
+    "silence",
+    "storage",
+    "damage",
+    "preemption",
+    "restart",
+    "collective",
+)
+"""Which of several causes is told: the one that explains the others."""
+
+
+def main_cause(causes: tuple[Cause, ...]) -> Cause:
+    """The cause that explains the others, the same whichever was heard first."""
+    return min(causes, key=lambda c: (RANKS.index(c.kind), c.step, c.rank, c.worker, c.detail))
+
+
+def is_charged(causes: tuple[Cause, ...]) -> bool:
+    """Whether what these causes ended is a failure."""
+    reported = {cause.kind for cause in causes} - {"collective"}
+    return not reported or not reported <= set(FREE)
+
+
+def ended(facts: Facts, group: Settling, policy: Policy) -> Facts:
+    """The facts once everybody's final report on a group is in."""
+    start = dict(facts.lineage).get(facts.generation, 0)
+    if facts.step > start:  # somebody's final report may be the first to tell of the progress
+        facts = progressed(facts, facts.generation)
+    new = Incident(
+        generation=facts.generation, members=group.plan.workers, causes=group.causes, at=group.since
+    )
+    known = facts.incidents
+    if known and not group.formed and _same(known[-1], new, policy):
+        known, new = known[:-1], _joined(known[-1], new)
+    return counted(facts, (*known, new))
+
+
+def explained(facts: Facts, cause: Cause) -> Facts:
+    """A member of the last group that ended is lost, as shows only now: that may be why it ended."""
+    if not facts.incidents or cause.worker not in facts.incidents[-1].members:
+        return facts
+    *others, last = facts.incidents
+    if any(c.kind != "collective" for c in last.causes):
+        return facts
+    return counted(facts, (*others, replace(last, causes=(*last.causes, cause))))
+
+
+def noticed(causes: tuple[Cause, ...], leaving: Collection[str]) -> tuple[Cause, ...]:
+    """The causes where losses on nodes that were about to leave are what had been announced."""
+    if not any(_was_leaving(cause, leaving) for cause in causes):
+        return causes
+    return tuple(replace(c, kind="preemption") if _was_leaving(c, leaving) else c for c in causes)
+
+
+def notice(facts: Facts, leaving: Collection[str]) -> Facts:
+    """Nodes are about to leave: what their loss was charged with, before the notice was heard, is not."""
+    reported = tuple(replace(i, causes=noticed(i.causes, leaving)) for i in facts.incidents)
+    return facts if reported == facts.incidents else counted(facts, reported)
+
+
+def progressed(facts: Facts, generation: int) -> Facts:
+    """A generation committed a step: what ended groups before it is over."""
+    left = tuple(i for i in facts.incidents if i.generation >= generation)
+    if len(left) == len(facts.incidents):
+        return facts
+    return replace(facts, incidents=left, failures=_count(left))
+
+
+def counted(facts: Facts, incidents: tuple[Incident, ...]) -> Facts:
+    failures = _count(incidents)
+    more = failures - facts.failures
+    at, times = facts.failed_at
+    if more > 0:
+        at, times = facts.step, (times if at == facts.step else 0) + more
+    return replace(
+        facts,
+        incidents=incidents,
+        failures=failures,
+        failures_ever=facts.failures_ever + more,
+        failed_at=(at, times if more >= 0 else max(times + more, 0)),
+    )
+
+
+def _count(incidents: tuple[Incident, ...]) -> int:
+    return sum(is_charged(incident.causes) for incident in incidents)
+
+
+def _same(first: Incident, then: Incident, policy: Policy) -> bool:
+    """Whether a group that was forming ended by what had ended the group before.
+
+    That is, by losses of members of that group, within the time in which every loss shows.
+    """
+    lost = {c.worker for c in then.causes if c.kind != "collective"}
+    reported = {c.kind for c in (*first.causes, *then.causes)} - {"collective"}
+    shows_s = policy.timing.liveness_s + policy.timing.settle_s
+    return (
+        bool(lost)
+        and lost <= set(first.members)
+        and reported <= {*LOSSES, "preemption"}
+        and then.at - first.at <= shows_s
+    )
+
+
+def _joined(first: Incident, then: Incident) -> Incident:
+    return replace(first, generation=then.generation, causes=(*first.causes, *then.causes))
+
+
+def _was_leaving(cause: Cause, leaving: Collection[str]) -> bool:
+    return cause.kind in LOSSES and cause.node in leaving and bool(cause.worker)

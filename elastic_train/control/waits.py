@@ -1,0 +1,111 @@
+"""What a run waits for, and until when: no phase without an effect that ends, or a deadline.
+
+Deadlines follow from what is known: what the last save took, when a group was last seen to move, how long
+storage has failed. `clock` judges them; the simulator holds that there always is one, and that it is kept.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import assert_never
+
+from elastic_train.config import Timing
+from elastic_train.control import commits, last_save
+from elastic_train.control.membership import present, starting
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Ended, Facts, Forming, Pausing, Running, Settling, State, Waiting
+from elastic_train.control.trouble import again_at
+from elastic_train.recovery.evidence import Mixed, Origin
+
+NEVER = -math.inf
+"""When nobody was seen to move."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait:
+    """`until`: when something is done if it does not end by itself; None where the watch over a group's
+    members ends it, by `Hung` or `WorkerLost`."""
+
+    what: str
+    until: float | None
+
+
+def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...]:
+    """Everything that a run waits for. Empty only where it has ended."""
+    facts, phase, timing = state.facts, state.phase, policy.timing
+    found = [
+        Wait(what=f"{w.name} to start", until=w.since + timing.start_worker_s)
+        for w in facts.workers
+        if w.status == "starting"
+    ]
+    found += [
+        Wait(what=f"the commit of step {a.step}", until=commits.due_at(facts, a, policy))
+        for a in facts.attempts
+        if a.committing
+    ]
+    match phase:
+        case Waiting():
+            if facts.asking:
+                found.append(Wait(what="the peer stores", until=peers_due_at(facts, policy)))
+            if facts.trouble is not None and held_up(facts, policy):
+                found.append(Wait(what="storage", until=again_at(facts.trouble)))
+            elif not on_their_way(facts, policy):
+                found.append(Wait(what="workers", until=phase.since + timing.wait_for_capacity_s))
+        case Forming():
+            found.append(Wait(what="the group to form", until=forming_due_at(phase, policy, moved)))
+        case Running() if facts.step >= policy.max_steps:
+            if last_save.is_missing(state, policy):
+                found.append(
+                    Wait(what="the last checkpoint", until=max(last_save.due_at(state, phase, policy), moved))
+                )
+        case Running():
+            living = {w.name for w in facts.workers}
+            if living.issuperset(phase.plan.workers):
+                found.append(Wait(what=f"step {facts.step + 1}", until=None))
+        case Pausing():
+            found.append(
+                Wait(what="the group to stand still", until=pause_due_at(facts, phase, policy, moved))
+            )
+        case Settling():
+            found.append(Wait(what="final reports", until=phase.since + timing.settle_s))
+        case Ended():
+            return ()
+        case _:
+            assert_never(phase)
+    return tuple(found)
+
+
+def pause_due_at(facts: Facts, phase: Pausing, policy: Policy, moved: float) -> float:
+    """A boundary may be as far away as the longest thing that moves nobody: an evaluation, a save, a step."""
+    if phase.unsaved is not None and facts.trouble is not None:
+        return again_at(facts.trouble)
+    return max(phase.since, phase.heard, moved) + last_save.silence_s(facts, policy)
+
+
+def forming_due_at(phase: Forming, policy: Policy, moved: float) -> float:
+    """The engine's own part has `form_s`; members inside the job's own code move, while that may last."""
+    limit = form_limit_s(phase.origin, policy.timing)
+    return min(max(phase.since, moved), phase.since + policy.timing.user_code_s) + limit
+
+
+def form_limit_s(origin: Origin, timing: Timing) -> float:
+    """Seconds that forming a group may take. Steps that are replayed count as steps."""
+    replays = isinstance(origin, Mixed) and origin.replays
+    return timing.form_s + (timing.progress_s if replays else 0.0)
+
+
+def peers_due_at(facts: Facts, policy: Policy) -> float:
+    return facts.asked_at + policy.timing.settle_s
+
+
+def on_their_way(facts: Facts, policy: Policy) -> bool:
+    """Whether there is capacity, and only the start of its workers is waited for: that has its own limit."""
+    coming = starting(facts)
+    return bool(coming) and len(coming) + len(present(facts)) >= policy.min_workers
+
+
+def held_up(facts: Facts, policy: Policy) -> bool:
+    """Whether there are enough workers, and storage is what they wait for."""
+    blocked = facts.trouble is not None and facts.trouble.blocked is not None
+    return blocked and len(present(facts)) >= policy.min_workers

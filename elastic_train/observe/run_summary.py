@@ -1,0 +1,94 @@
+"""Where a run stands and what became of it, folded one record at a time, so that nobody needs all of them.
+
+It is kept beside the state that covers old parts of the journal, and is bounded whatever a run's age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from elastic_train.control.events import GroupReady, PeersHeld, StepCommitted
+from elastic_train.control.plain import plain, reader
+from elastic_train.observe.goodput import Account
+from elastic_train.observe.history import Changes
+from elastic_train.observe.records import Record
+from elastic_train.observe.run_progress import RunProgress, advance
+
+LOSSES = 1000
+"""Steps whose loss is remembered."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RunSummary:
+    """`planned`, `formed`, `due` and `held` are the last records that said so; `held` by node."""
+
+    progress: RunProgress = field(default_factory=RunProgress)
+    changes: Changes = field(default_factory=Changes)
+    account: Account = field(default_factory=Account)
+    losses: dict[int, float] = field(default_factory=dict[int, float])  # of the newest kept steps
+    metrics: dict[str, float] = field(default_factory=dict[str, float])  # of the newest of them
+    last: Record | None = None
+    planned: Record | None = None
+    formed: Record | None = None
+    due: Record | None = None
+    held: dict[str, Record] = field(default_factory=dict[str, Record])
+
+    @property
+    def telling(self) -> tuple[Record, ...]:
+        """The records that say why a run is as it is, in the order of the journal."""
+        found = (self.planned, self.formed, self.due, *self.held.values(), self.last)
+        return tuple(sorted((r for r in found if r is not None), key=lambda r: (r.wall, r.seq)))
+
+    def add(self, record: Record) -> None:
+        self.progress = advance(self.progress, record)
+        self.changes = self.changes.after(record)
+        generation = self.account.generation
+        self.account.add(record)
+        self.last = record
+        if record.planned:
+            self.planned = record
+        if record.formed is not None:
+            self.formed = record
+            self.held = {node: self.held[node] for node in record.formed.nodes if node in self.held}
+        if record.cadence:
+            self.due = record
+        match record.event:
+            case PeersHeld(node=node):
+                self.held[node] = record
+            case GroupReady() if self.account.generation != generation:
+                self._go_back(self.account.newest)
+            case StepCommitted() as event if event.generation == self.account.generation:
+                self._step(event)
+            case _:
+                pass
+
+    def _step(self, event: StepCommitted) -> None:
+        newest = max(self.losses, default=0)
+        if event.step > newest:
+            self.losses[event.step] = event.loss
+            self.metrics = dict(event.metrics)
+            if len(self.losses) > LOSSES:
+                del self.losses[min(self.losses)]
+        elif event.step == newest:
+            self.metrics |= dict(event.metrics)
+
+    def _go_back(self, step: int) -> None:
+        self.losses = {number: loss for number, loss in self.losses.items() if number <= step}
+        self.metrics = {}
+
+
+def summary_of(records: Iterable[Record], said: Mapping[str, Any] | None = None) -> RunSummary:
+    """The fold of records, from what was `said` of those before. Raises KeyError, TypeError or ValueError for
+    what this release does not know.
+    """
+    summary = reader(RunSummary)(said) if said is not None else RunSummary()
+    for record in records:
+        summary.add(record)
+    return summary
+
+
+def encode_summary(summary: RunSummary) -> dict[str, Any]:
+    """A summary as a dict that JSON can hold."""
+    return plain(summary, named=True)

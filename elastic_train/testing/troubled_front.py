@@ -1,0 +1,116 @@
+"""A server in front of a real S3 server that answers some requests with trouble, as services do."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+Trouble = Literal["busy", "expired", "cut", "closed"]
+"""503 with a word; 400 with ExpiredToken; a body that breaks off; a connection that closes without answer."""
+ANSWERS = {
+    "busy": ("503 Service Unavailable", "SlowDown", "Please reduce your request rate."),
+    "expired": ("400 Bad Request", "ExpiredToken", "The provided token has expired."),
+}
+CUT = 64
+"""Bytes of a body that come before it breaks off."""
+
+
+@dataclass(slots=True)
+class Front:
+    """`give` makes the next requests fail; the others are the server's."""
+
+    server: str
+    endpoint: str = ""
+    given: int = 0  # answers with trouble so far
+    _trouble: Trouble = "busy"
+    _left: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def give(self, trouble: Trouble, times: int) -> None:
+        with self._lock:
+            self._trouble, self._left = trouble, times
+
+    def serve(self, listening: socket.socket) -> None:
+        while True:
+            try:
+                client, _ = listening.accept()
+            except OSError:  # closed: the block ended
+                return
+            threading.Thread(target=self._connection, args=(client,), daemon=True).start()
+
+    def _connection(self, client: socket.socket) -> None:
+        """One request per connection: what is answered never depends on the one before."""
+        with client, suppress(OSError):
+            request = _message(client)
+            if not request:
+                return
+            trouble = self._next()
+            if trouble in ANSWERS:
+                client.sendall(_refusal(trouble, head=request.startswith(b"HEAD ")))
+            elif trouble != "closed":
+                self._forward(request, client, cut=trouble == "cut")
+
+    def _next(self) -> Trouble | None:
+        with self._lock:
+            if not self._left:
+                return None
+            self._left -= 1
+            self.given += 1
+            return self._trouble
+
+    def _forward(self, request: bytes, client: socket.socket, *, cut: bool) -> None:
+        there = urlsplit(self.server)
+        head, split, body = request.partition(b"\r\n\r\n")
+        head += b"\r\nConnection: close"
+        with socket.create_connection((there.hostname, there.port)) as server:
+            server.sendall(head + split + body)
+            answer = b"".join(iter(lambda: server.recv(1 << 16), b""))
+        if cut:
+            answer = answer[: answer.index(b"\r\n\r\n") + 4 + CUT]
+        client.sendall(answer)
+
+
+@contextmanager
+def troubled_front(server: str) -> Iterator[Front]:
+    """Serve at an endpoint of its own until the block ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        front = Front(server=server, endpoint=f"http://127.0.0.1:{listening.getsockname()[1]}")
+        thread = threading.Thread(target=front.serve, args=(listening,), daemon=True)
+        thread.start()
+        yield front
+        listening.shutdown(socket.SHUT_RDWR)
+    thread.join()
+
+
+def _message(connection: socket.socket) -> bytes:
+    """A whole request: its head, and as many bytes as that says or all of its chunks."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        block = connection.recv(1 << 16)
+        if not block:
+            return b""
+        data += block
+    head, _, body = data.partition(b"\r\n\r\n")
+    named = dict(line.lower().split(b":", 1) for line in head.split(b"\r\n")[1:])
+    if b"100-continue" in named.get(b"expect", b""):
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+    length = int(named.get(b"content-length", b"0"))
+    chunked = b"chunked" in named.get(b"transfer-encoding", b"")
+    while len(body) < length or (chunked and not body.endswith(b"0\r\n\r\n")):
+        block = connection.recv(1 << 16)
+        if not block:
+            return b""
+        data, body = data + block, body + block
+    return data
+
+
+def _refusal(trouble: str, *, head: bool) -> bytes:
+    status, code, message = ANSWERS[trouble]
+    body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    said = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
+    return (f"{said}Connection: close\r\n\r\n" + ("" if head else body)).encode()

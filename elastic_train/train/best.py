@@ -1,0 +1,68 @@
+"""The metric by which the best checkpoint is chosen: whether the job has it, and where it is worth a save.
+
+A checkpoint can only be the best one if it was taken where the metric was measured. So a measurement that may
+be the best of its generation is saved, whenever checkpoints are due otherwise.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+
+from elastic_train.config import Checkpoints, RunSpec
+from elastic_train.errors import ConfigError
+from elastic_train.train.task import Evaluation, Task
+
+LOSS = "loss"
+"""The metric that every step has."""
+
+
+def check_best(task: Task, spec: RunSpec) -> None:
+    """ConfigError where the job measures nothing that could be the metric. A loop reports what it likes."""
+    best = spec.checkpoints.best
+    nothing = getattr(task.evaluation, "__func__", None) is Task.evaluation
+    if best in (None, LOSS) or not nothing or hasattr(task, "loop"):
+        return
+    raise _unknown(str(best), [LOSS], "the task has no evaluation()")
+
+
+class Best:
+    """What was measured of the metric in this generation. All ranks measure the same."""
+
+    def __init__(self, checkpoints: Checkpoints) -> None:
+        self._checkpoints = checkpoints
+        self._sign = 1.0 if checkpoints.best_order == "max" else -1.0
+        self._kept: list[float] = []  # ascending, the larger the better
+
+    def check(self, evaluation: Evaluation | None) -> None:
+        """Before step 1, where an evaluation says which metrics it has."""
+        if evaluation is not None and evaluation.metric is None:
+            self.check_measured([LOSS])
+
+    def check_measured(self, names: Iterable[str]) -> None:
+        """ConfigError where an evaluation was made and the metric is none of its results."""
+        best = self._checkpoints.best
+        if best not in (None, LOSS, *names):
+            raise _unknown(str(best), [LOSS, *names], "the evaluation does not measure it")
+
+    def is_worth_saving(self, metrics: Mapping[str, float]) -> bool:
+        """Whether the state that these metrics are of may be among the best."""
+        best = self._checkpoints.best
+        value = math.nan if best is None else self._sign * metrics.get(best, math.nan)
+        if not math.isfinite(value):
+            return False
+        if len(self._kept) == self._checkpoints.keep_best and value < self._kept[0]:
+            return False
+        self._kept = sorted([*self._kept, value])[-self._checkpoints.keep_best :]
+        return True
+
+
+def _unknown(best: str, known: Iterable[str], why: str) -> ConfigError:
+    names = list(dict.fromkeys(known))
+    near = difflib.get_close_matches(best, names, n=1)
+    return ConfigError(
+        field="checkpoints.best",
+        problem=f"there is no metric {best!r}: {why}.",
+        remedy=f"Did you mean {near[0]!r}?" if near else f"There is {', '.join(map(repr, names))}.",
+    )

@@ -1,0 +1,69 @@
+"""Before the first step: what would fail at the end of the first epoch, or at the first evaluation, is tried.
+
+A rehearsal runs on the real model, on all ranks together, and leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic_train.data.order import SampleOrder
+from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.evaluate import Evaluator
+from elastic_train.train.step.flight import Work
+from elastic_train.train.step.stepper import Stepper
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def rehearse(
+    stepper: Stepper, evaluator: Evaluator | None, shards: Shards, order: SampleOrder, max_steps: int
+) -> None:
+    """A micro-batch of fewer samples, if there will be one, and an evaluation's first and last one.
+
+    A layer that needs several samples, or a loss or metric made for a fixed number of them, raises here.
+    """
+    smallest = order.smallest(max_steps)
+    if smallest is not None:
+        with untouched(shards.model):
+            # Where this rank is meanwhile is before the end of step 1, whichever step the samples are of.
+            for _ in stepper.passes(1, [Work(micro_batch=smallest, filler=True)], rehearsed=True):
+                pass
+        shards.drop_gradients()
+    if evaluator is not None:
+        evaluator.rehearse()
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Buffers, counters and generators of modules are put back, whatever a forward did to them."""
+    modules = list(model.modules())
+    plain = [{n: v for n, v in vars(m).items() if isinstance(v, _PLAIN)} for m in modules]
+    states = [(g, g.get_state()) for m in modules for g in vars(m).values() if isinstance(g, torch.Generator)]
+    buffers: list[tuple[nn.Module, str, Any, Any]] = [
+        (module, name, tensor, None if tensor is None else tensor.clone())
+        for module in modules
+        for name, tensor in module._buffers.items()
+    ]
+    try:
+        yield
+    finally:
+        for module, kept in zip(modules, plain, strict=True):
+            vars(module).update(kept)
+        for generator, state in states:
+            generator.set_state(state)
+        put_back(buffers)
+
+
+def put_back(buffers: list[tuple[nn.Module, str, Any, Any]]) -> None:
+    """Modules have the tensors that they had, with the values that these had."""
+    for module, name, tensor, kept in buffers:
+        module._buffers[name] = tensor
+        if tensor is not None and kept is not None and not torch.equal(tensor, kept):
+            with torch.no_grad():
+                tensor.copy_(kept)

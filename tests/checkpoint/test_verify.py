@@ -1,0 +1,102 @@
+"""Verifying as columns: each damaged fragment of many is named, and no sound one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from elastic_train.checkpoint import verify_rows
+from elastic_train.checkpoint.commit import assemble
+from elastic_train.checkpoint.differences import differences
+from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.verify import MOST_REPORTED, verify
+from elastic_train.checkpoint.writer import write_part
+from elastic_train.geometry.box import Box
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.store import Store
+
+pytestmark = pytest.mark.ring1
+
+Cut = Callable[..., Piece]
+COUNT = 20_000
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return open_store(str(tmp_path))
+
+
+def saved(store: Store, cut: Cut, directory: str = "c", *, last: int = 0) -> Checkpoint:
+    """Many small fragments, one of several pages, and an empty one, in two files."""
+    small = np.arange(COUNT * 4, dtype=np.int32).reshape(COUNT, 4)
+    small[-1, -1] += last
+    large = np.arange(1 << 18, dtype=np.float64)
+    pieces = [cut("small", small, Box((i, 0), (1, 4))) for i in range(COUNT)]
+    rest = [cut("large", large), cut("empty", np.zeros((0, 3), np.float32))]
+    parts = [write_part(store, directory, 0, pieces), write_part(store, directory, 1, rest)]
+    assemble(store, directory, parts, {"step": 1})
+    return Checkpoint.open(store, directory)
+
+
+def flip(store: Store, path: str, bytes_: list[int]) -> None:
+    data = bytearray(store.read(path))
+    for at in bytes_:
+        data[at] ^= 1
+    store.write(path, data)
+
+
+def test_each_damaged_fragment_of_many_is_named(store: Store, cut: Cut) -> None:
+    checkpoint = saved(store, cut)
+    seen: list[tuple[int, int]] = []
+    report = verify(checkpoint, progress=lambda done, total: seen.append((done, total)))
+    assert report.sound
+    assert report.fragments == COUNT + 2
+    assert seen == sorted(seen)
+    assert seen[-1] == (report.bytes, report.bytes)
+    rows = checkpoint.manifest.rows(range(len(checkpoint.manifest)))
+    of_small = {row.box.offsets[0]: row for row in rows if row.tensor == "small"}
+    (large,) = (row for row in rows if row.tensor == "large")
+    flip(store, "c/w00000.safetensors", [of_small[i].byte_offset + 5 for i in (0, 7, 19_999)])
+    flip(store, "c/w00001.safetensors", [large.byte_offset + (1 << 20)])
+    problems = verify(checkpoint).problems
+    assert len(problems) == 4
+    for place in (r"small (param) [0:1,0:4]", "small (param) [7:8,0:4]", "small (param) [19999:20000,0:4]"):
+        assert sum(place in problem for problem in problems) == 1
+    assert sum("large (param)" in problem for problem in problems) == 1
+
+
+def test_ranges_of_a_file_are_cut_anywhere_and_lose_no_row(
+    store: Store, cut: Cut, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = saved(store, cut)
+    for size, rows in ((64, 3), (4096, 1 << 16), (1 << 16, 17)):
+        monkeypatch.setattr(verify_rows, "RANGE", size)
+        monkeypatch.setattr(verify_rows, "ROWS", rows)
+        batches = list(verify_rows.Rows(checkpoint.manifest).batches())
+        found = np.sort(np.concatenate([batch.rows for batch in batches]))
+        boxes = checkpoint.manifest.fragments
+        assert np.array_equal(found, np.flatnonzero(boxes.nbytes > 0))
+        assert all(batch.length < 2 * size or len(batch.rows) == 1 for batch in batches)
+
+
+def test_a_file_that_is_gone_is_told_for_as_many_fragments_as_one_can_read(store: Store, cut: Cut) -> None:
+    checkpoint = saved(store, cut)
+    store.delete(["c/w00000.safetensors"])
+    problems = verify(checkpoint).problems
+    assert len(problems) == MOST_REPORTED + 1
+    assert problems[-1] == f"and {COUNT - MOST_REPORTED} more fragments are damaged or gone"
+
+
+def test_fragments_with_equal_hashes_are_not_read_to_compare_them(store: Store, cut: Cut) -> None:
+    one, other = saved(store, cut, "a"), saved(store, cut, "b", last=3)
+    found = [str(d) for d in differences(one, other)]
+    assert found == ["small (param): 1 elements differ, the first at [19999, 3]"]
+    assert one.files.bytes_read < 2 * COUNT * 16
+    again = saved(store, cut, "d")
+    before = again.files.bytes_read
+    assert list(differences(one, again)) == []
+    assert again.files.bytes_read == before

@@ -1,0 +1,246 @@
+"""What a person configures, seen on a real cluster of nodes with labels."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+from typer.testing import CliRunner
+
+import elastic_train as et
+from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cli.app import app
+from elastic_train.cluster.driver.launch import prepare_local_environment
+from elastic_train.cluster.driver.result import Result
+from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.errors import CapacityTimeout, ConfigError, NotFinite
+from elastic_train.observe.records import from_json
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.job_output import OutputReader
+from elastic_train.storage.journal import read_journal
+from tests.tasks.tiny import TinyData, TinyTask
+
+pytestmark = [pytest.mark.ring3, pytest.mark.timeout(400)]
+REPOSITORY = Path(__file__).parents[2]
+TIMING = et.Timing(join_window_s=1.0, wait_for_capacity_s=20.0)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    prepare_local_environment()
+    with LocalCluster(0) as made:
+        made.nodes.append(made.cluster.add_node(num_cpus=2, labels={"market": "spot"}))
+        made.nodes.append(made.cluster.add_node(num_cpus=2, labels={"market": "reserved"}))
+        yield made
+
+
+def fit(task: Any, storage: Path, **options: Any) -> Result:
+    scaling = options.pop("scaling_config", ScalingConfig(num_workers=1))
+    run = RunConfig(name="run", storage_path=str(storage), **options.pop("run", {}))
+    prints = options.pop("prints", "none")
+    defaults: dict[str, Any] = {"max_steps": 11, "standby": 0, "timing": TIMING}
+    return et.ElasticTrainer(
+        task,
+        batch=et.Batch(global_size=4, micro_size=1),
+        scaling_config=scaling,
+        run_config=run,
+        **defaults | options,
+    ).fit(prints=prints)
+
+
+class Measured(TinyTask):
+    """Every third step is measured; its accuracy is best at step 6."""
+
+    def evaluation(self) -> et.Evaluation:
+        self.rounds = 0
+        return et.Evaluation(dataset=TinyData(1), every=3, metric=self.accuracy)
+
+    def accuracy(self, output: Any, micro_batch: Any) -> Any:
+        self.rounds += 1
+        return {"accuracy": (1.0 if self.rounds == 2 else 0.5 / self.rounds, 1)}
+
+
+def test_the_best_checkpoint_is_where_it_was_measured(cluster: LocalCluster, tmp_path: Path) -> None:
+    said = io.StringIO()
+    with redirect_stdout(said):
+        result = fit(
+            Measured(),
+            tmp_path,
+            checkpoints=et.Checkpoints(every=4, keep=1, best="accuracy", best_order="max"),
+        )
+    assert result.outcome == "finished"
+    kept = {c.step: dict(c.metrics) for c in RunDirectory(open_store(str(tmp_path / "run"))).records()}
+    assert kept.keys() == {6, 11}
+    assert kept[6]["accuracy"] == 1.0
+    assert "best accuracy 1 at step 6" in said.getvalue()
+
+
+def test_a_metric_that_no_evaluation_has_ends_the_run_by_name(cluster: LocalCluster, tmp_path: Path) -> None:
+    kept = CheckpointConfig(checkpoint_score_attribute="acuracy")
+    with pytest.raises(ConfigError, match="Did you mean 'accuracy'"):
+        fit(Measured(), tmp_path, run={"checkpoint_config": kept})
+
+
+class Prints(TinyTask):
+    """Prints by several means, on each rank and in its last step."""
+
+    def loss(self, output: torch.Tensor, micro_batch: Any) -> tuple[torch.Tensor, Any]:
+        import os
+        import warnings
+
+        print("printed \x1b[31mred")
+        os.write(2, b"written past Python\n")
+        warnings.warn("warned", stacklevel=1)
+        return super().loss(output, micro_batch)
+
+
+def test_what_the_job_prints_is_in_its_logs_and_a_normal_end_is_quiet(
+    cluster: LocalCluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fit(Prints(), tmp_path, max_steps=3, scaling_config=ScalingConfig(num_workers=2), prints="first")
+    time.sleep(3.0)  # what Ray has to say of processes that ended
+    shown = capfd.readouterr()
+    assert "unexpected system error" not in shown.out + shown.err
+    assert r"rank 0 | printed \x1b[31mred" in shown.out
+    assert "rank 1 |" not in shown.out
+    lines = OutputReader(open_store(str(tmp_path / "run"))).new()
+    for rank in (0, 1):
+        said = [line.text for line in lines if line.rank == rank]
+        assert "written past Python" in said
+        assert any("warned" in text for text in said)
+        assert said.count("printed \x1b[31mred") == 6  # micro-batches of two each in three steps
+    told = CliRunner().invoke(app, ["logs", str(tmp_path / "run"), "--rank", "1"])
+    assert told.exit_code == 0, told.output
+    assert r"rank 1 | printed \x1b[31mred" in told.output
+    assert "rank 0 |" not in told.output
+    assert "all 3 steps are committed" in told.output
+
+
+class NeverFinite(TinyTask):
+    def loss(self, output: torch.Tensor, micro_batch: Any) -> tuple[torch.Tensor, Any]:
+        loss, count = super().loss(output, micro_batch)
+        return loss * (math.nan if output.device.type == "cpu" else 1.0), count
+
+
+def test_a_run_that_is_not_finite_ends_as_an_error_of_the_job(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(NotFinite, match="5 steps in a row, 1 to 5") as raised:
+        fit(NeverFinite(), tmp_path, limits=et.Limits(not_finite=5), max_steps=1000)
+    assert "no step before them was finite" in str(raised.value)
+
+
+class Environment(TinyTask):
+    """Tells where its workers run, and what they were started with."""
+
+    def __init__(self, seen: Path) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def dataset(self) -> Any:
+        import os
+
+        import ray
+
+        node = ray.get_runtime_context().get_node_id()
+        self.seen.mkdir(exist_ok=True)
+        (self.seen / f"{node} {os.getpid()}").write_text(os.environ.get("ET_TOKEN", ""))
+        return super().dataset()
+
+
+def test_workers_run_where_labels_say_with_what_they_are_given(cluster: LocalCluster, tmp_path: Path) -> None:
+    result = fit(
+        Environment(tmp_path / "seen"),
+        tmp_path,
+        max_steps=2,
+        scaling_config=ScalingConfig(num_workers=2, label_selector={"market": "!spot"}),
+        run={"worker_runtime_env": {"env_vars": {"ET_TOKEN": "secret"}}},
+    )
+    assert result.outcome == "finished"
+    reported = {file.name.split()[0]: file.read_text() for file in (tmp_path / "seen").iterdir()}
+    assert reported == {cluster.nodes[1].node_id: "secret"}
+    assert not [f for f in tmp_path.rglob("*.json*") if "secret" in f.read_text()]
+
+
+def test_workers_are_alone_on_their_nodes_where_that_is_asked_for(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    fit(
+        Environment(tmp_path / "seen"),
+        tmp_path,
+        max_steps=2,
+        scaling_config=ScalingConfig(num_workers=2, placement_strategy="STRICT_SPREAD"),
+    )
+    nodes = [file.name.split()[0] for file in (tmp_path / "seen").iterdir()]
+    assert sorted(nodes) == sorted(node.node_id for node in cluster.nodes)
+
+
+def test_nodes_that_no_label_selects_are_no_capacity(cluster: LocalCluster, tmp_path: Path) -> None:
+    with pytest.raises(CapacityTimeout, match="market=gold"):
+        fit(
+            TinyTask(),
+            tmp_path,
+            scaling_config=ScalingConfig(num_workers=2, label_selector={"market": "gold"}),
+            timing=et.Timing(wait_for_capacity_s=3.0),
+        )
+
+
+SCRIPT = """
+import sys
+import elastic_train as et
+from tests.tasks.tiny import TinyTask
+from ray.train import RunConfig, ScalingConfig
+et.ElasticTrainer(
+    TinyTask(), batch=et.Batch(global_size=4, micro_size=1), max_steps=2,
+    scaling_config=ScalingConfig(num_workers=1), run_config=RunConfig(storage_path=sys.argv[1]),
+).fit()
+"""
+
+
+def test_a_script_joins_the_cluster_of_its_environment_and_is_the_same_run_again(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "squares.py"
+    script.write_text(SCRIPT)
+    paths = {"PYTHONPATH": str(REPOSITORY), "RAY_ADDRESS": cluster.cluster.address}
+    environment = os.environ | paths
+    said: list[str] = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(script), str(tmp_path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    nodes = {node.node_id[:8] for node in cluster.nodes}
+    records = [
+        from_json(line) for _, part in read_journal(open_store(str(tmp_path / "squares"))) for line in part
+    ]
+    formed = [record.formed for record in records if record.formed is not None]
+    assert len(formed) == 1
+    assert set(formed[0].nodes) <= nodes
+    assert "already complete" in said[1]
+
+
+def test_another_address_than_that_of_the_connection_is_told(cluster: LocalCluster, tmp_path: Path) -> None:
+    made = et.ElasticTrainer(
+        TinyTask(),
+        batch=et.Batch(global_size=4, micro_size=1),
+        max_steps=2,
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    )
+    with pytest.raises(ConfigError, match=r"10\.255\.255\.1:6379, and this process is connected to"):
+        made.fit(address="10.255.255.1:6379")

@@ -99,14 +99,11 @@ TABLE = [
     Program(make=loops.other_method, refused_on={"fsdp2": OF_SHARDS}),
 ]
 
-QUICK: dict[str, tuple[str, ...]] = {}
-"""Ways that every run of the tests takes; the others are of the matrix."""
-
 
 def _cases() -> Iterator[Any]:
     for program in TABLE:
         for way in program.ways:
-            quick = way in QUICK.get(program.name, ("fsdp2", "2-3-1"))
+            quick = way == ("2-3-1" if "2-3-1" in program.ways else program.ways[-1])  # others: the matrix
             marks = () if quick else (pytest.mark.matrix,)
             most = "" if program.most > 1 else "-alone"
             yield pytest.param(program, way, id=f"{program.name}{most}-{way}", marks=marks)

@@ -135,7 +135,7 @@ class Task:
     """One training problem. Subclass it; `model`, `optimizer`, `dataset` and `loss` must be given."""
 
     def model(self) -> nn.Module:
-        """Build the model. A fresh start has the values that this makes in one process after its generators were
+        """Build the model. A fresh start has the values that this makes in one process whose generators were
         seeded with the run's seed; otherwise it runs on the meta device, where that gives the same model."""
         raise NotImplementedError
 

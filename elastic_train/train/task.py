@@ -135,7 +135,8 @@ class Task:
     """One training problem. Subclass it; `model`, `optimizer`, `dataset` and `loss` must be given."""
 
     def model(self) -> nn.Module:
-        """Build the model. Runs on the meta device: no memory is touched, values come from `init`."""
+        """Build the model. A fresh start has the values that this makes in one process whose generators were
+        seeded with the run's seed; otherwise it runs on the meta device, where that gives the same model."""
         raise NotImplementedError
 
     def init(self, module: nn.Module, fqn: str) -> None:

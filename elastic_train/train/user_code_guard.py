@@ -15,8 +15,8 @@ from elastic_train.errors import ConfigError, ElasticTrainError, GroupBroken, Us
 from elastic_train.train.collectives.process_group import is_collective_error
 
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
-OF_SHARDS = "mixed torch.Tensor and DTensor"
-"""What torch says where a plain tensor meets a parameter that is cut."""
+OF_SHARDS = ("mixed torch.Tensor and DTensor", "are out of bounds for storage of size 0")
+"""What torch says where a plain tensor meets a parameter that is cut, and where one was freed already."""
 _OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -60,7 +60,7 @@ class UserCodeGuard:
             return MemoryError(f"{str(error).splitlines()[0]}; {memory_now()}")
         if not users or isinstance(error, ElasticTrainError | MemoryError):
             return error
-        if OF_SHARDS in str(error):
+        if any(said in str(error) for said in OF_SHARDS):
             return ConfigError(
                 field="parallelism.dp_shard",
                 problem=f"{where(error)} uses a parameter while it is sharded: FSDP2 gathers it for a "

@@ -78,7 +78,7 @@ def _shards(answer: Planned | Infeasible) -> bool:
 def _whole(
     task: Task, spec: RunSpec, shape: ModelShape, nodes: Sequence[Mapping[str, Any]], reason: str
 ) -> Search | Selective:
-    """The planner of a model that does not run on sharded parameters; ConfigError if there is no other."""
+    """The planner of a model that does not run on sharded parameters; ConfigError where there is none."""
     remedy = (
         "Call modules instead of using their parameters from outside, name the module that does so as a "
         "unit, in Rules(units=...), or keep parameters whole, with Parallelism(dp_shard=1) and more memory "

@@ -34,6 +34,8 @@ def _copied(unit: Any, memo: dict[int, Any]) -> nn.Module:
     made = plain.__new__(plain)
     memo[id(unit)] = made
     for name, value in unit.__dict__.items():
+        if name.startswith("__composable_api"):  # torch's state of the sharding
+            continue
         if name.endswith("_hooks"):
             value = OrderedDict((key, hook) for key, hook in value.items() if not _is_fsdps(hook))
         made.__dict__[name] = copy.deepcopy(value, memo)

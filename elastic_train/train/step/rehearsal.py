@@ -163,7 +163,12 @@ class Rehearsal:
 
 def versions(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
     """A number for each parameter that every write in place changes."""
-    return {fqn: _local(parameter)._version for fqn, parameter in parameters.items()}
+    return {fqn: _version(parameter) for fqn, parameter in parameters.items()}
+
+
+def _version(parameter: nn.Parameter) -> int:
+    """Of a cut one too: writes to it as a whole are counted by the whole."""
+    return parameter._version + _local(parameter)._version
 
 
 def check_unchanged(
@@ -174,7 +179,7 @@ def check_unchanged(
 ) -> None:
     """ConfigError where a parameter was written to between two updates; `but` are ids of those updated."""
     for fqn, parameter in parameters.items():
-        changed = fqn in before and before[fqn] != _local(parameter)._version
+        changed = fqn in before and before[fqn] != _version(parameter)
         if several and changed and id(parameter) not in but:
             raise ConfigError(
                 field=f"model.{fqn}",

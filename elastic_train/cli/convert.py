@@ -88,7 +88,7 @@ def import_checkpoint(
     spec: str | None,
     copy: bool,
     show: bool,
-    as_json: bool,
+    as_json: bool = False,
     names: str | None = None,
     allow_roots: Sequence[str] = (),
 ) -> None:

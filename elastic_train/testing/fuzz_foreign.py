@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastic_train.testing.damage import damaged, json_bytes, other_file, other_json
 from elastic_train.testing.fuzzing import Change
@@ -35,7 +35,7 @@ class TorchFile:
     """One file with a model and its optimizer by name."""
 
     def build(self, directory: Path) -> None:
-        model, optimizer = _states(full_state_dict=True)
+        model, optimizer = _states(full=True)
         rest = {"step": 3, "note": ("ü", [1.5, None]), "extra": {"mask": torch.ones(2).bool()}}
         torch.save({"model": model, "optimizer": optimizer, **rest}, directory / "x.pt")
 
@@ -65,7 +65,7 @@ class Distributed:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             state = {"model": model, "optimizer": optimizer, "train_state": {"step": torch.tensor(3)}}
-            dcp.save(state, checkpoint_id=str(directory / "dcp"))
+            save(state, checkpoint_id=str(directory / "dcp"))
 
     def url(self, directory: Path) -> str:
         return str(directory / "dcp")
@@ -95,7 +95,7 @@ class Safetensors:
     """A Hugging Face directory of two parts, with an index and what Trainer keeps beside them."""
 
     def build(self, directory: Path) -> None:
-        model, _ = _states(full_state_dict=True)
+        model, _ = _states(full=True)
         names = sorted(model)
         parts = {f"model-{n}.safetensors": names[n - 1 :: 2] for n in (1, 2)}
         for file, own in parts.items():
@@ -129,13 +129,13 @@ class Safetensors:
         return Change(what=f"{what} in {path.name}", mended=True)
 
 
-def _states(**options: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+def _states(*, full: bool = False) -> tuple[dict[str, Any], dict[str, Any]]:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 3), nn.BatchNorm1d(3))
     optimizer = torch.optim.AdamW(net.parameters())
     net(torch.arange(4)).sum().backward()
     optimizer.step()
-    model, states = get_state_dict(net, optimizer, options=StateDictOptions(**options))
+    model, states = get_state_dict(net, optimizer, options=StateDictOptions(full_state_dict=full))
     return model, states
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from elastic_train.config import (
     Batch,
@@ -66,7 +66,7 @@ class ElasticTrainer:
         resume_from: ResumeFrom | str | os.PathLike[str] | None = None,
         notices: Notices | None = None,
         on_event: str | None = None,
-        compare_replicas: int | None = None,
+        compare_replicas: int | Literal["auto"] | None = "auto",
         evict_slower_than: float | None = None,
         boundary_logs: BoundaryLogs | None = _DEFAULT_LOGS,
         **unknown: Any,

@@ -167,7 +167,7 @@ def _case(seed: int, change: Change, url: str, truth: dict[str, Any]) -> Case:
     signal.setitimer(signal.ITIMER_REAL, 3 * SECONDS)
     try:
         found = contents(url)
-        done = _judge(found, truth, mended=change.mended)
+        done = judge(found, truth, mended=change.mended)
     except ElasticTrainError as error:
         done = ("typed", f"{type(error).__name__}: {error}")
     except Exception:  # noqa: BLE001 - whatever it is, it is a fault and is told
@@ -182,7 +182,8 @@ def _case(seed: int, change: Change, url: str, truth: dict[str, Any]) -> Case:
     return verdict(*done)
 
 
-def _judge(found: dict[str, Any], truth: dict[str, Any], *, mended: bool) -> tuple[str, str]:
+def judge(found: dict[str, Any], truth: dict[str, Any], *, mended: bool) -> tuple[str, str]:
+    """The verdict on what was found, where `truth` was before, and its detail."""
     if found == truth:
         return "same", ""
     tensors = {k: v for k, v in found.items() if isinstance(v, tuple) and len(v) == 4}

@@ -19,7 +19,7 @@ from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import Hung, StepCommitted, WorkerLost, WorkerReady
 from elastic_train.control.faults import FaultSchedule, Moment, StopRank
-from elastic_train.data.numbered import Numbered
+from elastic_train.data.numbered import NumberedSamples
 from elastic_train.errors import InfrastructureError
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
@@ -94,7 +94,7 @@ class HoldsTheInterpreter:
 
     SAMPLE, SECONDS = 7, 14
 
-    def __init__(self, inner: Numbered) -> None:
+    def __init__(self, inner: NumberedSamples) -> None:
         self._inner = inner
 
     def __len__(self) -> int:
@@ -134,7 +134,7 @@ class Evaluated(Pretrain):
 
 
 class Few:
-    def __init__(self, inner: Numbered) -> None:
+    def __init__(self, inner: NumberedSamples) -> None:
         self._inner = inner
 
     def __len__(self) -> int:

@@ -76,8 +76,8 @@ def check_rows(table: pa.Table, fragments: Fragments, *, url: str) -> None:
     for number, shape in enumerate(fragments.shapes):
         shapes[number, : len(shape)] = shape
     room = shapes[fragments.key] - fragments.offsets
-    outside = (fragments.offsets < 0) | (fragments.sizes < 0) | (room < 0)
-    refuse((outside | (fragments.sizes > room)).any(axis=1), "has a box outside of its tensor")
+    outside = (fragments.offsets < 0) | (fragments.sizes < 0) | (room < 0) | (fragments.sizes > room)
+    refuse(np.asarray(outside.any(axis=1)), "has a box outside of its tensor")
     at: Ints = table.column("byte_offset").to_numpy()
     refuse(at < 0, "begins before its file does")
     span = _spans(table, fragments, refuse)

@@ -188,11 +188,12 @@ class Controller:
         typed = error if isinstance(error, ElasticTrainError) else None
         detail = str(error) if typed is not None else "".join(traceback.format_exception(error))
         failed = at(ControllerFailed(at=0.0, detail=detail), self._now())
-        if self._journal is not None and not isinstance(error, Fenced):
-            outcome = transition(self._state, failed, self._policy)
-            self._note(failed, outcome)
-            self._state = outcome.state
         fenced = isinstance(error, Fenced)
+        if self._journal is not None and not fenced:
+            try:
+                self._decide(failed)
+            except Exception as another:
+                log.error("the end was not journalled", exc_info=another)
         self._finish(End(outcome="fenced" if fenced else "infrastructure", detail=detail), typed)
 
     def _begin(self) -> bool:
@@ -357,17 +358,19 @@ class Controller:
         if self._board.ended is not None:
             return
         own = end.outcome != "fenced"  # what is in storage is another's by now
-        if self._performer is not None:
-            self._performer.wind_up(f"the run ended: {end.outcome}")
-        finish(
-            self._effects,
-            peer_stores=self._performer.peer_stores.stop if self._performer is not None else None,
-            journal=self._journal.last if self._journal is not None and own else None,
-            lease=self._committer.release if self._committer is not None and own else None,
-            demand=self._demand.release,
-            hook=self._hook.close if self._hook is not None else None,
-        )
-        self._board.end(end, error)
+        try:
+            if self._performer is not None:
+                self._performer.wind_up(f"the run ended: {end.outcome}")
+            finish(
+                self._effects,
+                peer_stores=self._performer.peer_stores.stop if self._performer is not None else None,
+                journal=self._journal.last if self._journal is not None and own else None,
+                lease=self._committer.release if self._committer is not None and own else None,
+                demand=self._demand.release,
+                hook=self._hook.close if self._hook is not None else None,
+            )
+        finally:  # the driver waits for this
+            self._board.end(end, error)
 
     # -- keeping watch
 

@@ -20,6 +20,10 @@ class Edits:
     _versions: dict[str, int] = field(default_factory=dict[str, int])
     _contents: dict[str, object] = field(default_factory=dict[str, object])
 
+    def enter(self) -> None:
+        """The loop is entered anew, with other tensors."""
+        self._versions, self._contents = {}, {}
+
     def begin(self, shards: Shards) -> None:
         """A step was committed, what follows it is the loop's. The first time contents are looked at too:
         writes through `.data` change no version."""

@@ -70,6 +70,7 @@ class Running:
         self.device, self.max_steps = shards.device, max_steps
         self._engine, self._declaration, self._registered = engine, declaration, registered
         self._steps_per_epoch, self.edits = steps_per_epoch, edits
+        edits.enter()
         self._settings = [s for part in declaration.optimizers for s in declaration.settings[part]]
         self._things: dict[str, Any] = {}
         self._before = [dict(group) for group in shards.optimizer.param_groups]

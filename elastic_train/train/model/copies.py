@@ -30,7 +30,7 @@ def let_copy(unit: nn.Module) -> None:
 
 def _copied(unit: Any, memo: dict[int, Any]) -> nn.Module:
     unit.reshard()
-    plain = type(unit).__bases__[1]  # FSDP2 puts a class of its own before it
+    plain: Any = type(unit).__bases__[1]  # FSDP2 puts a class of its own before it
     made = plain.__new__(plain)
     memo[id(unit)] = made
     for name, value in unit.__dict__.items():

@@ -144,8 +144,8 @@ def _check_names(values: Values, shards: Shards, registered: object) -> None:
         real, shape = values.tensors.get(fqn), drawn.get(fqn)
         now = "absent" if real is None else f"{real.dtype} {list(real.shape)}"
         before = "absent" if shape is None else f"{here[fqn].dtype if fqn in here else ''} {list(shape)}"
-        other = real is None or shape is None or tuple(real.shape) != tuple(shape)
-        if other or (fqn in here and here[fqn].dtype != real.dtype):
+        same = real is not None and shape is not None and tuple(real.shape) == tuple(shape)
+        if real is None or not same or (fqn in here and here[fqn].dtype != real.dtype):
             raise ConfigError(
                 field="task.model",
                 problem=f"it makes another model each time it is called: {fqn!r} was {before}, and is {now}.",

@@ -104,10 +104,10 @@ def restore(
     shards.optimizer.__setstate__(
         {"state": shards.optimizer.state, "param_groups": shards.optimizer.param_groups}
     )
-    scheduled = shards.schedule is not None and document["schedule"] is not None
+    schedule = document["schedule"]
     driven = frozenset[str]()
-    if shards.schedule is not None and scheduled:
-        driven = shards.schedule.driven_by(document["schedule"])
+    if shards.schedule is not None and schedule is not None:
+        driven = shards.schedule.driven_by(schedule)
     shards.modules = dict(document.get("modules", {}))
     module_state.restore(shards.model, shards.modules, shards.device)
     shards.moving.restore(shards.optimizer, kept.get("moving", []), shards.device)

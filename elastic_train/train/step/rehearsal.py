@@ -93,7 +93,9 @@ class Rehearsal:
                 return
             self._inside = True
             before = marks_of(self._parameters)
+            # Alone, a forward may change what it likes: then the first one counts once.
             extra = [] if self._several else _extra_states(root)
+            kept = {} if self._several else {p: p.detach().clone() for p in self._parameters.values()}
             args, kwargs = pytree.tree_map_only(torch.Tensor, _again, (args, kwargs))
             try:
                 with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
@@ -104,6 +106,8 @@ class Rehearsal:
                 self._inside = False
                 for module, state in extra:
                     module.set_extra_state(state)
+                for parameter, value in kept.items():
+                    parameter.data.copy_(value)
 
         return hook
 
@@ -131,7 +135,7 @@ class Rehearsal:
 
         return hook
 
-    def _watch_gathered(self, unit: nn.Module, path: str) -> None:
+    def _watch_gathered(self, unit: Any, path: str) -> None:
         """Between FSDP2's own hooks, where parameters are gathered: what is written there is lost."""
 
         def before(module: nn.Module, args: Any) -> None:

@@ -93,6 +93,8 @@ class Loop:
         self._found: Mapping[str, float] = {}  # what the last step's evaluation measured
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._agreed = shards.step or 0  # the last step at which replicas held the same
+        self._compare_at = self._agreed + 1
+        self._compared_step, self._compared_at = self._agreed, time.monotonic()
         self._voted_at = time.monotonic()
         check_edits(task, spec)
         with guard.collective("preparing", shards.step or 0):
@@ -197,13 +199,18 @@ class Loop:
         self._on_step(replace(report, metrics=tuple(sorted(metrics.items()))))
 
     def _compare(self, step: int) -> None:
+        """After the first step of a generation, and then as often as was said, or costs little."""
         every = self._spec.compare_replicas
-        if every is None or step % every:
+        due = step >= self._compare_at if every == "auto" else every is not None and step % every == 0
+        if not due or self._shards.plan.world_size == 1:
             return
+        now = time.monotonic()
+        step_s = (now - self._compared_at) / max(1, step - self._compared_step)
         self._mark("compare", step, -1)
         with self._guard.collective("comparing replicas", step):
-            compare_replicas(self._shards, self._agreed)
-        self._agreed = step
+            self._compare_at = step + compare_replicas(self._shards, self._agreed, step_s)
+        self._agreed = self._compared_step = step
+        self._compared_at = time.monotonic()
 
     def _report(self, vote: Vote, outcome: StepStatistics) -> StepReport:
         now = time.monotonic()

@@ -82,8 +82,8 @@ def test_a_file_is_no_run(tmp_path: Path, verb: str) -> None:
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("model.bin", "Name the file that is meant: {}/model.bin"),
-        ("checkpoint-500/pytorch_model.pt", "Name the directory that is meant: {}/checkpoint-500"),
+        ("part.distcp", "Name the file that is meant: {}/part.distcp"),
+        ("state/part.distcp", "Name the directory that is meant: {}/state"),
         ("notes.txt", "Check the path"),
     ],
 )

@@ -142,12 +142,12 @@ def _names(path: str) -> list[str]:
     file = Path(path)
     if not file.is_file():
         raise ConfigError(field="--names", problem=f"there is no file {path}.")
-    text = file.read_text()
+    text = _text(file, "--names")
     if not text.lstrip().startswith("["):
-        return text.split()
+        return [line.strip() for line in text.splitlines() if line.strip()]
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(field="--names", problem=f"{path} is no JSON list ({error}).") from error
     if not all(isinstance(name, str) for name in found):
         raise ConfigError(field="--names", problem=f"{path} has an entry that is no name.")

@@ -18,8 +18,9 @@ def parameter_names(config: Mapping[str, Any], *, most: int) -> list[str] | None
     kinds = config.get("architectures")
     kind = getattr(transformers, str(kinds[0]), None) if isinstance(kinds, list) and len(kinds) == 1 else None
     model_type = config.get("model_type")
-    known = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
-    if not known or not isinstance(model_type, str) or _largest(config) > most:
+    if not isinstance(kind, type) or not issubclass(kind, transformers.PreTrainedModel):
+        return None
+    if not isinstance(model_type, str) or _largest(config) > most:
         return None
     rest = {k: v for k, v in config.items() if k not in ("model_type", "architectures", "auto_map")}
     try:

@@ -10,18 +10,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from elastic_train.checkpoint.document import decode as decode_json
-from elastic_train.checkpoint.dtypes import element
 from elastic_train.checkpoint.importers.dcp_document import document_of, tell_numbers
 from elastic_train.checkpoint.importers.dcp_metadata import Block, Grid, Metadata, decode
 from elastic_train.checkpoint.importers.dcp_names import Names, named
 from elastic_train.checkpoint.importers.foreign_document import plain
+from elastic_train.checkpoint.importers.full_optimizer import Parameters
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
 from elastic_train.checkpoint.importers.torch_file import byte_strides, check_readable, open_file
-from elastic_train.checkpoint.importers.windows import Window, windows
+from elastic_train.checkpoint.importers.trainer_state import beside_weights
+from elastic_train.checkpoint.importers.weight_files import names_in
+from elastic_train.checkpoint.importers.windows import Item, Window, windows
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
@@ -34,17 +34,15 @@ DOCUMENT = "elastic_train"
 
 
 def open_dcp(
-    store: Store, at: str, options: Options | None = None, *, names: Sequence[str] | None = None
+    store: Store,
+    at: str,
+    options: Options | None = None,
+    *,
+    names: Sequence[str] | None = None,
+    parts: Sequence[str] = ("",),
 ) -> Imported:
-    """Index the directory `at` of the store."""
-    path = f"{at}/{METADATA}" if at else METADATA
-    metadata = decode(store.read(path), at=at, url=f"{store.url}/{path}")
-    if metadata.folded:
-        raise FormatUnsupported(
-            url=f"{store.url}/{path}",
-            problem=f"{min(metadata.folded)} is stored in a shape of Megatron's, and the file metadata.json "
-            "that would say so is gone. Copy it again.",
-        )
+    """Index the directory `at` of the store. With `parts`, directories in it are one checkpoint."""
+    metadata = _joined(store, at, parts)
     found = named(metadata, url=f"{store.url}/{at}")
     items = {
         f"{key} {n}": b.item for key, grid in metadata.tensors.items() for n, b in enumerate(grid.blocks)
@@ -69,9 +67,9 @@ def open_dcp(
             continue
         where = [places.find(opened[f"{key} {n}"], key, grid, block) for n, block in enumerate(grid.blocks)]
         if setting and where:
-            values[key] = _scalar(opened[f"{key} 0"], grid.dtype, where[0].start)
+            values[key] = _scalar(opened[f"{key} 0"])
         elif not grid.shape and where and (name is None or name.optimizer):
-            scalars[key] = (grid.dtype, _scalar(opened[f"{key} 0"], grid.dtype, where[0].start))
+            scalars[key] = (grid.dtype, _scalar(opened[f"{key} 0"]))
         elif name is not None:
             rows += rows_of(key, grid, where, name.tensor, name.state, at)
     if isinstance(own, str):
@@ -84,8 +82,41 @@ def open_dcp(
         for key, grid in metadata.tensors.items()
         if key in keys.beside and key not in scalars
     ]
+    beside = None
+    if parts != ("",):
+        nothing = Parameters(shapes={})
+        there = [n for n in names_in(store, at) if not n.startswith("optimizer")]
+        beside = beside_weights(store, at, there, nothing, {})
+        lost += beside.lost
     document = document_of(keys, scalars, values, lost, aliases, reported.assumed)
+    if beside is not None:
+        document["foreign"] |= beside.facts
+        document["step"] = beside.step if document["step"] is None else document["step"]
     return imported(store, at, rows, document, aliases=aliases, options=options)
+
+
+def _joined(store: Store, at: str, parts: Sequence[str]) -> Metadata:
+    """The metadata of all parts; FormatUnsupported where two say the same key."""
+    tensors: dict[str, Grid] = {}
+    objects: dict[str, Item] = {}
+    paths: dict[str, tuple[str | int, ...]] = {}
+    for part in parts:
+        directory = "/".join(p for p in (at, part) if p)
+        path = f"{directory}/{METADATA}" if directory else METADATA
+        url = f"{store.url}/{path}"
+        found = decode(store.read(path), at=directory, url=url)
+        if found.folded:
+            raise FormatUnsupported(
+                url=url,
+                problem=f"{min(found.folded)} is stored in a shape of Megatron's, and the file metadata.json "
+                "that would say so is gone. Copy it again.",
+            )
+        if twice := (tensors.keys() | objects.keys()) & (found.tensors.keys() | found.objects.keys()):
+            raise FormatUnsupported(url=url, problem=f"{min(twice)} is in two of {', '.join(parts)}.")
+        tensors |= found.tensors
+        objects |= found.objects
+        paths |= found.paths
+    return Metadata(tensors=tensors, objects=objects, paths=paths, folded={})
 
 
 def _aliases(metadata: Metadata, names: Names) -> dict[str, str]:
@@ -164,9 +195,9 @@ def rows_of(
         )
 
 
-def _scalar(window: Window, dtype: str, start: int) -> Any:
-    kind = element(dtype, url=window.url)
-    return np.frombuffer(window.read(window.item.file, start, kind.bytes), kind.numpy)[0].item()
+def _scalar(window: Window) -> Any:
+    file = open_file(window.as_store(), window.item.file)
+    return file.scalar(file.tree)
 
 
 def _values(objects: Mapping[str, Window]) -> tuple[dict[str, Any], list[str]]:

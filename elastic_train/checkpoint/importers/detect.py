@@ -24,6 +24,8 @@ Opener = Callable[[Store, str, Options | None], Imported]
 Names = Sequence[str] | None
 """The optimizer's parameters in its order, for checkpoints that have only numbers."""
 
+SHARDED = ("pytorch_model_fsdp_0", "optimizer_0")
+"""Directories in which Accelerate and Trainer keep the shards of a model and of its optimizer under FSDP."""
 _TAG = re.compile(r"[^/\0]+")
 
 
@@ -110,6 +112,9 @@ def _opener(store: Store, at: str, names: Names) -> Opener | None:
         return open_deepspeed
     if store.exists(at + METADATA):
         return open_megatron if is_megatron(store, at) else partial(open_dcp, names=names)
+    parts = [part for part in SHARDED if store.exists(f"{at}{part}/{METADATA}")]
+    if SHARDED[0] in parts:
+        return partial(open_dcp, names=names, parts=tuple(parts))
     return partial(open_hugging_face, names=names) if is_hugging_face(store, at.rstrip("/")) else None
 
 

@@ -18,6 +18,8 @@ from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 from elastic_train.storage.store import Store
 
 THREADS = 8
+SMALL = 4096
+"""Bytes of a storage up to which it is read whole for one number in it."""
 _RECORDS = ("data.pkl", "byteorder", "version", ".format_version")
 _VERSIONS = range(1, 11)
 """File versions that torch reads; it writes 3."""
@@ -35,6 +37,7 @@ class TorchFile:
     tree: Any
     starts: Mapping[str, int]  # storage -> its first byte in the file
     sizes: Mapping[str, int]
+    sums: Mapping[str, int]  # 0 where none was computed
 
     def place(self, ref: TensorRef) -> int:
         """The byte of a tensor's first element; ChecksumMismatch where the tensor isn't all in the file."""
@@ -52,12 +55,23 @@ class TorchFile:
         return self.starts[ref.storage.key] + ref.offset * item
 
     def scalar(self, ref: TensorRef) -> Any:
-        """The value of a tensor with one element, read now."""
+        """The value of a tensor with one element, read now, with all of its storage where that is small.
+
+        What is in a document is never read again, so its sum is compared here.
+        """
         assert all(n == 1 for n in ref.shape)
         kind = element(ref.dtype, url=self.url)
-        return np.frombuffer(self.store.read(self.path, self.place(ref), kind.bytes), dtype=kind.numpy)[
-            0
-        ].item()
+        key, place = ref.storage.key, self.place(ref)
+        start, size = self.starts[key], self.sizes[key]
+        if size > SMALL:
+            start, size = place, kind.bytes
+        data = self.store.read(self.path, start, size)
+        whole = size == self.sizes[key] and start == self.starts[key]
+        if whole and self.sums[key] and zlib.crc32(data) != self.sums[key]:
+            raise ChecksumMismatch(
+                url=self.url, problem=f"a number in it (data/{key}) isn't the one written. Copy it again."
+            )
+        return np.frombuffer(data, dtype=kind.numpy, count=1, offset=place - start)[0].item()
 
 
 def open_file(store: Store, path: str) -> TorchFile:
@@ -85,6 +99,7 @@ def open_file(store: Store, path: str) -> TorchFile:
         tree=unpickle(records["data.pkl"], url=url),
         starts={name.removeprefix("data/"): start for name, start in index.starts(storages).items()},
         sizes={name.removeprefix("data/"): index.entries[name].size for name in storages},
+        sums={name.removeprefix("data/"): index.entries[name].crc for name in storages},
     )
 
 

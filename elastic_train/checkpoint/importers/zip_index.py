@@ -122,6 +122,8 @@ def read_index(store: Store, path: str) -> ZipIndex:
     entries.sort(key=lambda e: e.header)
     ends = [*(e.header for e in entries[1:]), start]
     roots = {e.name.partition("/")[0] for e in entries}
+    if len(roots) > 1 and any(e.name.endswith("/data.pkl") for e in entries):
+        raise damaged(url, f"its entries are in several directories ({', '.join(sorted(roots))[:80]!r})")
     if len(roots) != 1:
         raise FormatUnsupported(url=url, problem="this zip file isn't one that torch.save writes.")
     (root,) = roots

@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
 from elastic_train.checkpoint.reader import Checkpoint, open_foreign
+from elastic_train.checkpoint.verify import verify
 from elastic_train.errors import FormatUnsupported
 
 pytestmark = [pytest.mark.ring1, pytest.mark.filterwarnings("ignore:torch.distributed is disabled")]
@@ -98,3 +99,19 @@ def test_settings_that_are_tensors_are_settings(tmp_path: Path) -> None:
     checkpoint = opened(tmp_path, {"model": model, "optimizer": states})
     assert set(checkpoint) == set(net.state_dict())
     assert checkpoint.document["optimizer"]["groups"][0]["hyperparameters"]["lr"] == 0.5
+
+
+def test_a_directory_of_accelerate_under_fsdp_is_one_checkpoint(tmp_path: Path) -> None:
+    net, optimizer = trained(3, 2)
+    model, states = get_state_dict(net, optimizer)
+    dcp.save({"model": model}, checkpoint_id=str(tmp_path / "pytorch_model_fsdp_0"))
+    dcp.save({"optimizer": states}, checkpoint_id=str(tmp_path / "optimizer_0"))
+    torch.save({"last_epoch": 7}, tmp_path / "scheduler.bin")
+    (tmp_path / "trainer_state.json").write_text('{"global_step": 7}')
+    checkpoint = open_foreign(str(tmp_path))
+    assert checkpoint.document["step"] == 7
+    assert checkpoint.document["foreign"]["lr_scheduler"] == {"last_epoch": 7}
+    for name, parameter in net.named_parameters():
+        assert np.array_equal(checkpoint.read(name, "param"), parameter.detach().numpy())
+        assert np.array_equal(checkpoint.read(name, "exp_avg"), optimizer.state[parameter]["exp_avg"].numpy())
+    assert verify(checkpoint).sound

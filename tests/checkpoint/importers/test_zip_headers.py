@@ -30,7 +30,7 @@ def saved(path: Path) -> bytearray:
     return bytearray(path.read_bytes())
 
 
-def places(data: bytes) -> dict[str, tuple[int, int, int]]:
+def places(data: bytearray) -> dict[str, tuple[int, int, int]]:
     """Entry -> its record in the table of contents, its header, and the first byte of its contents."""
     found: dict[str, tuple[int, int, int]] = {}
     at = data.index(CENTRAL)

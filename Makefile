@@ -41,10 +41,10 @@ faults: env
 	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m matrix
 
 bench-quick: env
-	for name in overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+	for name in control overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
 bench: env
-	for name in overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in control overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # Systems that stall, reshard and recovery are compared with, in an environment of their own beside ours; tests
 # of DeepSpeed run where it is.

@@ -70,9 +70,9 @@ class Run:
     def hear(self, about: str, kind: type[Any], **values: Any) -> None:
         self.at += 1e-3
         event: Event = kind(at=self.at, **values)
-        began = time.perf_counter()
+        began = time.thread_time()
         self.state = transition(self.state, event, self.policy).state
-        self.spent[about].append(time.perf_counter() - began)
+        self.spent[about].append(time.thread_time() - began)
 
     def nodes(self, about: str, nodes: tuple[Node, ...]) -> None:
         self.hear(about, NodesChanged, nodes=nodes)
@@ -115,10 +115,10 @@ def machines(number: int) -> tuple[Node, ...]:
     return tuple(Node(name=f"n{i:05d}", slots=1, domain=f"rack{i // RACK}") for i in range(number))
 
 
-def live(workers: int) -> Run:
+def live(workers: int, kind: type[Run] = Run) -> Run:
     """A run's whole life, with everything that control does as often as there are workers."""
     policy = simulated_policy(replicas=2, max_steps=1_000_000)
-    run = Run(policy=replace(policy, min_workers=2, max_workers=workers, standby=0))
+    run = kind(policy=replace(policy, min_workers=2, max_workers=workers, standby=0))
     nodes = machines(workers)
     run.hear("start", TermBegan, term=1, stored=None, ever_stored=False)
     run.nodes("start", nodes)

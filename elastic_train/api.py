@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from elastic_train.config import (
     Batch,
@@ -60,19 +60,20 @@ class ElasticTrainer:
         precision: Precision = "fp32",
         checkpoints: Checkpoints | None = None,
         standby: int = 1,
+        ask_autoscaler: bool = True,
         timing: Timing | None = None,
         limits: Limits | None = None,
         resume_from: ResumeFrom | str | os.PathLike[str] | None = None,
         notices: Notices | None = None,
         on_event: str | None = None,
-        compare_replicas: int | None = None,
+        compare_replicas: int | Literal["auto"] | None = "auto",
         evict_slower_than: float | None = None,
         boundary_logs: BoundaryLogs | None = _DEFAULT_LOGS,
         **unknown: Any,
     ) -> None:
         _refuse(unknown)
         from elastic_train.train.best import check_best
-        from elastic_train.train.custom.loop_task import LoopTask, check_loop_options, task_of
+        from elastic_train.train.declaration.loop_task import LoopTask, check_loop_options, task_of
 
         self.task = task_of(task)
         self.resume_from = _resume_from(resume_from)
@@ -87,6 +88,7 @@ class ElasticTrainer:
             precision=precision,
             checkpoints=checkpoints,
             standby=standby,
+            ask_autoscaler=ask_autoscaler,
             timing=timing or Timing(),
             limits=limits or Limits(),
             notices=notices,

@@ -154,6 +154,12 @@ class Checkpoints:
                 problem=f"must be at least 1, got {self.keep}: with 0 nothing would be left to resume from.",
             )
         _positive("checkpoints.keep_best", self.keep_best)
+        if self.best is None and (self.keep_best, self.best_order) != (1, "min"):
+            raise ConfigError(
+                field="checkpoints.best",
+                problem="keep_best and best_order have no effect without it.",
+                remedy="Name the metric: Checkpoints(best='accuracy', ...).",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,7 +326,7 @@ class RunSpec:
     notices: Notices | None = None
     ask_autoscaler: bool = True  # for nodes that the run could use; others' requests for the cluster end then
     on_event: str | None = None  # a URL or a command that is told what happens
-    compare_replicas: int | None = None  # every so many steps, so that silent corruption is found
+    compare_replicas: int | Literal["auto"] | None = "auto"  # every so many steps; auto: 0.5 % of the time
     evict_slower_than: float | None = None  # times its peers' steps from which a node is left
     boundary_logs: BoundaryLogs | None = field(default_factory=BoundaryLogs)  # None: no stage is replayed
 
@@ -361,7 +367,7 @@ class RunSpec:
                 remedy="Lower micro_size, raise global_size, or ask for fewer workers.",
             )
         _at_least(0, "failure_config.max_failures", self.max_failures)
-        if self.compare_replicas is not None:
+        if isinstance(self.compare_replicas, int):
             _positive("compare_replicas", self.compare_replicas)
         if self.evict_slower_than is not None and self.evict_slower_than < SLOWEST:
             raise ConfigError(
@@ -369,3 +375,5 @@ class RunSpec:
                 problem=f"{self.evict_slower_than} is less than {SLOWEST}, from where a rank counts as slow.",
             )
         _at_least(0, "standby", self.standby)
+        if self.on_event == "":
+            raise ConfigError(field="on_event", problem="is empty.", remedy="Give a URL, a command, or None.")

@@ -101,12 +101,12 @@ OWN_THREADS = {
     "effects": {"Thread"},
     # Processes that the controller started, each with a life of its own.
     "event_hooks": {"Thread"},
-    "peer_store": {"Timer"},
     "peer_tier": {"ThreadPoolExecutor", "submit"},
     "spot_notices": {"Thread"},
     "outbox": {"Thread"},
     "training_thread": {"Thread"},
-    "worker": {"Timer", "submit"},
+    "worker": {"submit"},
+    "capture_output": {"Thread"},
     # The driver's faults, which are given to it.
     "cluster_faults": {"Timer"},
 }

@@ -10,6 +10,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.fs
 import pytest
 from ray.air import config as air
@@ -158,6 +159,14 @@ def test_two_places_that_say_which_checkpoints_stay_are_one_too_many() -> None:
         spec_of(run_config=run, checkpoints=et.Checkpoints(every=5))
 
 
+def test_an_order_without_a_metric_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no effect without it"):
+        et.Checkpoints(keep_best=2)
+    kept = CheckpointConfig(checkpoint_score_order="min")
+    with pytest.raises(ConfigError, match="no effect without checkpoint_score_attribute"):
+        spec_of(run_config=RunConfig(checkpoint_config=kept))
+
+
 @pytest.mark.parametrize("name", ["acuracy", "los"])
 def test_a_score_that_nothing_measures_is_refused(name: str) -> None:
     kept = CheckpointConfig(checkpoint_score_attribute=name)
@@ -204,6 +213,8 @@ def test_the_runtime_environment_of_workers_is_kept_and_its_typos_are_told() -> 
         spec_of(run_config=RunConfig(worker_runtime_env={"envvars": {}}))
     with pytest.raises(ConfigError, match="worker_runtime_env"):
         spec_of(run_config=RunConfig(worker_runtime_env={"env_vars": {"A": 1}}))
+    with pytest.raises(ConfigError, match=r"worker_runtime_env\['working_dir'\]: \./code is a path"):
+        spec_of(run_config=RunConfig(worker_runtime_env={"working_dir": "./code"}))
 
 
 # -- values that are none ----------------------------------------------------------------------------------
@@ -245,6 +256,7 @@ def test_a_value_of_another_type_is_refused_where_it_is_given(
         ({"clip_norm": "1"}, "clip_norm: must be a number or None"),
         ({"parallelism": {"tp": 2}}, "parallelism: must be a Parallelism"),
         ({"checkpoints": 5}, "checkpoints: must be a Checkpoints"),
+        ({"on_event": ""}, "on_event: is empty"),
         ({"resume_from": 5}, "resume_from: must be a path, a URL or a ResumeFrom"),
     ],
 )
@@ -254,8 +266,7 @@ def test_an_option_of_the_trainer_of_another_type_is_refused(options: dict[str, 
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    import numpy as np
-
-    made = et.Batch(global_size=np.int64(8), micro_size=np.int32(2))
-    assert made.micro_batches == 4
-    assert replace(et.Timing(), lease_s=np.float32(3.0)).lease_s == 3.0
+    sizes: dict[str, Any] = {"global_size": np.int64(8), "micro_size": np.int32(2)}
+    seconds: Any = np.float32(3.0)
+    assert et.Batch(**sizes).micro_batches == 4
+    assert replace(et.Timing(), lease_s=seconds).lease_s == 3.0

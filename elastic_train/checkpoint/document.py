@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_train.checkpoint.validate.rows import malformed
-from elastic_train.checkpoint.validate.state import check_depth, check_state
+from elastic_train.checkpoint.validate.state import check_count, check_depth, check_state
 from elastic_train.errors import ChecksumMismatch, ConfigError, FormatUnsupported
 
 Json = Any
@@ -94,6 +94,7 @@ def encode(value: Json) -> bytes:
 
 def decode(data: bytes, *, url: str) -> Json:
     """The value of canonical bytes."""
+    check_count(data, url=url)
     try:
         value = json.loads(data, object_pairs_hook=_object, parse_constant=_no_number)
     except (ValueError, TypeError, RecursionError) as error:

@@ -238,7 +238,11 @@ class Manifest:
 
     def distinct(self, column: str) -> list[str]:
         """The distinct values of a string column, sorted."""
-        return sorted(self.table.column(column).unique().to_pylist())
+        if self._pages is not None and self._table is None:
+            values = self._pages.column(column)
+        else:
+            values = self.table.column(column)
+        return sorted(values.unique().to_pylist())
 
 
 def _row(value: dict[str, Any]) -> Row:

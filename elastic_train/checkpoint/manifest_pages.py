@@ -61,6 +61,10 @@ class Pages:
     def whole(self) -> pa.Table:
         return self._groups(range(len(self._starts) - 1))
 
+    def column(self, name: str) -> pa.ChunkedArray:
+        """One column of all rows, without the others."""
+        return self._file.read(columns=[name]).column(name)
+
     def forget(self) -> None:
         """Let go of what was decoded, once somebody keeps all of it."""
         with self._lock:

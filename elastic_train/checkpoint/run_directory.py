@@ -17,7 +17,14 @@ from elastic_train.checkpoint.garbage import (
     leftovers,
     look,
 )
-from elastic_train.errors import AlreadyExists, CheckpointDeleted, ConfigError, Fenced, NoCheckpoint
+from elastic_train.errors import (
+    AlreadyExists,
+    CheckpointDeleted,
+    ConfigError,
+    Fenced,
+    Malformed,
+    NoCheckpoint,
+)
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive
 from elastic_train.storage.commit_log import CommitLog, CommitRecord
@@ -244,7 +251,16 @@ class RunDirectory:
         return NoCheckpoint(url=self.store.url, problem=f"{problem}. {remedy}")
 
     def _run(self) -> Mapping[str, Json]:
-        return decode(self.store.read(CONFIG), url=f"{self.store.url}/{CONFIG}")
+        url = f"{self.store.url}/{CONFIG}"
+        said = decode(self.store.read(CONFIG), url=url)
+        parts = (said.get("config"), said.get("fingerprint")) if isinstance(said, dict) else ()
+        if len(parts) != 2 or not all(isinstance(part, dict) for part in parts):
+            raise Malformed(
+                url=url,
+                problem="it has no configuration with a fingerprint. Restore it from a copy, or start a run "
+                "under another name.",
+            )
+        return said
 
 
 def _stored(record: CommitRecord) -> Stored:

@@ -64,9 +64,8 @@ class View:
 def check_views(views: Mapping[str, View], tensors: Mapping[Name, TensorInfo], *, url: str) -> None:
     """Each view leads into a stored parameter or buffer and hides no tensor."""
     names = {tensor for tensor, _ in tensors}
+    values = {tensor: info for (tensor, state), info in tensors.items() if state in ("param", "buffer")}
     for name, view in views.items():
-        whole = next(
-            (info for (t, s), info in tensors.items() if t == view.of and s in ("param", "buffer")), None
-        )
+        whole = values.get(view.of)
         if name in names or whole is None or view.info(whole) is None:
             raise TensorMismatch(url=url, problem=f"the view {name} of {view.of} doesn't lead into a tensor.")

@@ -25,7 +25,24 @@ app = typer.Typer(
 ckpt = typer.Typer(no_args_is_help=True, help="Look at, convert and clean up checkpoints.")
 app.add_typer(ckpt, name="ckpt")
 
-Run = Annotated[str, typer.Argument(help="The run's directory: <storage_path>/<name>, a path or a URL.")]
+
+def _path(value: str) -> str:
+    """A path or URL; an empty one would be the present directory."""
+    if not value.strip():
+        raise typer.BadParameter("the path is empty; '.' is the directory that you are in")
+    return value
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not 0 < value < float("inf"):
+        raise typer.BadParameter(f"must be a positive number, got {value}")
+    return value
+
+
+Run = Annotated[
+    str,
+    typer.Argument(help="The run's directory: <storage_path>/<name>, a path or a URL.", callback=_path),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Spec = Annotated[str | None, typer.Option(help="A specification of names and layouts, a TOML file.")]
 ShowMap = Annotated[bool, typer.Option("--describe", help="Print the map of every tensor and stop.")]
@@ -67,11 +84,15 @@ def plan(
     job: Annotated[str, typer.Argument(help="A job file; its own options may follow.")],
     nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2. Required.")] = "",
     before: Annotated[str, typer.Option(help="The nodes that the run is on now: what has to move.")] = "",
-    memory: Annotated[float | None, typer.Option(help="GiB of memory of a worker.")] = None,
-    tflops: Annotated[float, typer.Option(help="Tera-operations per second of a worker.")] = 0.05,
-    inside: Annotated[float, typer.Option(help="GB/s between workers of a node.")] = 5.0,
-    between: Annotated[float, typer.Option(help="GB/s of a node to the others.")] = 1.0,
-    latency: Annotated[float, typer.Option(help="Microseconds of a message.")] = 100.0,
+    memory: Annotated[
+        float | None, typer.Option(help="GiB of memory of a worker.", callback=_positive)
+    ] = None,
+    tflops: Annotated[
+        float, typer.Option(help="Tera-operations per second of a worker.", callback=_positive)
+    ] = 0.05,
+    inside: Annotated[float, typer.Option(help="GB/s between workers of a node.", callback=_positive)] = 5.0,
+    between: Annotated[float, typer.Option(help="GB/s of a node to the others.", callback=_positive)] = 1.0,
+    latency: Annotated[float, typer.Option(help="Microseconds of a message.", callback=_positive)] = 100.0,
     as_json: Json = False,
 ) -> None:
     """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible.
@@ -139,8 +160,12 @@ def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopp
 
 @app.command()
 def doctor(
-    storage: Annotated[str, typer.Argument(help="A storage path, as in RunConfig: a path or a URL.")],
-    state: Annotated[float, typer.Option(help="GiB of parameters and optimizer state, for the space.")] = 0.0,
+    storage: Annotated[
+        str, typer.Argument(help="A storage path, as in RunConfig: a path or a URL.", callback=_path)
+    ],
+    state: Annotated[
+        float, typer.Option(min=0.0, help="GiB of parameters and optimizer state, for the space.")
+    ] = 0.0,
     address: Annotated[
         str | None, typer.Option(envvar="RAY_ADDRESS", help="A Ray cluster, to try from each of its nodes.")
     ] = None,
@@ -162,7 +187,8 @@ def ls(run: Run, as_json: Json = False) -> None:
 
 @ckpt.command()
 def save(
-    run: Run, wait: Annotated[float, typer.Option(help="Seconds until it has to be committed.")] = 600.0
+    run: Run,
+    wait: Annotated[float, typer.Option(min=0.0, help="Seconds until it has to be committed.")] = 600.0,
 ) -> None:
     """Take a checkpoint of a run that trains, at its next step. Its storage is enough to ask."""
     with exits() as leave:
@@ -187,7 +213,7 @@ def verify(run: Run, step: Step = None, as_json: Json = False, allow_root: Allow
 @ckpt.command("export")
 def export(
     run: Run,
-    out: Annotated[str, typer.Argument(help="An empty directory, a path or a URL.")],
+    out: Annotated[str, typer.Argument(help="An empty directory, a path or a URL.", callback=_path)],
     to: Annotated[str, typer.Option(help="hf, ucp or dcp.")],
     spec: Spec = None,
     step: Step = None,
@@ -215,7 +241,9 @@ def export(
 
 @ckpt.command("import")
 def import_(
-    source: Annotated[str, typer.Argument(help="A checkpoint of another system, a path or a URL.")],
+    source: Annotated[
+        str, typer.Argument(help="A checkpoint of another system, a path or a URL.", callback=_path)
+    ],
     run: Run,
     spec: Spec = None,
     copy: Annotated[bool, typer.Option(help="Copy the bytes instead of pointing at them.")] = False,
@@ -247,8 +275,10 @@ def import_(
 
 @ckpt.command()
 def diff(
-    a: Annotated[str, typer.Argument(help="A run, a checkpoint's directory, or another system's.")],
-    b: Annotated[str, typer.Argument(help="Another one.")],
+    a: Annotated[
+        str, typer.Argument(help="A run, a checkpoint's directory, or another system's.", callback=_path)
+    ],
+    b: Annotated[str, typer.Argument(help="Another one.", callback=_path)],
     spec: Annotated[str | None, typer.Option(help="A specification that reads B in A's terms.")] = None,
     as_json: Json = False,
     allow_root: Allow = None,

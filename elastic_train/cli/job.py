@@ -67,7 +67,7 @@ def load_job(path: str) -> Callable[..., ElasticTrainer]:
     module: ModuleType = importlib.util.module_from_spec(spec)
     sys.modules[file.stem] = module
     sys.path.insert(0, str(file.parent))
-    with _theirs("loading the job"), _as_script(path):
+    with jobs_own_errors("loading the job"), _as_script(path):
         spec.loader.exec_module(module)
     if not hasattr(module, "trainer"):
         raise ConfigError(
@@ -97,7 +97,7 @@ def _as_script(path: str) -> Iterator[None]:
 
 
 @contextmanager
-def _theirs(phase: str) -> Iterator[None]:
+def jobs_own_errors(phase: str) -> Iterator[None]:
     """Whatever the job's file raises is its own, with its own traceback."""
     try:
         yield
@@ -142,7 +142,7 @@ def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
     def command(**options: Any) -> None:
         places = {name: options.pop(name) for name in PLACES if name not in own}
         with exits() as leave, _interrupted_too_early(leave):
-            with _theirs("making the trainer of its options"):
+            with jobs_own_errors("making the trainer of its options"):
                 made = trainer(**options)
             result = made.fit(**places)
             leave(OUTCOMES[result.outcome])

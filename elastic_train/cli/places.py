@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 
 from elastic_train.checkpoint.importers.detect import is_file
-from elastic_train.checkpoint.importers.hint import substituted
+from elastic_train.checkpoint.importers.hint import local_path, meant_instead
 from elastic_train.checkpoint.run_directory import CONFIG, RunDirectory
 from elastic_train.errors import NoCheckpoint, StorageNotFound
 from elastic_train.storage.fsspec_store import is_local, open_store
@@ -35,7 +34,7 @@ def run_there(run: str) -> RunDirectory:
     store = open_store(run)
     directory = RunDirectory(store)
     if not directory.records() and not directory.log.records() and not _began(directory):
-        raise NoCheckpoint(url=run, problem=f"there is no run here. {substituted(store, run)}")
+        raise NoCheckpoint(url=run, problem=f"there is no run here. {meant_instead(store, run)}")
     return directory
 
 
@@ -45,7 +44,7 @@ def _began(directory: RunDirectory) -> bool:
 
 def _check_there(url: str) -> None:
     if is_local(url):
-        there = Path("/" + url.partition("://")[2].lstrip("/") if "://" in url else url).expanduser().exists()
+        there = local_path(url).exists()
     else:
         there = is_file(url) or any(True for _ in islice(open_store(url).list(), 1))
     if not there:

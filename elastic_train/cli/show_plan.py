@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import typer
 
 from elastic_train.checkpoint.read_plan import ReadShare
-from elastic_train.cli.job import load_job
+from elastic_train.cli.job import jobs_own_errors, load_job
 from elastic_train.cli.say import say, say_json
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
@@ -138,7 +138,8 @@ def _made(trainer: Callable[..., ElasticTrainer], arguments: Sequence[str], name
 
     @functools.wraps(trainer)
     def command(**options: Any) -> None:
-        made.append(trainer(**options))
+        with jobs_own_errors("making the trainer of its options"):
+            made.append(trainer(**options))
 
     command.__annotations__ = get_type_hints(trainer, include_extras=True)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
@@ -15,6 +16,7 @@ from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
 from elastic_train.observe.run_progress import RunProgress, advance, line
+from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputLine, OutputReader, output_text
 from elastic_train.storage.journal import read_journal
@@ -50,6 +52,8 @@ def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None =
                 records = [from_json(plain) for plain in lines]
                 progress = _tell(progress, records, max_steps, printed)
                 part, heard = name, time.monotonic()
+            if output and progress.ended is not None:
+                printed += _of_rank(reader.new(every=True), rank)
             _print_until(printed, "~")
         except StorageNotFound:
             raise
@@ -110,13 +114,15 @@ def alive(store: Store, watch_s: float = WATCH_S) -> bool:
 
 
 def _running(store: Store, run: str) -> Tenure:
-    """Who holds the run's lease; an error where nobody does."""
+    """Who holds the run's lease, with the newest term: a late word of another names an old one. An error
+    where nobody holds it.
+    """
     tenure = Lease(store, holder="", lease_s=1.0).look()
     if tenure is None:
         raise StorageNotFound(path=run, operation="read", problem="there is no run here.")
     if tenure.released:
         raise ConfigError(field="RUN", problem=f"{run} is not running: nobody holds its lease.")
-    return tenure
+    return replace(tenure, term=max(tenure.term, CommitLog(store).newest_term()))
 
 
 def _of_rank(lines: Iterable[OutputLine], rank: int | None) -> Iterator[OutputLine]:

@@ -28,7 +28,7 @@ from elastic_train.errors import ConfigError
 OBJECT_STORE_BYTES = 150 * 2**20
 
 
-def _shared(directory: Path) -> None:
+def make_shared(directory: Path) -> None:
     """Make the directory as Ray does, for every user of this machine, if it isn't there."""
     if not directory.exists():
         directory.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ class LocalCluster:
         self._cpus, self._object_store_bytes = cpus, object_store_bytes
         # Ray's socket paths must stay below 108 characters: a short directory of our own.
         self._temporary = tempfile.mkdtemp(prefix="et-", dir="/tmp")
-        _shared(ray_private.default_directory())
+        make_shared(ray_private.default_directory())
         self.cluster = Cluster(
             initialize_head=True,
             head_node_args={

@@ -17,7 +17,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_train.cluster.controller.node_roster import Info
+from elastic_train.cluster.nodes import Info
 from elastic_train.cluster.ray_calls import answer, remote
 
 log = logging.getLogger(__name__)

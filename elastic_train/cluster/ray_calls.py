@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from typing import Any
 
 import ray
+
+from elastic_train.errors import ConfigError
 
 LOOK_S = 0.2
 """How often whoever waits for long looks whether there is still a reason to."""
 
 FETCH_S = 60.0
 """How long an answer may take that is here already."""
+
+KNOCK_S = 2.0
+"""How long an address may take to answer before Ray is asked to try it."""
 
 
 def remote(definition: Any, **settings: Any) -> Any:
@@ -29,6 +35,31 @@ def answer_while(call: Any, check: Callable[[], None], look_s: float = LOOK_S) -
     while not ray.wait([call], timeout=look_s)[0]:
         check()
     return ray.get(call, timeout=FETCH_S)
+
+
+def connect(address: str, **settings: Any) -> None:
+    """Connect this process to the cluster at an address; ConfigError where there is none."""
+    try:
+        _knock(address)  # Ray would wait for minutes for what is refused at once
+        ray.init(address=address, log_to_driver=False, **settings)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            field="address",
+            problem=f"there is no Ray cluster to join at {address}: {error}".splitlines()[0],
+            remedy="Start it, correct address or RAY_ADDRESS, or say 'local' for one on this machine.",
+        ) from error
+
+
+def _knock(address: str) -> None:
+    """ConnectionRefusedError where nothing listens; whatever else may be wrong is Ray's to say."""
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdecimal():
+            socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+    except ConnectionRefusedError:
+        raise
+    except OSError:
+        return
 
 
 def named_actors() -> list[Any]:

@@ -35,6 +35,13 @@ def this_node() -> str:
     return ray.get_runtime_context().get_node_id()
 
 
+def actor_process(handle: Any) -> tuple[str, int] | None:
+    """The node and the process id of an actor; None where it has no process."""
+    info = state.state.actor_table(handle._actor_id.hex())
+    node, pid = info.get("Address", {}).get("NodeID"), info.get("Pid")
+    return (node, pid) if node and pid and info.get("State") == "ALIVE" else None
+
+
 def node_processes(cluster_node: Any) -> list[int]:
     """Ids of the processes that a `ray.cluster_utils` node started: raylet, agents, monitors."""
     return [p.process.pid for group in cluster_node.all_processes.values() for p in group]

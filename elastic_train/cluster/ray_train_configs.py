@@ -226,6 +226,15 @@ def _environment(environment: Mapping[str, Any] | None) -> Mapping[str, Any]:
             problem=f"Ray knows no {', '.join(unknown)}.",
             remedy=f"It knows {', '.join(sorted(n for n in RuntimeEnv.known_fields if n[0] != '_'))}.",
         )
+    for name in ("working_dir", "py_modules"):
+        given = environment.get(name) or ()
+        local = [p for p in ([given] if isinstance(given, str) else given) if "://" not in str(p)]
+        if local:
+            raise ConfigError(
+                field=f"run_config.worker_runtime_env[{name!r}]",
+                problem=f"{local[0]} is a path of this machine, and workers are started from another.",
+                remedy="Give a URI, or `ray job submit --working-dir`, for all processes of the job.",
+            )
     try:
         return dict(RuntimeEnv(**environment))
     except (TypeError, ValueError) as error:
@@ -243,6 +252,12 @@ def _checkpoints(kept: CheckpointConfig, own: Checkpoints | None) -> Checkpoints
                 remedy="Say it in Checkpoints(keep=..., best=...) alone.",
             )
         return own
+    if score is None and kept.checkpoint_score_order != type(kept)().checkpoint_score_order:
+        raise ConfigError(
+            field="checkpoint_config.checkpoint_score_order",
+            problem=f"{kept.checkpoint_score_order!r} has no effect without checkpoint_score_attribute.",
+            remedy="Name the metric.",
+        )
     if score is None:
         return Checkpoints() if number is None else Checkpoints(keep=number)
     order = cast('Literal["min", "max"]', kept.checkpoint_score_order)

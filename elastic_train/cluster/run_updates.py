@@ -15,6 +15,15 @@ KEEP_RECORDS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Driven:
+    """Who drives the run, and for how long it has said nothing."""
+
+    driver: str
+    silent_s: float
+    ended: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunUpdate:
     """What a driver shows: the records since it last asked, who is where, and how it ended if it did."""
 

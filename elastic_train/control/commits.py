@@ -45,7 +45,9 @@ def due_at(facts: Facts, attempt: Attempt, policy: Policy) -> float:
 
 
 def order_again(state: State, policy: Policy, at: float) -> Outcome:
-    """Order what had no answer again."""
+    """Order what had no answer again, unless a newer checkpoint was ordered: a run goes on from the newest
+    record, so none is written after that of a newer step.
+    """
     facts = state.facts
     late = [
         a
@@ -54,15 +56,18 @@ def order_again(state: State, policy: Policy, at: float) -> Outcome:
     ]
     if not late:
         return Outcome(state=state)
-    orders = {(a.generation, a.step): order(facts, a, at) for a in late}
+    newest = max(a.step for a in facts.attempts if a.committing)
+    newest = max(newest, facts.stored.step if facts.stored is not None else 0)
+    again = {id(a): order(facts, a, at) for a in late if a.step == newest}
     attempts = tuple(
-        orders[a.generation, a.step][0] if (a.generation, a.step) in orders else a for a in facts.attempts
+        again[id(a)][0] if id(a) in again else a for a in facts.attempts if id(a) in again or a not in late
     )
     steps = ", ".join(str(a.step) for a in late)
     return Outcome(
         state=replace(state, facts=replace(facts, attempts=attempts)),
-        commands=tuple(command for _, command in orders.values()),
-        reason=f"the commit of step {steps} had no answer and is ordered again",
+        commands=tuple(command for _, command in again.values()),
+        reason=f"the commit of step {steps} had no answer"
+        + (" and is ordered again" if again else ": a newer one was ordered since"),
     )
 
 

@@ -53,6 +53,7 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
             state=State(facts=asked(facts, event.at), phase=phase),
             commands=(Save(generation=facts.generation),),
             reason=f"{said}; a checkpoint is due, {why}",
+            cadence=why,
         )
     return Outcome(state=State(facts=facts, phase=phase), reason=said)
 

@@ -36,6 +36,7 @@ from elastic_train.control.waits import (
     pause_due_at,
     peers_due_at,
 )
+from elastic_train.recovery.evidence import checkpoint_of
 
 
 def tick(state: State, event: Tick, policy: Policy) -> Outcome:
@@ -151,7 +152,9 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
             return _no_capacity(state, phase, policy, at)
         case Forming() if at > forming_due_at(phase, policy, moved):
             limit = form_limit_s(phase.origin, policy.timing)
-            cause = Cause(kind="silence", detail=f"the group did not form within {limit:.0f} s")
+            reads = checkpoint_of(phase.origin) is not None  # a mount that hangs raises nothing
+            detail = f"the group did not form within {limit:.0f} s"
+            cause = Cause(kind="storage" if reads else "silence", detail=detail)
             return break_group(state, cause, policy, at)
         case Pausing(purpose="stop", unsaved=float()):
             return _not_saved(state, phase, policy, at)

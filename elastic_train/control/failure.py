@@ -207,10 +207,12 @@ def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Settling)
     causes = list(phase.causes)
+    hangs = any(cause.kind == "storage" for cause in causes)  # who reads from it can't even say so
     for name in phase.pending:
         worker = find(facts, name)
         assert worker is not None
-        kind = "preemption" if worker.node in noticed(facts) else "silence"
+        kind: CauseKind = "preemption" if worker.node in noticed(facts) else "silence"
+        kind = "storage" if hangs else kind
         detail = f"{name} gave no final report within {policy.timing.settle_s:.0f} s"
         cause = Cause(kind=kind, detail=detail, worker=name, node=worker.node)
         causes.append(cause)

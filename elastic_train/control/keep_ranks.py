@@ -20,7 +20,8 @@ def keep_places(plan: Plan, last: Plan | None, at_hand: Collection[tuple[str, in
     if last is None or not alone or (plan.mesh, plan.stages) != (last.mesh, last.stages):
         return plan
     worker_slots = dict(zip(plan.workers, plan.nodes, strict=True))
-    others = [worker for worker in plan.workers if worker not in last.workers]
+    known = set(last.workers)
+    others = [worker for worker in plan.workers if worker not in known]
     order = list(last.workers)
     vacant = [rank for rank, worker in enumerate(order) if worker not in worker_slots]
     for rank in sorted(vacant, key=lambda rank: not any((worker_slots[o], rank) in at_hand for o in others)):

@@ -13,28 +13,36 @@ from dataclasses import replace
 from elastic_train.control.commands import StartWorker
 from elastic_train.control.events import Cause, Node, Straggling
 from elastic_train.control.policy import Policy
+from elastic_train.control.remembered import remembered
 from elastic_train.control.spread import spread
 from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Waiting, Worker
 from elastic_train.planner.plan import Plan, WorkerSlot
 
-NO_FLAP = ("preemption", "user")
+NO_FLAP = ("preemption", "user", "storage")
+
+
+@remembered
+def _by_name(workers: tuple[Worker, ...]) -> dict[str, Worker]:
+    return {worker.name: worker for worker in workers}
+
+
+@remembered
+def _noticed(nodes: tuple[Node, ...]) -> frozenset[str]:
+    return frozenset([node.name for node in nodes if node.drain_by is not None])
 
 
 def find(facts: Facts, name: str) -> Worker | None:
-    for worker in facts.workers:
-        if worker.name == name:
-            return worker
-    return None
+    return _by_name(facts.workers).get(name)
 
 
 def draining(facts: Facts) -> frozenset[str]:
     """Nodes that are leaving with notice, or are left because they are slow."""
-    return noticed(facts).union(facts.evicted)
+    return noticed(facts).union(facts.evicted) if facts.evicted else noticed(facts)
 
 
 def noticed(facts: Facts) -> frozenset[str]:
     """Nodes whose end was announced."""
-    return frozenset([node.name for node in facts.nodes if node.drain_by is not None])
+    return _noticed(facts.nodes)
 
 
 def keep_all_nodes(facts: Facts) -> Facts:

@@ -20,7 +20,8 @@ def buddies(domains: Mapping[str, str], standby: Collection[str] = ()) -> dict[s
     ring = sorted(domains, key=lambda node: (domains[node], node))
     working = [node for node in ring if node not in standby]
     spare = [node for node in ring if node in standby]
-    found = {node: _round(node, working if len(working) > 1 else ring, domains) for node in ring}
+    halfway = _Ring(working if len(working) > 1 else ring, domains)
+    found = {node: halfway.of(node) for node in ring}
     taken = Counter[str]()
     for node in working:
         apart = [other for other in spare if domains[other] != domains[node] and taken[other] < PER_STANDBY]
@@ -31,10 +32,23 @@ def buddies(domains: Mapping[str, str], standby: Collection[str] = ()) -> dict[s
     return found
 
 
-def _round(node: str, ring: list[str], domains: Mapping[str, str]) -> tuple[str, ...]:
-    at = ring.index(node) if node in ring else 0
-    start = at + max(len(ring) // 2, 1)
-    others = [ring[(start + step) % len(ring)] for step in range(len(ring))]
-    others = [other for other in others if other != node]
-    apart = [other for other in others if domains[other] != domains[node]]
-    return tuple((apart or others)[:1])
+class _Ring:
+    """Nodes side by side by their domains, so that where a domain ends is looked up and not walked to."""
+
+    def __init__(self, ring: list[str], domains: Mapping[str, str]) -> None:
+        self._ring, self._domains = ring, domains
+        self._at = {node: at for at, node in enumerate(ring)}
+        self._ends = {domains[node]: at + 1 for at, node in enumerate(ring)}  # by domain
+
+    def of(self, node: str) -> tuple[str, ...]:
+        """The node half way round, or the next one of another domain after it, or just another one."""
+        start, own = self._at.get(node, 0) + max(len(self._ring) // 2, 1), self._domains[node]
+        found = self._node(start)
+        if self._domains[found] == own:
+            found = self._node(self._ends[own])
+        if self._domains[found] == own:  # there is no other
+            found = self._node(start) if self._node(start) != node else self._node(start + 1)
+        return () if found == node else (found,)
+
+    def _node(self, at: int) -> str:
+        return self._ring[at % len(self._ring)]

@@ -19,15 +19,16 @@ ORDER: Mapping[str, int] = {
     "backward": 0,
     "update": 0,
     "reduce": 1,
-    "vote": 2,
-    "optimizer": 3,
-    "compare": 4,
-    "save": 4,
-    "evaluation": 4,
+    "gradients": 2,
+    "vote": 3,
+    "optimizer": 4,
+    "compare": 5,
+    "save": 5,
+    "evaluation": 5,
 }
 """How far a member is in its step. Forward, backward and updates in backward alternate."""
 
-OPEN_ENDED = frozenset({"save", "compare", "evaluation"})
+OPEN_ENDED = frozenset({"save", "compare", "evaluation", "gradients"})
 COLLECTIVES = "torch/distributed/"
 INNERMOST = 24
 """Lines of a stack, from the inside, in which a wait for other ranks shows."""

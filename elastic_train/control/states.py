@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from elastic_train.control.changes import Change
 from elastic_train.control.commands import Command
 from elastic_train.control.commands import Outcome as Ending
 from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
@@ -263,12 +264,16 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a transition decided, and why, in one sentence; `planned` is the planner's part of it."""
+    """What a transition decided, and why, in one sentence; `planned` is the planner's part of it, `cadence`
+    why a checkpoint is due. `change` says what it meant for the run, where it was not its usual course.
+    """
 
     state: State
     commands: tuple[Command, ...] = ()
     reason: str = ""
     planned: str = ""
+    cadence: str = ""
+    change: Change | None = None
 
     def then(self, follow: Callable[[State], Outcome]) -> Outcome:
         """This, and what follows from the state it led to."""
@@ -280,6 +285,7 @@ class Outcome:
             commands=self.commands + further.commands,
             reason="; ".join(part for part in (self.reason, further.reason) if part),
             planned=further.planned or self.planned,
+            cadence=further.cadence or self.cadence,
         )
 
 

@@ -20,6 +20,7 @@ from elastic_train.control.checkpoint_saving import (
     save_failed,
     save_requested,
 )
+from elastic_train.control.classify import change_of
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.committed_steps import step_committed
 from elastic_train.control.deadlines import tick
@@ -73,7 +74,12 @@ def transition(state: State, event: Event, policy: Policy) -> Outcome:
     after = outcome.state
     if after is not state:
         after = State(facts=after.facts, phase=after.phase, now=event.at)
-    return replace(outcome, state=after, reason=outcome.reason or "nothing to do")
+    return replace(
+        outcome,
+        state=after,
+        reason=outcome.reason or "nothing to do",
+        change=change_of(state, event, after),
+    )
 
 
 def _decide(state: State, event: Event, policy: Policy) -> Outcome:

@@ -54,14 +54,15 @@ class ArrowRows:
 
     def _open(self) -> tuple[SourceFile, ...]:
         with self._lock:
-            if self._files is None:
-                files = self._listing.files()
-                self._batches = [batch for file in files for batch in _batches(file.url)]
-                for batch in self._batches:
-                    self._check(batch.schema)
-                self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
-                self._files = files
-            return self._files
+            if self._files is not None:
+                return self._files
+            files = self._listing.files()
+            self._batches = [batch for file in files for batch in _batches(file.url)]
+            for batch in self._batches:
+                self._check(batch.schema)
+            self._ends = np.cumsum([batch.num_rows for batch in self._batches], dtype=np.int64)
+            self._files = files
+            return files
 
     def _check(self, schema: pa.Schema) -> None:
         absent = [name for name in self.columns or () if name not in schema.names]

@@ -68,12 +68,13 @@ class JsonLines:
 
     def _open(self) -> tuple[SourceFile, ...]:
         with self._lock:
-            if self._files is None:
-                files = self._listing.files()
-                self._lines = [_lines(file.url) for file in files]
-                self._counts = np.cumsum([len(starts) for starts, _ in self._lines], dtype=np.int64)
-                self._files = files
-            return self._files
+            if self._files is not None:
+                return self._files
+            files = self._listing.files()
+            self._lines = [_lines(file.url) for file in files]
+            self._counts = np.cumsum([len(starts) for starts, _ in self._lines], dtype=np.int64)
+            self._files = files
+            return files
 
     def _forget(self) -> None:
         """The state before first use, which is also what a pickle becomes."""

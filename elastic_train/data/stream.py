@@ -118,10 +118,13 @@ class Stream:
         return samples
 
     def _order(self) -> Sequence[int]:
+        """The shards in the order of this epoch."""
+        if self._shards_now is not None:
+            return self._shards_now
         number = len(self._counted())
-        if self._shards_now is None:
-            order = Permutation(number, self.seed, self._epoch)(np.arange(number)) if self.shuffle else None
-            self._shards_now = list(range(number)) if order is None else order.tolist()
+        places = np.arange(number)
+        order = Permutation(number, self.seed, self._epoch)(places) if self.shuffle else places
+        self._shards_now = [int(shard) for shard in order]
         return self._shards_now
 
     def _ends(self) -> Any:

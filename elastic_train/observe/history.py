@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from elastic_train.control.events import (
-    Adopted,
-    Cause,
-    FinalReport,
-    GroupBroken,
-    GroupReady,
-    Hung,
-    NodesChanged,
-    StepCommitted,
-    WorkerLost,
-)
+from elastic_train.control.changes import Change, ChangeKind
+from elastic_train.control.events import GroupReady, StepCommitted
 from elastic_train.observe.records import Record
 
 
@@ -26,7 +17,8 @@ class Reconfiguration:
     Where no step was left for it they end with the run.
     """
 
-    cause: str
+    kind: ChangeKind | None  # None: a journal of an earlier release
+    cause: str  # in words
     graceful: bool  # a pause at a step boundary: a growth or a drain
     at: float  # wall seconds of the first sign
     step: int  # newest committed step then
@@ -128,65 +120,45 @@ def _in_use(record: Record, generation: int) -> bool:
 
 
 def _begin(record: Record, workers: Sequence[str], step: int, *, over: bool) -> Reconfiguration:
-    cause = _cause(record.event)
-    graceful = record.phase == "pausing"
-    if over:
-        words = "submitted again"
-    elif cause is not None:
-        words = _words(record.event, cause)
-    elif record.reason.startswith("stopping"):
-        words = "stop"
-    elif _node_lost(record):
-        words = "loss of a node"
-    elif graceful:
-        words = "drain" if isinstance(record.event, NodesChanged) or "leaving" in record.reason else "growth"
-    elif isinstance(record.event, Adopted):
-        there = {worker for worker, *_ in record.event.running}
-        gone = [worker for worker in workers if worker not in there]
-        words = f"death of {gone[0]}, found by a new controller" if gone else "a new controller"
-    else:
-        words = record.reason
-    return Reconfiguration(cause=words, graceful=graceful, at=record.seconds, step=step, before=len(workers))
+    change = record.change
+    return Reconfiguration(
+        kind="resubmission" if over else change.kind if change is not None else None,
+        cause="submitted again" if over else _words(change) if change is not None else record.reason,
+        graceful=record.phase == "pausing",
+        at=record.seconds,
+        step=step,
+        before=len(workers),
+    )
 
 
 def _name(current: Reconfiguration, record: Record) -> Reconfiguration:
     """The first cause that is not a broken collective replaces one that is."""
-    if not current.cause.startswith("collective"):
+    change = record.change
+    if current.kind != "collective" or change is None or not (change.cause or change.kind == "node_lost"):
         return current
-    if _node_lost(record):
-        return replace(current, cause="loss of a node")
-    cause = _cause(record.event)
-    if cause is None or cause.kind == "collective":
+    if change.kind == "collective":
         return current
-    return replace(current, cause=_words(record.event, cause))
+    return replace(current, kind=change.kind, cause=_words(change))
 
 
-def _node_lost(record: Record) -> bool:
-    return isinstance(record.event, NodesChanged) and "lost " in record.reason
-
-
-def _cause(event: object) -> Cause | None:
-    match event:
-        case (
-            WorkerLost(cause=cause)
-            | GroupBroken(cause=cause)
-            | Hung(cause=cause)
-            | FinalReport(error=Cause() as cause)
-        ):
-            return cause
+def _words(change: Change) -> str:
+    who = change.workers[0] if change.workers else ""
+    match change.kind:
+        case "growth" | "drain" | "stop":
+            return change.kind
+        case "eviction":
+            return f"eviction of {', '.join(change.nodes)}"
+        case "node_lost":
+            return "loss of a node"
+        case "takeover":
+            return "a new controller"
+        case "out_of_memory":
+            return f"{who} out of memory"
+        case "hang" if not who:
+            return f"hang at step {change.step}"
+        case "worker_lost" if change.cause is None:
+            return f"death of {who}, found by a new controller"
+        case "worker_lost" | "silence" | "hang":
+            return f"{change.cause} of {who}"
         case _:
-            return None
-
-
-def _words(event: object, cause: Cause) -> str:
-    match event:
-        case WorkerLost(worker=worker) if cause.kind == "memory":
-            return f"{worker} out of memory"
-        case Hung(worker=""):
-            return f"hang at step {cause.step}"
-        case WorkerLost(worker=worker) | Hung(worker=worker):
-            return f"{cause.kind} of {worker}"
-        case GroupBroken(worker=worker) | FinalReport(worker=worker):
-            return f"{cause.kind} error on {worker}"
-        case _:
-            return cause.detail
+            return f"{change.cause} error on {who}" if change.cause else change.kind.replace("_", " ")

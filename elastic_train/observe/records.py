@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from elastic_train.control.changes import Change
 from elastic_train.control.commands import End, Form
 from elastic_train.control.events import Event
 from elastic_train.control.journal_codec import decode, encode
+from elastic_train.control.plain import plain as plain_of
+from elastic_train.control.plain import reader
 from elastic_train.control.states import Outcome
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
 
@@ -41,7 +44,8 @@ class FormedGroup:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """`phase` is the phase after the event; `commands` names what was ordered; `planned` says why the group's
-    plan was taken or kept.
+    plan was taken or kept, `cadence` why a checkpoint was due. `change` is what happened to the run, as a
+    value.
     """
 
     seq: int
@@ -50,6 +54,8 @@ class Record:
     reason: str
     phase: str
     planned: str = ""
+    cadence: str = ""
+    change: Change | None = None
     commands: tuple[str, ...] = ()
     formed: FormedGroup | None = None
     ended: tuple[str, str] | None = None  # outcome, detail
@@ -76,6 +82,8 @@ def record(seq: int, wall: str, event: Event, outcome: Outcome) -> Record:
         reason=outcome.reason,
         phase=type(outcome.state.phase).__name__.lower(),
         planned=outcome.planned,
+        cadence=outcome.cadence,
+        change=outcome.change,
         commands=tuple(type(c).__name__ for c in outcome.commands),
         formed=_formed(form) if form is not None else None,
         ended=(end.outcome, end.detail) if end is not None else None,
@@ -96,6 +104,8 @@ def to_json(line: Record) -> dict[str, Any]:
         "reason": line.reason,
         "phase": line.phase,
         "planned": line.planned or None,
+        "cadence": line.cadence or None,
+        "change": plain_of(line.change) if line.change is not None else None,
         "commands": list(line.commands),
         "formed": asdict(line.formed) if line.formed is not None else None,
         "ended": list(line.ended) if line.ended is not None else None,
@@ -113,6 +123,8 @@ def from_json(plain: Mapping[str, Any]) -> Record:
         reason=plain["reason"],
         phase=plain["phase"],
         planned=plain.get("planned", ""),
+        cadence=plain.get("cadence", ""),
+        change=reader(Change)(plain["change"]) if "change" in plain else None,
         commands=tuple(plain.get("commands", ())),
         formed=_formed_from_json(plain["formed"]) if "formed" in plain else None,
         ended=(ended[0], ended[1]) if ended else None,

@@ -15,7 +15,6 @@ from elastic_train.observe.goodput import Account
 from elastic_train.observe.history import Changes
 from elastic_train.observe.records import Record
 from elastic_train.observe.run_progress import RunProgress, advance
-from elastic_train.observe.save_report import DUE
 
 LOSSES = 1000
 """Steps whose loss is remembered."""
@@ -53,7 +52,7 @@ class RunSummary:
         if record.formed is not None:
             self.formed = record
             self.held = {node: self.held[node] for node in record.formed.nodes if node in self.held}
-        if DUE in record.reason:
+        if record.cadence:
             self.due = record
         match record.event:
             case PeersHeld(node=node):

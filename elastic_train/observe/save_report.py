@@ -8,7 +8,6 @@ from elastic_train.control.cadence import PEER_SHARE, peer_interval_s
 from elastic_train.control.events import PeersHeld
 from elastic_train.observe.records import Record
 
-DUE = "a checkpoint is due, "
 MB = 1e6
 
 
@@ -35,8 +34,8 @@ def _storage(config: Mapping[str, object], records: Sequence[Record]) -> str:
     every = config.get("checkpoints.every", "auto")
     if every != "auto":
         return f"every {every} steps, as configured"
-    said = next((r.reason for r in reversed(records) if DUE in r.reason), None)
-    return "at an interval that is not measured yet" if said is None else said.partition(DUE)[2]
+    said = (record.cadence for record in reversed(records) if record.cadence)
+    return next(said, "at an interval that is not measured yet")
 
 
 def _peers(config: Mapping[str, object], held: Sequence[PeersHeld]) -> str:

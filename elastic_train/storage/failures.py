@@ -133,6 +133,9 @@ def kind_of(error: BaseException) -> Kind:
         return "missing" if status == 404 else "transient" if status in TRANSIENT_STATUS else "final"
     if isinstance(error, TOLD_WRONG):
         return "final"
+    if isinstance(error, RuntimeError) and type(error).__module__ == "builtins":
+        # A session or loop of the driver that is closed: a new connection has another.
+        return "expired" if "closed" in str(error) else "final"
     if isinstance(error, BotoCoreError):
         return "transient" if isinstance(error, ON_THE_WAY) else "final"
     if isinstance(error, OSError) and error.errno in errno.errorcode:

@@ -10,11 +10,12 @@ import json
 import re
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Literal
 
-from elastic_train.errors import StorageNotFound
+from elastic_train.errors import StorageError, StorageNotFound
 from elastic_train.storage.store import Store
 
 DIRECTORY = "output"
@@ -23,6 +24,8 @@ PARTS = 32
 """Parts of a process that stay."""
 FILES = 2048
 """Parts of a run that stay when another process begins."""
+QUIET = 8
+"""Looks without a new line after which a part is read every so many looks."""
 _NAME = re.compile(rf"{DIRECTORY}/(.+)-(\d{{6}})\.jsonl")
 
 
@@ -93,21 +96,30 @@ class OutputReader:
 
     def __init__(self, store: Store, *, only_new: bool = False) -> None:
         self._store = store
-        self._over = set(store.list(DIRECTORY)) if only_new else set[str]()
+        self._over = set[str]()
+        self._looks, self._quiet = 0, dict[str, int]()  # and how often nothing new was in a part
+        if only_new:
+            with suppress(StorageError):  # then what was printed before is shown, too
+                self._over |= set(store.list(DIRECTORY))
         self._told: dict[str, int] = {}
 
-    def new(self) -> list[OutputLine]:
-        """In the order of time."""
+    def new(self, *, every: bool = False) -> list[OutputLine]:
+        """In the order of time; with `every` also of processes that are silent, and so looked at rarely."""
         names = sorted(n for n in self._store.list(DIRECTORY) if n not in self._over and _NAME.fullmatch(n))
-        found = [line for name in names for line in self._of(name)]
-        for name, following in pairwise(names):
-            if name.rpartition("-")[0] == following.rpartition("-")[0]:  # full
-                self._over.add(name)
+        full = {a for a, b in pairwise(names) if a.rpartition("-")[0] == b.rpartition("-")[0]}
+        self._looks += 1
+        due = [name for name in names if every or name in full or self._is_due(name)]
+        found = [line for name in due for line in self._of(name)]
+        self._over |= full
         return sorted(found, key=lambda line: line.at)
 
     def any(self) -> bool:
         """Whether anything was printed at all."""
         return any(n not in self._over and _NAME.fullmatch(n) for n in self._store.list(DIRECTORY))
+
+    def _is_due(self, name: str) -> bool:
+        """Processes that are silent, most of them because they ended, are looked at more rarely."""
+        return self._quiet.get(name, 0) < QUIET or self._looks % QUIET == 0
 
     def _of(self, name: str) -> Iterator[OutputLine]:
         try:
@@ -116,6 +128,7 @@ class OutputReader:
             return
         told = self._told.get(name, 0)
         self._told[name] = len(lines)
+        self._quiet[name] = 0 if len(lines) > told else self._quiet.get(name, 0) + 1
         for line in lines[told:]:
             yield OutputLine(**json.loads(line))
 

@@ -71,6 +71,7 @@ class Journal:
         self._limit = waiting_bytes
         self._writer = secrets.token_hex(8)
         self._slot = 0  # the next one to take; 0 before the end of the journal was looked for
+        self._covered = 0  # the slot that the newest state covers
         self._over: Fenced | None = None
         self._lines: list[str] = []
         self._first = 0  # the number of the oldest line that waits
@@ -87,6 +88,11 @@ class Journal:
         return len(self._lines)
 
     @property
+    def uncovered(self) -> int:
+        """Parts that a start would read."""
+        return max(0, self._slot - 1 - self._covered)
+
+    @property
     def given_up(self) -> int:
         """Lines that never get into the history, because storage was away for too long."""
         return self._gap
@@ -99,6 +105,7 @@ class Journal:
         with self._flush_lock:
             covering = newest_covering(self._store)
             slot, term = (covering.slot, covering.term) if covering is not None else (0, 0)
+            self._covered = slot
             found: list[Part] = []
             while True:
                 last = found[-1] if found else Part(slot=slot, term=term, writer="")
@@ -168,6 +175,7 @@ class Journal:
         try:
             self._store.write(covering_path(slot), encode_covering(covering))
             self._gap_open = False
+            self._covered = slot
             self._compact(slot)
         except StorageError as error:
             if self._gap_open:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from elastic_train.control.commands import Commit, Form, Go, StopWorker
-from elastic_train.control.events import Event, FinalReport, GroupBroken, GroupReady, StepCommitted
-from elastic_train.control.states import Facts, Outcome, State
+from elastic_train.control.events import Event, FinalReport, GroupBroken, GroupReady, StepCommitted, Tick
+from elastic_train.control.states import Ended, Facts, Outcome, State
+from elastic_train.control.waits import NEVER, waits
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, LocalState, Mixed, Stored, checkpoint_of
 from elastic_train.recovery.rank_coverage import part, parts
 from elastic_train.testing.simulated_cluster import SimulatedCluster
@@ -21,6 +23,7 @@ def check_transition(before: State, event: Event, outcome: Outcome, cluster: Sim
         and event.generation != before.facts.generation
     )
     assert not stale or outcome.state is before, "words of an older generation change nothing"
+    _check_waits(before, event, outcome, cluster)
     for command in outcome.commands:
         match command:
             case Form():
@@ -35,6 +38,20 @@ def check_transition(before: State, event: Event, outcome: Outcome, cluster: Sim
                 pass
 
 
+def _check_waits(before: State, event: Event, outcome: Outcome, cluster: SimulatedCluster) -> None:
+    """Something is always on its way, or given up in time."""
+    after = outcome.state
+    if isinstance(after.phase, Ended) or before.facts.term == 0:
+        return
+    moved_s = event.moved_s if isinstance(event, Tick) else cluster.moved_s()
+    moved = NEVER if moved_s is None else event.at - moved_s
+    waiting = waits(after, cluster.policy, moved)
+    assert waiting, f"no phase without an outstanding effect or a deadline: {type(after.phase).__name__}"
+    if isinstance(event, Tick):
+        late = [w.what for w in waiting if w.until is not None and event.at > w.until + 1e-6]
+        assert not late, f"a deadline is kept: {', '.join(late)} in {type(after.phase).__name__}"
+
+
 def _check_form(before: State, form: Form, after: Facts, cluster: SimulatedCluster) -> None:
     facts = before.facts
     origin = form.origin
@@ -46,9 +63,14 @@ def _check_form(before: State, form: Form, after: Facts, cluster: SimulatedClust
         assert not cluster.storage.ever, "a run that committed never starts afresh"
     if isinstance(origin, Live | Mixed):
         held = [h for name in form.holders for h in cluster.workers[name].all_held()]
+        peers = form.origin.peers if isinstance(form.origin, Mixed) else ()
+        assert set(peers) <= cluster.peers.reported, "what is taken from peer memory was found there"
+        held += [LocalState(generation=s.generation, rank=s.rank, step=s.step) for s in peers]
         like = next(h for h in held if h.generation == origin.generation)
         known = replace(facts, stored=after.stored)  # the event may be the commit of a nearer base
-        there = _assembled(like, held, known, step, _known(facts, cluster))
+        replays = form.origin.replays if isinstance(form.origin, Mixed) else ()
+        near = {r.base for r in replays if r.peers and cluster.peers.reported.issuperset(r.peers)}
+        there = _assembled(like, held, known, step, _known(facts, cluster), near)
         assert there, "what a group starts from is held, or logged, every part of it"
     _follow_line(form, step, cluster)
     group = cluster.group
@@ -93,7 +115,12 @@ def _known(facts: Facts, cluster: SimulatedCluster) -> list[SimulatedWorker]:
 
 
 def _assembled(
-    like: LocalState, held: list[LocalState], facts: Facts, step: int, logs: list[SimulatedWorker]
+    like: LocalState,
+    held: list[LocalState],
+    facts: Facts,
+    step: int,
+    logs: list[SimulatedWorker],
+    near: Collection[int] = (),
 ) -> bool:
     """Whether every part is held at a step, or can be replayed up to it from the logs of workers."""
     plan = dict(facts.plans).get(like.generation)
@@ -111,7 +138,7 @@ def _assembled(
         return True  # what nobody holds is in the checkpoint of that step
     if plan.mesh.pp == 1 or like.generation <= facts.unreplayed:
         return not lacking
-    bases = [0] if facts.stored is None else [facts.stored.step]
+    bases = [*near, 0 if facts.stored is None else facts.stored.step]  # `near` are in peer memory
     return all(replayable(stage, like, step, plan, bases, logs) for stage, _ in lacking)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from elastic_train.control.commands import (
     Abort,
+    AskPeers,
     Command,
     Commit,
     End,
@@ -27,12 +28,11 @@ from elastic_train.control.events import (
     Cause,
     CauseKind,
     CheckpointRejected,
-    Event,
     FinalReport,
     GroupBroken,
     GroupReady,
-    Node,
-    NodesChanged,
+    Hung,
+    PeersReported,
     StepCommitted,
     WorkerLost,
     WorkerReady,
@@ -41,15 +41,17 @@ from elastic_train.control.faults import At
 from elastic_train.control.policy import Policy
 from elastic_train.recovery.evidence import Live, Mixed, checkpoint_of
 from elastic_train.testing import simulated_log
+from elastic_train.testing.simulated_faults import Evaluate
 from elastic_train.testing.simulated_group import (
     FOREVER,
     SimulatedGroup,
-    SimulatedNode,
     SimulatedWorker,
     roll_forward,
     vote_of,
 )
-from elastic_train.testing.simulated_storage import SimulatedStorage, Tell
+from elastic_train.testing.simulated_machines import SimulatedMachines
+from elastic_train.testing.simulated_peers import SimulatedPeers
+from elastic_train.testing.simulated_storage import SimulatedStorage
 from elastic_train.testing.simulated_time import Clock
 
 PHASE_AT: tuple[tuple[At, float], ...] = (
@@ -61,51 +63,23 @@ PHASE_AT: tuple[tuple[At, float], ...] = (
 )
 
 
-class SimulatedCluster:
+class SimulatedCluster(SimulatedMachines):
     """`moment` is called whenever the group reaches a phase of a step."""
 
     def __init__(self, clock: Clock, policy: Policy, *, step_s: float = 2.0, save_s: float = 1.5) -> None:
-        self.clock, self.policy, self.step_s = clock, policy, step_s
-        self.nodes: dict[str, SimulatedNode] = {}
-        self.workers: dict[str, SimulatedWorker] = {}
+        super().__init__(clock)
+        self.policy, self.step_s = policy, step_s
         self.storage = SimulatedStorage(clock=clock, save_s=save_s)
         self.group: SimulatedGroup | None = None
         self.term = 0
-        self.tell: Tell = lambda term, event: None
         self.moment: Callable[[int, At], None] = lambda step, phase: None
         self.watched: Callable[[int, At], bool] = lambda step, phase: False
         self.every = policy.checkpoints.every
         self.forms: dict[int, Form] = {}
         self.line: dict[int, int] = {0: 0}  # step -> the generation that committed it, of the kept lineage
-
-    # -- nodes -----------------------------------------------------------------------------------------------
-
-    def add_node(self, name: str, slots: int = 1) -> None:
-        self.nodes[name] = SimulatedNode(name=name, slots=slots)
-        self._nodes_changed()
-
-    def kill_node(self, name: str) -> None:
-        node = self.nodes.pop(name, None)
-        if node is None:
-            return
-        for worker in [w for w in self.workers.values() if w.node == name]:
-            self.kill(worker, notice_s=self.clock.draw.uniform(1.0, 2.0))
-        self.clock.after(2.0, self._nodes_changed)
-
-    def drain_node(self, name: str, notice_s: float) -> None:
-        if name in self.nodes:
-            self.nodes[name].drain_by = self.clock.now + notice_s
-            self._nodes_changed()
-            self.clock.after(notice_s, lambda: self.kill_node(name))
-
-    def present(self) -> tuple[Node, ...]:
-        return tuple(
-            Node(name=n.name, slots=n.slots, drain_by=n.drain_by)
-            for n in sorted(self.nodes.values(), key=lambda n: n.name)
-        )
-
-    def _nodes_changed(self) -> None:
-        self.tell(0, NodesChanged(at=0.0, nodes=self.present()))
+        self.peers = SimulatedPeers()
+        self.evaluation: Evaluate | None = None  # after the step that is about to be committed
+        self.code_s = 0.0  # that the next group which forms spends in the job's own code
 
     # -- workers ---------------------------------------------------------------------------------------------
 
@@ -130,22 +104,6 @@ class SimulatedCluster:
         if worker.stopped_until > self.clock.now:
             self.kill(worker, notice_s=0.0, kind="silence")
 
-    def say(self, worker: SimulatedWorker, event: Event) -> None:
-        draw = self.clock.draw
-        at = max(
-            worker.said_until, worker.stopped_until if worker.stopped_until < FOREVER else 0.0, self.clock.now
-        )
-        worker.said_until = at = at + draw.uniform(0.005, 0.1)
-
-        def deliver() -> None:
-            lost = worker.died is not None and draw.random() < 0.5
-            if not lost and worker.stopped_until < FOREVER:
-                self.tell(0, event)
-
-        self.clock.after(at - self.clock.now, deliver)
-        if draw.random() < 0.03:
-            self.clock.after(at - self.clock.now + 1.0, deliver)
-
     # -- commands --------------------------------------------------------------------------------------------
 
     def perform(self, term: int, command: Command) -> None:
@@ -156,6 +114,8 @@ class SimulatedCluster:
                 self.storage.prune(term, keep)
             case End():
                 pass
+            case AskPeers(generation=generation):
+                self.clock.after(self.policy.timing.verdict_s, lambda: self._peers_told(generation))
             case Forget(generation=generation, step=step):
                 for worker in self.workers.values():
                     if generation in worker.logs:
@@ -215,7 +175,12 @@ class SimulatedCluster:
             self._break(self.group, "aborted", aloud=False)
         self._final_report(worker, generation, None)
 
+    def _peers_told(self, generation: int) -> None:
+        self.tell(0, PeersReported(at=0.0, generation=generation, snapshots=self.peers.told(self.nodes)))
+
     def _final_report(self, worker: SimulatedWorker, generation: int, error: Cause | None) -> None:
+        if worker.hung:
+            return
         worker.settled.add(generation)
         held = worker.local_states.get(generation)
         if held is not None and held.applied is not None and held.applied.step == held.step:
@@ -246,6 +211,8 @@ class SimulatedCluster:
         for worker in workers:
             worker.generation = command.generation
         takes = self.clock.draw.uniform(0.3, 2.0)
+        group.moved, group.busy_until = self.clock.now, self.clock.now + self.code_s
+        takes, self.code_s = takes + self.code_s, 0.0
         if simulated_log.replays(command):
             self.clock.after(takes, lambda: self._replayed(group))
             takes += self.clock.draw.uniform(0.3, 2.0)
@@ -266,19 +233,28 @@ class SimulatedCluster:
         if group.broken or self.group is not group:
             return
         used = checkpoint_of(group.form.origin)
+        if used is not None and self.storage.hangs_s:
+            self.clock.after(self.storage.hangs_s, lambda: self._formed(group))
+            return
+        if used is not None and self.storage.is_down:
+            self._break(group, "503 slow down", kind="storage")
+            return
         if used is not None and used.slot in self.storage.damaged:
             fallback = self.storage.sound(used.slot)
             rejected = CheckpointRejected(at=0.0, stored=used, problem="damaged", fallback=fallback)
             self.tell(0, rejected)
             return
         involved = [*group.workers, *(self.workers[name] for name in group.form.holders)]
-        if any(w.died is not None for w in involved):
+        peers = group.form.origin.peers if isinstance(group.form.origin, Mixed) else ()
+        if any(w.died is not None for w in involved) or any(s.peer_store not in self.nodes for s in peers):
             self._break(group, "a member is gone")
         elif late := max((w.stopped_until - self.clock.now for w in involved), default=0.0):
             if 0.0 < late < FOREVER:
                 self.clock.after(late, lambda: self._formed(group))
                 return
             if late == FOREVER:
+                return
+            if any(w.hung for w in involved):
                 return
             simulated_log.begin(group, self.forms)
             group.fill()
@@ -290,7 +266,7 @@ class SimulatedCluster:
     def _begin_step(self, group: SimulatedGroup) -> None:
         if group.broken or self.group is not group:
             return
-        group.phase = "forward"
+        group.phase, group.moved = "forward", self.clock.now
         step = group.step + 1
         if step > self.policy.max_steps:
             if group.save:
@@ -312,20 +288,29 @@ class SimulatedCluster:
         if group.broken or self.group is not group:
             return
         late = max(w.stopped_until for w in group.workers) - self.clock.now
+        if any(w.hung for w in group.workers):
+            return
         if late > 0:
             if late < FOREVER:
                 self.clock.after(late, lambda: self._end_step(group, step))
             return
         group.commit()
         self.line[step] = group.generation
-        group.phase = "save"
+        group.phase, group.moved = "save", self.clock.now
+        if self.policy.peers:
+            self.peers.commit(group)
         self.say(group.workers[0], self._report(group.generation, step))
         if self.watched(step, "save"):
             self.moment(step, "save")
         due = isinstance(self.every, int) and step % self.every == 0
         if due or group.save or step == self.policy.max_steps:
             self._save(group)
-        self._stand(group)
+        if self.evaluation is None:
+            self._stand(group)
+        else:
+            group.mark_s, seconds = self.evaluation.mark_s, self.evaluation.seconds
+            self.evaluation, group.busy_until = None, self.clock.now + seconds
+            self.clock.after(seconds, lambda: self._stand(group))
 
     def _stand(self, group: SimulatedGroup) -> None:
         """At a step boundary: pause if asked to, otherwise go on."""
@@ -337,6 +322,23 @@ class SimulatedCluster:
                 self._final_report(worker, group.generation, None)
         else:
             self._begin_step(group)
+
+    def hang(self, worker: SimulatedWorker) -> None:
+        """Hold a rank still where it is. The watch over the members' marks names it after a while."""
+        group, limit_s = self.group, self.policy.timing.progress_s / 2
+        worker.hung = True
+        cause = Cause(kind="hang", detail=f"{worker.name} hangs", step=group.step + 1 if group else 0)
+
+        def name() -> None:
+            if group is not None and self.group is group and group.training and not group.broken:
+                hung = Hung(at=0.0, generation=group.generation, worker=worker.name, cause=cause)
+                self.tell(self.term, hung)
+
+        self.clock.after(limit_s, name)
+
+    def moved_s(self) -> float | None:
+        """For how long nobody of the group was seen to move."""
+        return None if self.group is None else self.group.moved_s(self.clock.now)
 
     def _save(self, group: SimulatedGroup) -> None:
         group.save = False
@@ -357,7 +359,9 @@ class SimulatedCluster:
         if self.group is not None:
             self._break(self.group, detail)
 
-    def _break(self, group: SimulatedGroup, detail: str, *, aloud: bool = True) -> None:
+    def _break(
+        self, group: SimulatedGroup, detail: str, *, aloud: bool = True, kind: CauseKind = "collective"
+    ) -> None:
         if group.broken:
             return
         if group.shatter(self.clock.draw):
@@ -366,9 +370,9 @@ class SimulatedCluster:
             return
         for worker in group.workers:
             if (
-                worker.died is None and self.clock.draw.random() < 0.7
+                worker.died is None and not worker.hung and self.clock.draw.random() < 0.7
             ):  # the others hang until they are aborted
-                cause = Cause(kind="collective", detail=detail)
+                cause = Cause(kind=kind, detail=detail)
                 self.say(
                     worker, GroupBroken(at=0.0, generation=group.generation, worker=worker.name, cause=cause)
                 )

@@ -32,6 +32,7 @@ class SimulatedWorker:
     ready: bool = False
     died: float | None = None
     stopped_until: float = 0.0
+    hung: bool = False  # its heartbeats go on
     generation: int = 0  # of the group that it runs in
     local_states: dict[int, LocalState] = field(default_factory=dict[int, LocalState])
     replayed: dict[tuple[int, int], LocalState] = field(default_factory=dict[tuple[int, int], LocalState])
@@ -43,7 +44,7 @@ class SimulatedWorker:
         return (*self.local_states.values(), *self.replayed.values())
 
     def responds(self, now: float) -> bool:
-        return self.died is None and self.ready and self.stopped_until <= now
+        return self.died is None and self.ready and self.stopped_until <= now and not self.hung
 
 
 def vote_of(step: int) -> Vote:
@@ -65,10 +66,21 @@ class SimulatedGroup:
     phase: At = "forming"
     pause: bool = False
     save: bool = False
+    moved: float = 0.0  # when somebody was last seen to move
+    busy_until: float = 0.0  # with the job's own code, which moves every `mark_s`
+    mark_s: float = 0.0
 
     @property
     def generation(self) -> int:
         return self.form.generation
+
+    def moved_s(self, now: float) -> float | None:
+        """For how long nobody was seen to move; None where nothing runs."""
+        if self.broken:
+            return None
+        if now < self.busy_until:
+            return (now - self.moved) % self.mark_s if self.mark_s else 0.0
+        return now - max(self.moved, self.busy_until)
 
     def fill(self) -> None:
         """Every rank has its verified state."""

@@ -29,6 +29,21 @@ class SimulatedStorage:
     ever: bool = False
     down_until: float = 0.0
     busy_until: float = 0.0
+    hangs_until: float = 0.0
+    commits_lost: int = 0  # of those to come
+
+    @property
+    def hangs_s(self) -> float:
+        """For how much longer nothing is answered."""
+        return max(self.hangs_until - self.clock.now, 0.0)
+
+    @property
+    def is_down(self) -> bool:
+        return self.down_until > self.clock.now
+
+    def journals(self, term: int) -> bool:
+        """Whether a term's records still count: what a predecessor writes late is void."""
+        return term >= self.fence
 
     def begin(self, term: int) -> None:
         self.fence = term
@@ -92,7 +107,10 @@ class SimulatedStorage:
     def _write(self, generation: int, step: int, rank: int, worker: SimulatedWorker, say: Say) -> None:
         if worker.died is not None:
             return
-        if self.down_until > self.clock.now:
+        if self.hangs_s:
+            self.clock.after(self.hangs_s, lambda: self._write(generation, step, rank, worker, say))
+            return
+        if self.is_down:
             say(worker, SaveFailed(at=0.0, generation=generation, step=step, problem="no answer"))
             return
         part = PartWritten(
@@ -108,7 +126,15 @@ class SimulatedStorage:
         say(worker, part)
 
     def _commit(self, term: int, command: Commit, tell: Tell) -> None:
-        if self.down_until > self.clock.now:
+        if self.hangs_s:
+            self.clock.after(self.hangs_s, lambda: self._commit(term, command, tell))
+            return
+        if self.commits_lost:
+            self.commits_lost -= 1
+            if self.clock.draw.random() < 0.5:
+                self.commit(term, command)
+            return
+        if self.is_down:
             problem = "the commit had no answer"
             failed = SaveFailed(at=0.0, generation=command.generation, step=command.step, problem=problem)
             tell(term, failed)

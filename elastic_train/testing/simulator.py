@@ -6,7 +6,15 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from elastic_train.config import Checkpoints, Timing
-from elastic_train.control.events import Adopted, Event, NodesChanged, StopRequested, TermBegan, Tick
+from elastic_train.control.events import (
+    Adopted,
+    Event,
+    FencedOff,
+    NodesChanged,
+    StopRequested,
+    TermBegan,
+    Tick,
+)
 from elastic_train.control.faults import (
     AddNode,
     At,
@@ -15,7 +23,6 @@ from elastic_train.control.faults import (
     DrainNode,
     ExhaustMemory,
     FailStorage,
-    Fault,
     FaultSchedule,
     KillController,
     KillNode,
@@ -32,6 +39,16 @@ from elastic_train.planner.plan import Infeasible, Mesh, Plan, even_shares
 from elastic_train.planner.question import Planned, Question
 from elastic_train.testing.invariants import check_transition
 from elastic_train.testing.simulated_cluster import SimulatedCluster
+from elastic_train.testing.simulated_faults import (
+    AnyFault,
+    BlindObserver,
+    Evaluate,
+    HangRank,
+    HangStorage,
+    LoseCommits,
+    SlowCode,
+    Weather,
+)
 from elastic_train.testing.simulated_time import Clock
 
 MICRO_BATCHES = 8
@@ -82,7 +99,13 @@ class PipelinePlanner:
 
 
 def simulated_policy(
-    *, replicas: int = 2, max_steps: int = 15, every: int = 4, max_failures: int = 50, stages: bool = False
+    *,
+    replicas: int = 2,
+    max_steps: int = 15,
+    every: int = 4,
+    max_failures: int = 50,
+    stages: bool = False,
+    peers: bool = False,
 ) -> Policy:
     """A small run: 2 to 4 workers and one standby, deadlines in proportion to two-second steps."""
     return Policy(
@@ -105,6 +128,7 @@ def simulated_policy(
         ),
         quarantine_s=20.0,
         logs=stages,
+        peers=peers,
     )
 
 
@@ -124,7 +148,7 @@ class Simulation:
     """A run under a schedule. `journal` holds what was journalled, of all terms."""
 
     policy: Policy
-    schedule: FaultSchedule
+    schedule: FaultSchedule | Weather
     nodes: tuple[str, ...] = ("a", "b", "c", "d")
     spares: int = 4  # nodes that come one by one while there is too little capacity, so that the run can end
     limit_s: float = 3000.0
@@ -136,7 +160,7 @@ class Simulation:
     clock: Clock = field(init=False)
     cluster: SimulatedCluster = field(init=False)
     controller: SimulatedController = field(init=False)
-    _pending: list[Fault] = field(init=False)
+    _pending: list[AnyFault] = field(init=False)
     _unheard: list[Event] = field(default_factory=list[Event])
     _doomed: bool = False
 
@@ -220,13 +244,13 @@ class Simulation:
 
     def _haunt(self, zombie: SimulatedController, until: float) -> None:
         if self.clock.now < until and not isinstance(zombie.state.phase, Ended):
-            self._handle(zombie, Tick(at=0.0))
+            self._handle(zombie, Tick(at=0.0, moved_s=60.0))
             self.clock.after(self.policy.tick_s, lambda: self._haunt(zombie, until))
 
     def _tick(self) -> None:
         self._relieve()
         if not self.controller.dead:
-            self._handle(self.controller, Tick(at=0.0))
+            self._handle(self.controller, Tick(at=0.0, moved_s=self.cluster.moved_s()))
         self.clock.after(self.policy.tick_s, self._tick)
 
     # -- events ----------------------------------------------------------------------------------------------
@@ -248,6 +272,9 @@ class Simulation:
         self.transitions += 1
         controller.state = outcome.state
         if controller.zombie:
+            if changed(before, outcome) and not self.cluster.storage.journals(controller.term):
+                by = FencedOff(at=event.at, by_term=self.cluster.storage.fence)
+                controller.state = transition(controller.state, by, self.policy).state
             for command in outcome.commands:
                 self.cluster.perform(controller.term, command)
             return
@@ -275,7 +302,7 @@ class Simulation:
             self._pending.remove(fault)
             self._do(fault)
 
-    def _do(self, fault: Fault) -> None:
+    def _do(self, fault: AnyFault) -> None:
         cluster = self.cluster
         match fault:
             case KillNode(node=node):
@@ -304,6 +331,19 @@ class Simulation:
                 cluster.storage.damage()
             case FailStorage(seconds=seconds):
                 cluster.storage.down_until = self.clock.now + seconds
+            case HangStorage(seconds=seconds):
+                cluster.storage.hangs_until = self.clock.now + seconds
+            case LoseCommits(count=count):
+                cluster.storage.commits_lost += count
+            case Evaluate():
+                cluster.evaluation = fault
+            case SlowCode(seconds=seconds):
+                cluster.code_s = seconds
+            case BlindObserver(seconds=seconds):
+                cluster.blind(seconds)
+            case HangRank(rank=rank):
+                assert cluster.group is not None
+                cluster.hang(cluster.group.workers[rank % len(cluster.group.workers)])
 
     def _relieve(self) -> None:
         """A new machine where too few are left."""

@@ -9,8 +9,8 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
 from elastic_train.train.collectives.mesh_position import place_on
-from elastic_train.train.custom.declare import registered
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.declare import registered
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import optimizer as optimizers
 from elastic_train.train.model.build import allocate, draw, tensors
 from elastic_train.train.model.lr_schedule import scheduler_of

@@ -37,7 +37,7 @@ class Best:
 
     def check(self, evaluation: Evaluation | None) -> None:
         """Before step 1, where an evaluation says which metrics it has."""
-        if evaluation is not None and evaluation.metric is None:
+        if evaluation is not None and evaluation.metric is None and evaluation.summary is None:
             self.check_measured([LOSS])
 
     def check_measured(self, names: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from elastic_train.data.loader import Loader
 from elastic_train.data.numbered import NumberedSamples, numbered
 from elastic_train.data.order import MicroBatch, SampleOrder
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.collate import Collate, stacked
 from elastic_train.train.state import scalar_state as documents

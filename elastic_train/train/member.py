@@ -25,8 +25,8 @@ from elastic_train.train.assemble import assemble
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.custom.loop_runner import UsersLoop
-from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.dataset import Data, Dumps, build, check_at_start, described
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
 from elastic_train.train.replay.stage_replay import Replaying

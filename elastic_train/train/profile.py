@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from elastic_train.config import RunSpec
 from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape, Widths
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.build import DTYPE_OF, Blueprint, draw
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.meta_shape import model_shape

@@ -44,6 +44,16 @@ class Evaluation:
                 problem="of keep and summary one is given without the other.",
                 remedy="Give both: what to keep of each micro-batch, and what to compute of all of it.",
             )
+        if not isinstance(self.every, int) or self.every < 0:
+            raise ConfigError(
+                field="task.evaluation.every",
+                problem=f"must be a whole number of steps, or 0 for the end of the run, got {self.every!r}.",
+            )
+        if self.metric is not None and not callable(self.metric):
+            raise ConfigError(
+                field="task.evaluation.metric",
+                problem=f"must be a function of output and micro-batch, got {type(self.metric).__name__}.",
+            )
 
 
 Style = Literal["column", "column_gathered", "column_loss", "row"]
@@ -125,7 +135,8 @@ class Task:
     """One training problem. Subclass it; `model`, `optimizer`, `dataset` and `loss` must be given."""
 
     def model(self) -> nn.Module:
-        """Build the model. Runs on the meta device: no memory is touched, values come from `init`."""
+        """Build the model. A fresh start has the values that this makes in one process whose generators were
+        seeded with the run's seed; otherwise it runs on the meta device, where that gives the same model."""
         raise NotImplementedError
 
     def init(self, module: nn.Module, fqn: str) -> None:
@@ -208,6 +219,16 @@ LOOKALIKES = {
     **dict.fromkeys(("init_weights", "initialize_weights"), "init"),
 }
 """What other frameworks call the same thing: nothing here would call it, and nobody would notice."""
+
+
+def evaluation_of(task: Task) -> Evaluation | None:
+    """What the task evaluates; ConfigError where its method returns something else."""
+    made = task.evaluation()
+    if made is not None and not isinstance(made, Evaluation):
+        raise ConfigError(
+            field="task.evaluation", problem=f"returned {type(made).__name__}, not an Evaluation or None."
+        )
+    return made
 
 
 def check_task(task: Task) -> None:

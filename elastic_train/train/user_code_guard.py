@@ -11,12 +11,22 @@ from typing import Literal
 import torch
 
 from elastic_train.checkpoint.engine.machine_memory import memory_now
-from elastic_train.errors import ElasticTrainError, GroupBroken, UserCodeError
+from elastic_train.errors import ConfigError, ElasticTrainError, GroupBroken, UserCodeError
 from elastic_train.train.collectives.process_group import is_collective_error
 
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
+OF_SHARDS = ("mixed torch.Tensor and DTensor", "are out of bounds for storage of size 0")
+"""What torch says where a plain tensor meets a parameter that is cut, and where one was freed already."""
 _OURS = str(Path(__file__).parent)
 _TORCH = str(Path(torch.__file__).parent)
+
+
+_depth = 0  # of calls into the user's code, which one thread of a process makes
+
+
+def in_user_code() -> bool:
+    """Whether this process is inside the user's code: how long that takes is not for us to judge."""
+    return _depth > 0
 
 
 class UserCodeGuard:
@@ -50,6 +60,14 @@ class UserCodeGuard:
             return MemoryError(f"{str(error).splitlines()[0]}; {memory_now()}")
         if not users or isinstance(error, ElasticTrainError | MemoryError):
             return error
+        if any(said in str(error) for said in OF_SHARDS):
+            return ConfigError(
+                field="parallelism.dp_shard",
+                problem=f"{where(error)} uses a parameter while it is sharded: FSDP2 gathers it for a "
+                "call of its own module alone.",
+                remedy="Call the module instead of using its parameters or another method of it, name a "
+                "module that contains both as a unit, in Rules(units=...), or use Parallelism(dp_shard=1).",
+            )
         return UserCodeError(
             worker=self._worker,
             rank=self._rank,
@@ -66,17 +84,27 @@ class _Crossing:
         self._guard, self._phase, self._step, self._users = guard, phase, step, users
 
     def __enter__(self) -> None:
-        return None
+        global _depth
+        _depth += self._users
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> Literal[False]:
+        global _depth
+        _depth -= self._users
         if error is None or not isinstance(error, Exception | SystemExit):
             return False
         meant = self._guard.translated(error, self._phase, self._step, self._users)
         if meant is error:
             return False
         raise meant from error
+
+
+def where(error: BaseException) -> str:
+    """The line of the job's code that an error comes from."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_OURS, _TORCH))]
+    return f"{own[-1].filename}:{own[-1].lineno} ({own[-1].line})" if own else "the model"
 
 
 def own_traceback(error: BaseException) -> str:

@@ -235,3 +235,11 @@ def test_a_manifest_that_leads_out_of_the_run_is_refused(tmp_path: Path) -> None
     for file in ("../../../secret", "../../secret", "../secret", "..", "../step-0000000000.g1/a/b"):
         with pytest.raises(OutsideOfCheckpoint, match="lies outside of it"):
             files.at(file)
+
+
+def test_the_files_of_a_large_manifest_are_found_without_its_other_columns() -> None:
+    table = million().slice(0, 40_000)
+    lazy = Manifest.decode(Manifest.from_table(table, url="x").encode(), url="x")
+    assert lazy.distinct("file") == ["w00000.safetensors"]
+    assert lazy.distinct("tensor") == sorted(f"layers.{i}.weight" for i in range(40))
+    assert lazy.counts() == {(f"layers.{i}.weight", "param"): 1000 for i in range(40)}

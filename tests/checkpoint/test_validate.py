@@ -324,3 +324,21 @@ def test_a_far_slot_costs_nothing(tmp_path: Path, save: Callable[..., Stored]) -
 
 def test_a_manifest_without_rows_is_one() -> None:
     assert len(Manifest.decode(Manifest.of([]).encode(), url="x")) == 0
+
+
+def test_json_of_more_lists_than_memory_allows_is_not_built(made: Made) -> None:
+    lists = b"[" + b"[]," * 2_000_000 + b"[]]"
+    state = b'{"format":"elastic_train.checkpoint","version":1,"document":{"a":' + lists + b"}}"
+    with pytest.raises(Malformed, match=r"lists and mappings in \d+ bytes"):
+        read(made(state=state))
+    with pytest.raises(Malformed, match="lists and mappings"):
+        read(made(words={"index": lists.decode()}))
+
+
+@pytest.mark.parametrize("said", [b"5", b"[]", b"{}", b'{"config":5,"fingerprint":{}}', b"", b"\xff"])
+def test_what_a_run_is_has_its_types(tmp_path: Path, said: bytes) -> None:
+    (tmp_path / "run.json").write_bytes(said)
+    with pytest.raises(CheckpointError):
+        RunDirectory(open_store(str(tmp_path))).config()
+    with pytest.raises(CheckpointError):
+        RunDirectory(open_store(str(tmp_path))).create({}, {})

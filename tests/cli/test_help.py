@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from elastic_train.cli.app import app
-from elastic_train.cli.exits import FINISHED, USAGE
+from elastic_train.cli.exits import FINISHED, USAGE, USER_ERROR
 from elastic_train.cli.job import load_job
 
 pytestmark = pytest.mark.ring2
@@ -88,6 +88,22 @@ def test_options_in_front_of_the_job_are_told(job: str, verb: str) -> None:
     shown = invoke(verb, "--width", "3", job)
     assert shown.exit_code == USAGE
     assert "the job file comes first" in shown.output
+
+
+@pytest.mark.parametrize("number", ["-1", "0", "nan"])
+def test_figures_of_a_plan_are_positive(job: str, number: str) -> None:
+    shown = invoke("plan", job, "--nodes", "1x2", "--memory", number)
+    assert shown.exit_code == USAGE
+    assert "must be a positive number" in shown.output
+
+
+def test_what_a_job_makes_of_its_options_is_its_own_error_in_a_plan(job: str) -> None:
+    Path(job).write_text(
+        Path(job).read_text().replace("return et", "raise LookupError('mine')\n    return et")
+    )
+    shown = invoke("plan", job, "--nodes", "1x2")
+    assert shown.exit_code == USER_ERROR
+    assert "LookupError: mine on the driver while making the trainer" in shown.output
 
 
 def test_a_run_without_a_name_is_named_after_its_job(job: str) -> None:

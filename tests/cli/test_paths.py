@@ -65,6 +65,15 @@ def test_an_empty_directory_is_no_run(tmp_path: Path, verb: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["ls", "gc", "show", "verify"])
+def test_no_path_is_not_the_present_directory(verb: str) -> None:
+    assert "the path is empty" in run("ckpt", verb, "", code=USAGE)
+
+
+def test_a_large_tree_is_not_walked_for_a_hint() -> None:
+    assert "there is no run here" in run("ckpt", "ls", "/", code=CHECKPOINT)
+
+
+@pytest.mark.parametrize("verb", ["ls", "gc", "show", "verify"])
 def test_a_file_is_no_run(tmp_path: Path, verb: str) -> None:
     (tmp_path / "file").write_text("x")
     run("ckpt", verb, tmp_path / "file", code=CHECKPOINT)
@@ -73,8 +82,8 @@ def test_a_file_is_no_run(tmp_path: Path, verb: str) -> None:
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("model.bin", "Name the file that is meant: {}/model.bin"),
-        ("checkpoint-500/pytorch_model.pt", "Name the directory that is meant: {}/checkpoint-500"),
+        ("part.distcp", "Name the file that is meant: {}/part.distcp"),
+        ("state/part.distcp", "Name the directory that is meant: {}/state"),
         ("notes.txt", "Check the path"),
     ],
 )

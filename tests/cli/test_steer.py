@@ -21,10 +21,11 @@ from elastic_train.errors import (
     UserCodeError,
 )
 from elastic_train.observe.records import Record, to_json, wall_text
+from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputLine, OutputWriter
 from elastic_train.storage.journal import Journal
-from elastic_train.storage.lease import Lease
+from elastic_train.storage.lease import PATH, Lease
 from elastic_train.storage.run_requests import stop_asked
 from tests.cli.conftest import renewing
 
@@ -85,6 +86,21 @@ def test_a_request_to_stop_is_for_the_term_that_runs_and_for_no_other(tmp_path: 
     lease.release()
     with pytest.raises(ConfigError, match="not running"):
         steer.stop_run(str(tmp_path), wait=False)
+
+
+def test_a_late_word_of_an_old_holder_does_not_lead_a_request_astray(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    log = CommitLog(store)
+    for holder in ("a", "b"):
+        lease = Lease(store, holder=holder, lease_s=0.1)
+        lease.acquire()
+        lease.renew(log.begin_term(holder))
+        if holder == "a":
+            late = store.read(PATH)
+    store.write(PATH, late)
+    assert steer.stop_run(str(tmp_path), wait=False) == 0
+    assert stop_asked(store, 2) == "`elastic-train stop`"
+    assert stop_asked(store, 1) is None
 
 
 def test_somebody_who_renews_the_lease_is_alive_and_nobody_else(tmp_path: Path) -> None:

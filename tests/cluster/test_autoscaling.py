@@ -13,7 +13,7 @@ import ray
 from ray.util import list_named_actors, placement_group_table
 
 from elastic_train.cluster import ray_private
-from elastic_train.cluster.controller.watch import short
+from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import GroupReady, NodesChanged
 from elastic_train.observe.records import FormedGroup

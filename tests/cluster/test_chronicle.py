@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from elastic_train.cluster.controller import chronicle as chronicle_module
 from elastic_train.cluster.controller.chronicle import Chronicle
+from elastic_train.control.events import Tick
 from elastic_train.control.faults import storm
 from elastic_train.control.journal_codec import changed, fold
 from elastic_train.control.policy import Policy
@@ -72,3 +74,19 @@ def test_a_state_of_a_release_to_come_is_passed_over() -> None:
     assert begun(store, 998, policy)[2] == state  # a field that nobody knows is nothing to care about
     store.write(path, store.read(path).replace(b'"phase":{"type":"', b'"phase":{"type":"Un'))
     assert begun(store, 999, policy)[2] == state
+
+
+def test_many_small_parts_are_covered_before_many_records_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chronicle_module, "PARTS", 60)
+    store, policy = MemoryStore(), simulated_policy()
+    journal = Journal(store, 1)
+    chronicle = Chronicle(store, journal, policy)
+    state = chronicle.begin()
+    for number in range(400):
+        event = Tick(at=float(number))
+        outcome = transition(state, event, policy)
+        state = outcome.state
+        chronicle.note(record(number, wall_text(1.7e9 + number), event, outcome), state)
+        journal.flush()
+        assert journal.uncovered <= 61
+    assert begun(store, 2, policy)[2] == state

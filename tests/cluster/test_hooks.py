@@ -13,6 +13,7 @@ import pytest
 
 from elastic_train.cluster.controller import event_hooks
 from elastic_train.cluster.controller.event_hooks import TRIES, WAITING, EventHook
+from elastic_train.control.changes import Change
 from elastic_train.control.events import Cause, Node, NodesChanged, StepCommitted, StopRequested, WorkerLost
 from elastic_train.observe.records import FormedGroup, Record, wall_text
 
@@ -42,7 +43,9 @@ def step(number: int) -> Record:
 
 def lost() -> Record:
     cause = Cause(kind="death", detail="it ended", node="n1")
-    return record(WorkerLost(at=0.0, worker="w1", cause=cause), commands=("Abort",), phase="settling")
+    change = Change(kind="worker_lost", nodes=("n1",), workers=("w1",), cause="death")
+    event = WorkerLost(at=0.0, worker="w1", cause=cause)
+    return record(event, commands=("Abort",), phase="settling", change=change)
 
 
 def node(name: str, drain_by: float | None = None) -> Node:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout
@@ -22,11 +25,14 @@ from elastic_train.cluster.driver.launch import prepare_local_environment
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.errors import CapacityTimeout, ConfigError, NotFinite
+from elastic_train.observe.records import from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputReader
+from elastic_train.storage.journal import read_journal
 from tests.tasks.tiny import TinyData, TinyTask
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(400)]
+REPOSITORY = Path(__file__).parents[2]
 TIMING = et.Timing(join_window_s=1.0, wait_for_capacity_s=20.0)
 
 
@@ -54,15 +60,15 @@ def fit(task: Any, storage: Path, **options: Any) -> Result:
 
 
 class Measured(TinyTask):
-    """Every third step is measured; its accuracy is best at step 6."""
+    """Every third step is measured."""
 
     def evaluation(self) -> et.Evaluation:
-        self.rounds = 0
-        return et.Evaluation(dataset=TinyData(1), every=3, metric=self.accuracy)
+        return et.Evaluation(dataset=TinyData(5), every=3, metric=accuracy)
 
-    def accuracy(self, output: Any, micro_batch: Any) -> Any:
-        self.rounds += 1
-        return {"accuracy": (1.0 if self.rounds == 2 else 0.5 / self.rounds, 1)}
+
+def accuracy(output: torch.Tensor, micro_batch: Any) -> dict[str, tuple[Any, int]]:
+    """Whatever the model makes of it."""
+    return {"accuracy": (output.sin().sum(), len(output))}
 
 
 def test_the_best_checkpoint_is_where_it_was_measured(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -74,10 +80,13 @@ def test_the_best_checkpoint_is_where_it_was_measured(cluster: LocalCluster, tmp
             checkpoints=et.Checkpoints(every=4, keep=1, best="accuracy", best_order="max"),
         )
     assert result.outcome == "finished"
+    measured = {e.step: dict(e.metrics)["accuracy"] for e in result.ledger.kept if e.metrics}
+    assert measured.keys() == {3, 6, 9, 11}
+    best = max(measured, key=measured.__getitem__)
     kept = {c.step: dict(c.metrics) for c in RunDirectory(open_store(str(tmp_path / "run"))).records()}
-    assert kept.keys() == {6, 11}
-    assert kept[6]["accuracy"] == 1.0
-    assert "best accuracy 1 at step 6" in said.getvalue()
+    assert kept.keys() == {best, 11}
+    assert kept[best]["accuracy"] == measured[best]
+    assert f"best accuracy {measured[best]:.4g} at step {best}" in said.getvalue()
 
 
 def test_a_metric_that_no_evaluation_has_ends_the_run_by_name(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -186,3 +195,55 @@ def test_nodes_that_no_label_selects_are_no_capacity(cluster: LocalCluster, tmp_
             scaling_config=ScalingConfig(num_workers=2, label_selector={"market": "gold"}),
             timing=et.Timing(wait_for_capacity_s=3.0),
         )
+
+
+SCRIPT = """
+import sys
+import elastic_train as et
+from tests.tasks.tiny import TinyTask
+from ray.train import RunConfig, ScalingConfig
+et.ElasticTrainer(
+    TinyTask(), batch=et.Batch(global_size=4, micro_size=1), max_steps=2,
+    scaling_config=ScalingConfig(num_workers=1), run_config=RunConfig(storage_path=sys.argv[1]),
+).fit()
+"""
+
+
+def test_a_script_joins_the_cluster_of_its_environment_and_is_the_same_run_again(
+    cluster: LocalCluster, tmp_path: Path
+) -> None:
+    script = tmp_path / "squares.py"
+    script.write_text(SCRIPT)
+    paths = {"PYTHONPATH": str(REPOSITORY), "RAY_ADDRESS": cluster.cluster.address}
+    environment = os.environ | paths
+    said: list[str] = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, str(script), str(tmp_path)],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=180,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
+    nodes = {node.node_id[:8] for node in cluster.nodes}
+    records = [
+        from_json(line) for _, part in read_journal(open_store(str(tmp_path / "squares"))) for line in part
+    ]
+    formed = [record.formed for record in records if record.formed is not None]
+    assert len(formed) == 1
+    assert set(formed[0].nodes) <= nodes
+    assert "already complete" in said[1]
+
+
+def test_another_address_than_that_of_the_connection_is_told(cluster: LocalCluster, tmp_path: Path) -> None:
+    made = et.ElasticTrainer(
+        TinyTask(),
+        batch=et.Batch(global_size=4, micro_size=1),
+        max_steps=2,
+        run_config=RunConfig(storage_path=str(tmp_path)),
+    )
+    with pytest.raises(ConfigError, match=r"10\.255\.255\.1:6379, and this process is connected to"):
+        made.fit(address="10.255.255.1:6379")

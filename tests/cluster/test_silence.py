@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 
 from elastic_train.checkpoint.engine.machine_memory import MachineMemory
 from elastic_train.cluster.controller.node_roster import Roster
+from elastic_train.cluster.controller.reachable import Verdict
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.cluster.process_witness import sight
@@ -49,11 +50,13 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.there = set(NODES)  # in Ray's list, and accepting connections
+        self.listed_by_ray = set(NODES)
+        self.accepting = set(NODES)
+        self.refusing: set[str] = set()  # their machine says that nobody listens
         self.speaking = set(NODES)
         self.said: list[Event] = []
         self.workers = WorkerWatch(SPEC, self.said.append, lambda: self.now)
-        roster = Roster(self.list, reach=frozenset, max_age_s=0.0, clock=lambda: self.now)
+        roster = Roster(self.list, reach=self.reach, max_age_s=0.0, clock=lambda: self.now)
         self.nodes = NodeWatch(SPEC, roster, self.said.append, lambda: self.now, self.workers.nodes_heard)
         for number, node in enumerate(NODES):
             self.workers.add(f"w{node}", Life())
@@ -69,8 +72,14 @@ class World:
                 "Resources": {"CPU": 1.0},
                 "Labels": {},
             }
-            for node in sorted(self.there)
+            for node in sorted(self.listed_by_ray)
         ]
+
+    def reach(self, places: Mapping[str, tuple[str, int]]) -> dict[str, Verdict]:
+        return {
+            node: "accepts" if node in self.accepting else "refuses" if node in self.refusing else "silent"
+            for node in places
+        }
 
     def pass_(self, seconds: float, step_s: float = 0.5) -> None:
         for _ in range(round(seconds / step_s)):
@@ -104,31 +113,49 @@ def heartbeat(node: str, rank: int) -> Heartbeat:
 
 
 @pytest.mark.parametrize("missing", [set(NODES), {"a"}, {"a", "b"}], ids=["all", "one", "two"])
-def test_nodes_that_are_missing_while_their_workers_speak_are_there(missing: set[str]) -> None:
+@pytest.mark.parametrize("sign", ["speaks", "accepts"])
+def test_nodes_that_are_not_listed_are_there_while_another_sign_says_so(missing: set[str], sign: str) -> None:
     world = World()
     world.pass_(2.0)
-    world.there -= missing
+    world.listed_by_ray -= missing
+    if sign == "speaks":
+        world.accepting -= missing
+    else:
+        world.speaking -= missing
     world.pass_(100.0)
-    world.there |= missing
+    world.listed_by_ray |= missing
+    world.accepting |= missing
     world.pass_(2.0)
     assert [event for event in world.said if isinstance(event, NodesChanged)] == world.said[:1]
     assert world.listed() == set(NODES)
 
 
-def test_a_node_whose_workers_are_silent_too_is_gone_within_seconds() -> None:
+def test_a_node_that_refuses_is_gone_at_once() -> None:
     world = World()
     world.pass_(2.0)
-    world.there.discard("b")
+    world.accepting.discard("b")
+    world.refusing.add("b")
+    world.pass_(0.5)
+    assert world.listed() == {"a", "c"}
+
+
+def test_a_node_that_says_nothing_is_gone_when_its_workers_are_silent_too() -> None:
+    world = World()
+    world.pass_(2.0)
+    world.accepting.discard("b")
+    world.pass_(1.0)
+    assert world.listed() == set(NODES), "its workers speak"
     world.speaking.discard("b")
-    world.pass_(3.5)
+    world.pass_(1.5)
     assert world.listed() == {"a", "c"}
 
 
 def test_a_node_without_workers_is_gone_when_it_is_missing_twice() -> None:
     world = World()
-    world.there.add("spare")
+    world.listed_by_ray.add("spare")
+    world.accepting.add("spare")
     world.pass_(1.0)
-    world.there.discard("spare")
+    world.accepting.discard("spare")
     world.pass_(0.5)
     assert "spare" in world.listed(), "one look is one observer's word"
     world.pass_(0.5)
@@ -138,9 +165,10 @@ def test_a_node_without_workers_is_gone_when_it_is_missing_twice() -> None:
 def test_whoever_sees_nobody_doubts_itself_first_and_not_for_ever() -> None:
     world = World()
     world.pass_(2.0)
-    there, world.there, world.speaking = world.there, set[str](), set[str]()
+    world.accepting.clear()
+    world.speaking.clear()
     world.pass_(20.0)
-    assert world.listed() == there, "cut off from all of them, or all of them are gone: nothing tells yet"
+    assert world.listed() == set(NODES), "cut off from all, or all of them are gone: nothing tells yet"
     suspects = world.workers.suspects()
     assert set(suspects) == {"wa", "wb", "wc"}
     world.workers.judge(suspects, world.workers.within_patience(suspects))
@@ -150,6 +178,15 @@ def test_whoever_sees_nobody_doubts_itself_first_and_not_for_ever() -> None:
     suspects = world.workers.suspects()
     world.workers.judge(suspects, world.workers.within_patience(suspects))
     assert world.lost() == {"wa", "wb", "wc"}
+
+
+def test_all_nodes_of_a_run_that_refuse_are_gone_at_once() -> None:
+    world = World()
+    world.pass_(2.0)
+    world.refusing |= world.accepting
+    world.accepting.clear()
+    world.pass_(0.5)
+    assert world.listed() == set()
 
 
 def test_a_silent_worker_whose_process_lives_is_slow_until_nothing_moves_for_long() -> None:

@@ -60,3 +60,15 @@ def test_a_standby_in_the_domain_of_what_it_would_replace_holds_no_copy_of_it() 
     found = buddies(domains, {"s"})
     assert found["a"] == ("b",)
     assert found["b"] == ("s", "a")
+
+
+@given(st.lists(st.integers(0, 4), max_size=12))
+def test_each_is_where_a_walk_from_half_way_round_first_meets_another_domain(places: list[int]) -> None:
+    domains = {f"n{number:02d}": str(place) for number, place in enumerate(places)}
+    ring = sorted(domains, key=lambda node: (domains[node], node))
+    found = buddies(domains)
+    for at, node in enumerate(ring):
+        start = at + max(len(ring) // 2, 1)
+        walk = [other for step in range(len(ring)) if (other := ring[(start + step) % len(ring)]) != node]
+        apart = [other for other in walk if domains[other] != domains[node]]
+        assert found[node] == tuple((apart or walk)[:1])

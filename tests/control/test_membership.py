@@ -119,3 +119,18 @@ def test_a_plan_that_takes_only_some_workers_stands_on_many_nodes() -> None:
     assert [s.worker for s in worker_slots(facts, None)] == ["w1", "w4", "w5", "w2", "w3"]
     last = Plan(mesh=Mesh(dp_replicate=1), workers=("w2",), nodes=("a",), shares=((0,),))
     assert [s.worker for s in worker_slots(facts, last)][:3] == ["w2", "w4", "w5"]
+
+
+def test_workers_fill_one_node_after_the_other(play):
+    play.policy = replace(play.policy, max_workers=4)
+    play.begin(3, slots=3)
+    assert started(play) == ["a", "a", "a", "b"]
+
+
+def test_workers_that_are_spread_take_one_place_of_each_node_first(play):
+    play.policy = replace(play.policy, max_workers=4, spread=True)
+    play.begin(3, slots=3)
+    assert sorted(w.node for w in play.facts.workers) == ["a", "a", "b", "c"]
+    play.ready()
+    play.lose("w0002")
+    assert sorted(w.node for w in play.facts.workers) == ["a", "a", "b", "c"]

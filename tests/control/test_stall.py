@@ -56,6 +56,15 @@ def test_the_rank_that_is_furthest_behind_is_named() -> None:
     assert silent.worker == "w1"
 
 
+def test_a_rank_inside_the_jobs_own_edit_of_gradients_is_behind_those_that_wait_to_vote() -> None:
+    assert limit_of("gradients", 1.0, TIMING) == 600.0, "nobody knows how long the job's own code takes"
+    waiting = marks(("vote", 40.0), ("gradients", 40.0), ("vote", 40.0))
+    assert stalled(waiting, 1.0, TIMING) is None
+    stall = stalled(marks(("vote", 700.0), ("gradients", 700.0), ("vote", 700.0)), 1.0, TIMING)
+    assert stall is not None
+    assert [m.worker for m in stall.suspects] == ["w1"]
+
+
 def test_among_equals_the_one_whose_stack_is_in_no_collective_is_named() -> None:
     stall = stalled(marks(("forward", 40.0), ("forward", 40.0), ("forward", 40.0)), 1.0, TIMING)
     assert stall is not None

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch.distributed as dist
 
+import elastic_train as et
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import Hung, StepCommitted, WorkerLost, WorkerReady
 from elastic_train.control.faults import FaultSchedule, Moment, StopRank
+from elastic_train.data.numbered import NumberedSamples
 from elastic_train.errors import InfrastructureError
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
@@ -83,3 +87,65 @@ def test_a_rank_that_wakes_up_when_it_was_replaced_ends_itself_and_writes_nothin
         psutil.Process(pid).wait(60)  # it may be about to
     formed = [r.formed for r in rough.records if r.formed is not None]
     assert [lost.event.worker in group.workers for group in formed] == [True, False]
+
+
+class HoldsTheInterpreter:
+    """Samples, one of which takes long in code that lets no other thread of its process run."""
+
+    CALLS, SECONDS = 20, 14
+
+    def __init__(self, inner: NumberedSamples, mark: Path) -> None:
+        self._inner, self._mark, self._given = inner, mark, 0
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, sample: int) -> Any:
+        self._given += 1
+        if self._given == self.CALLS:
+            ctypes.PyDLL(None).sleep(self.SECONDS)
+            self._mark.touch()
+        return self._inner[sample]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held(Pretrain):
+    mark: str
+
+    def dataset(self) -> HoldsTheInterpreter:
+        return HoldsTheInterpreter(super().dataset(), Path(self.mark))
+
+
+def test_a_worker_whose_code_holds_the_interpreter_is_slow_and_not_dead(runs: Runs, tmp_path: Path) -> None:
+    task, spec = runs.spec("held", workers="2:2", standby=0, max_steps=30)
+    assert spec.timing.liveness_s < HoldsTheInterpreter.SECONDS
+    held = Held(**vars(task), mark=str(tmp_path / "held"))
+    rough = fit(held, spec, address=None, local_nodes=0, quiet=False)
+    assert (tmp_path / "held").exists()
+    assert_same_training(rough, runs.calm(steps=30))
+    assert not [record for record in rough.records if isinstance(record.event, WorkerLost)]
+
+
+def test_an_evaluation_that_moves_may_take_longer_than_anything_that_stands_still(runs: Runs) -> None:
+    task, spec = runs.spec("evaluated", workers="2:2", standby=0, max_steps=4)
+    timing = replace(TIMING, stall_s=5.0, progress_s=12.0)
+    evaluated = Evaluated(**vars(task))
+    rough = fit(evaluated, replace(spec, timing=timing), address=None, local_nodes=0, quiet=False)
+    assert rough.outcome == "finished"
+    assert not [record for record in rough.records if isinstance(record.event, Hung)]
+
+
+class Evaluated(Pretrain):
+    def evaluation(self) -> et.Evaluation:
+        return et.Evaluation(dataset=SlowSamples(Few(self.dataset()), 0.6), every=2)
+
+
+class Few:
+    def __init__(self, inner: NumberedSamples) -> None:
+        self._inner = inner
+
+    def __len__(self) -> int:
+        return 60
+
+    def __getitem__(self, sample: int) -> Any:
+        return self._inner[sample]

@@ -13,7 +13,7 @@ from elastic_train.config import Batch
 from elastic_train.control.faults import AddNode, FaultSchedule, KillController, KillNode, KillRank, Moment
 from elastic_train.observe.history import history
 from elastic_train.testing.single_process_run import train_alone
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.loop_task import LoopTask
 from tests.faults.conftest import Runs
 from tests.tasks import loops
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from elastic_train.cluster.controller.watch import short
+from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.faults.memory_exhaustion import why_not
 from elastic_train.config import Parallelism
 from elastic_train.control.events import Straggling, WorkerLost

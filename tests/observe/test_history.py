@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from elastic_train.control.changes import Change
 from elastic_train.control.events import Cause, Hung
 from elastic_train.control.faults import (
     AddNode,
@@ -85,7 +86,8 @@ def test_a_hang_is_told_in_few_words(recorded, worker, said):
     first = next(r for r in records if r.phase == "settling")
     cause = Cause(kind="hang", detail="w0002 (rank 1, node b) has been in forward of step 8 for 31 s", step=8)
     hung = Hung(at=0.0, generation=1, worker=worker, cause=cause, stacks=())
-    reported = history([replace(r, event=hung) if r is first else r for r in records])
+    change = Change(kind="hang", workers=(worker,) if worker else (), step=8, cause="hang")
+    reported = history([replace(r, event=hung, change=change) if r is first else r for r in records])
     assert reported[0].cause == said
 
 

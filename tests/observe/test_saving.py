@@ -24,8 +24,8 @@ def record(reason: str) -> Record:
 
 def test_the_reason_given_last_is_told() -> None:
     records = [
-        record("step 3 is committed; a checkpoint is due, the first after 60 s"),
-        record("step 9 is committed; a checkpoint is due, every 30 s, about 9 steps: each takes 1 s"),
+        replace(record("step 3 is committed"), cadence="the first after 60 s"),
+        replace(record("step 9 is committed"), cadence="every 30 s, about 9 steps: each takes 1 s"),
         record("step 10 is committed"),
     ]
     reported = saving({"checkpoints.every": "auto", "checkpoints.peers": "auto"}, records)

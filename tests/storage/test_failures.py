@@ -108,6 +108,8 @@ def s3(code: str, status: int) -> BaseException:
         (AzureError(403), "denied"),
         (RefreshError("no answer of the metadata service"), "expired"),
         (NotImplementedError(), "final"),
+        (RuntimeError("Session is closed"), "expired"),
+        (RuntimeError("cannot schedule new futures after interpreter shutdown"), "final"),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )

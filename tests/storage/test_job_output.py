@@ -11,6 +11,7 @@ from elastic_train.storage.job_output import (
     FILES,
     PART_BYTES,
     PARTS,
+    QUIET,
     OutputLine,
     OutputReader,
     OutputWriter,
@@ -86,3 +87,19 @@ def test_what_processes_long_ago_printed_makes_room(tmp_path: Path) -> None:
     OutputWriter(store, "w99999.1").make_room()
     assert len(list(store.list(DIRECTORY))) == FILES
     assert not store.exists(f"{DIRECTORY}/w00002.1-000001.jsonl")
+
+
+def test_a_silent_process_is_read_more_rarely_and_never_lost(tmp_path: Path) -> None:
+    store = open_store(str(tmp_path))
+    writer, reader = OutputWriter(store, "w0001.7"), OutputReader(store)
+    writer.add([line(1)])
+    writer.flush()
+    assert len(reader.new()) == 1
+    for _ in range(QUIET):
+        assert reader.new() == []
+    writer.add([line(2)])
+    writer.flush()
+    assert [told.text for told in reader.new(every=True)] == ["line 2"]
+    writer.add([line(3)])
+    writer.flush()
+    assert [told.text for _ in range(2 * QUIET) for told in reader.new()] == ["line 3"]

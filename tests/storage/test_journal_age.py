@@ -105,10 +105,11 @@ def aged(store: Store, term: int = 1, *, flushes: int = 30, every: int = 10) -> 
 
 def test_parts_before_a_state_are_compacted_and_still_told_in_order() -> None:
     store = MemoryStore()
-    aged(store, flushes=35)
+    journal = aged(store, flushes=35)
     assert slots(store)[0] == 31  # the last one that the newest state covers stays
     assert coverings(store) == [21, 31]
     assert spans(store) == [(1, 10), (11, 20), (21, 30)]
+    assert journal.uncovered == 5
     assert told(store) == list(range(35))
     assert told(store, part_path(14)) == list(range(13, 35))
     assert known(store, 2) == list(range(35))

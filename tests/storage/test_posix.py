@@ -132,3 +132,21 @@ def test_what_a_killed_writer_left_is_seen_only_as_unfinished(tmp_path: Path) ->
     for path in left:
         store.delete_tree(path.partition("/")[0])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_is_unfinished_is_discarded(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    store.write("d/a", b"1")
+    (tmp_path / "d" / ".tmp-1").write_bytes(b"2")
+    (tmp_path / "d" / ".tmp-2").write_bytes(b"3")
+    store.discard(["d/.tmp-1", "d/a", "d", "d/.tmp-gone"])
+    assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [".tmp-2", "a"]
+
+
+@pytest.mark.parametrize("call", ["read", "read_ranges", "read_into"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, call: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    store = PosixStore(tmp_path)
+    arguments = {"read": (), "read_ranges": ([(0, 1)],), "read_into": (0, [memoryview(bytearray(1))])}[call]
+    with pytest.raises(StorageError, match="no regular file"):
+        getattr(store, call)("pipe", *arguments)

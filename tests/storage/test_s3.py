@@ -100,3 +100,16 @@ def test_a_completion_whose_answer_was_lost_counts_and_a_lost_part_leaves_nothin
     torn.discard()
     assert store.list() == ["whole"]
     assert store.unfinished() == []
+
+
+def test_what_was_left_of_an_upload_is_discarded_by_its_name_and_nothing_else(s3: S3Server) -> None:
+    root = s3.bucket("left").removeprefix("s3://")
+    store = open_store(f"s3://{root}/run", options=s3.options)
+    client = s3fs.S3FileSystem(**s3.options, skip_instance_cache=True)
+    for name in ("commits/00000003.json", "commits/00000004.json"):
+        client.call_s3("create_multipart_upload", Bucket=root, Key=f"run/{name}")
+    store.write("commits/00000003.json", b"{}")
+    assert store.unfinished("commits") == ["commits/00000003.json", "commits/00000004.json"]
+    store.discard(["commits/00000003.json"])
+    assert store.unfinished("commits") == ["commits/00000004.json"]
+    assert store.read("commits/00000003.json") == b"{}"

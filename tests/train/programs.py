@@ -18,7 +18,7 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang, call
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from elastic_train.train.custom.loop_task import LoopTask, task_of
+from elastic_train.train.declaration.loop_task import LoopTask, task_of
 from elastic_train.train.model.collate import caller, collate
 from elastic_train.train.model.plain_build import default_dtype
 from elastic_train.train.model.rng import Randomness
@@ -135,7 +135,7 @@ def hold(program: Program, way: str, pool: GlooPool, generations: Iterator[int])
     expected, found = plain(program), _trained(gang, WAYS[way], pool)
     np.testing.assert_allclose(found.losses, expected.losses, rtol=program.rtol, err_msg="losses")
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e3 * program.rtol, err_msg="norms")
-    assert found.weights.keys() == expected.weights.keys()
+    assert found.weights.keys() >= expected.weights.keys()  # what a loop registers is beside them
     for name, value in expected.weights.items():
         np.testing.assert_allclose(
             found.weights[name], value, rtol=1e3 * program.rtol, atol=1e3 * program.rtol, err_msg=name

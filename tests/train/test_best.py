@@ -9,7 +9,7 @@ import pytest
 from elastic_train.config import Checkpoints
 from elastic_train.errors import ConfigError
 from elastic_train.train.best import Best
-from elastic_train.train.task import Evaluation
+from elastic_train.train.task import Evaluation, Task, evaluation_of
 
 pytestmark = pytest.mark.ring2
 
@@ -23,6 +23,23 @@ def test_what_may_be_the_best_is_worth_a_save() -> None:
     assert worth([0.5, 0.4, 0.6, 0.6, 0.5], best_order="max") == [True, False, True, True, False]
     assert worth([0.5, 0.4, 0.6], best_order="min") == [True, True, False]
     assert worth([0.5, 0.4, 0.3, 0.45], best_order="max", keep_best=2) == [True, True, False, True]
+
+
+def test_an_evaluation_that_would_never_be_made_is_refused() -> None:
+    for options, said in [
+        ({"every": -1}, "every: must be a whole number"),
+        ({"every": 2.5}, "every: must be a whole number"),
+        ({"metric": 3}, "metric: must be a function"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            Evaluation(dataset=[1], **options)
+
+    class Odd(Task):
+        def evaluation(self):
+            return [1]
+
+    with pytest.raises(ConfigError, match="returned list, not an Evaluation"):
+        evaluation_of(Odd())
 
 
 def test_what_is_no_number_is_never_the_best() -> None:

@@ -118,7 +118,7 @@ def test_a_durable_checkpoint_frees_what_came_before_it(log: BoundaryLog) -> Non
 def test_memory_is_bounded_the_oldest_goes_to_disk_and_reads_the_same(tmp_path: Path) -> None:
     log = BoundaryLog(Room(memory=4 * KIB, waiting=1 << 20, disk=1 << 20, directory=tmp_path))
     fill(log, range(1, 9))
-    assert log._snapshot_store.memory_used <= 4 * KIB
+    assert log._buffers.memory_used <= 4 * KIB
     assert log.nbytes == 16 * KIB
     assert log.span() == (1, 8)
     for step in range(1, 9):
@@ -126,7 +126,7 @@ def test_memory_is_bounded_the_oldest_goes_to_disk_and_reads_the_same(tmp_path: 
             assert torch.equal(log.read(crossing(step, micro)), tensor(step, micro))
     log.forget(6)
     fill(log, range(9, 13))
-    assert log._snapshot_store._end <= 14 * KIB, "places in the file are used again"
+    assert log._buffers._end <= 14 * KIB, "places in the file are used again"
     assert torch.equal(log.read(crossing(9, 1)), tensor(9, 1))
     log.close()
     assert list(tmp_path.iterdir()) == []

@@ -176,6 +176,13 @@ def test_every_sample_counts_once_and_padding_not_at_all() -> None:
     assert evaluator(task, model).run(4) == {"loss": pytest.approx(total / count, rel=1e-12)}
 
 
+def test_an_evaluation_is_seen_to_move_with_every_micro_batch() -> None:
+    """So that one that takes for ever is told from one that stands still."""
+    task, marks = Task(held_out=17), list[tuple[str, int, int]]()
+    evaluator(task, build(task)).run(4, lambda *mark: marks.append(mark))
+    assert marks == [("evaluation", 4, micro) for micro in range(-(-17 // SPEC.batch.micro_size))]
+
+
 @pytest.mark.parametrize("held_out", [17, 4])
 def test_every_plan_gives_the_same_result(
     pool: GlooPool, new_generation: Iterator[int], held_out: int

@@ -210,12 +210,14 @@ class Counted(TinyTask):
 def test_a_buffer_that_a_forward_changes_is_refused_under_several_ranks(
     pool: GlooPool, new_generation: Iterator[int]
 ) -> None:
-    gang = Gang(pool, new_generation, Counted(), spec())
+    gang = Gang(pool, new_generation, Counted(), spec(max_workers=1))
     gang.form(gang.plan(1, 1))
     assert gang.run()[-1].step == 6
-    gang.form(gang.plan(1, 2))
-    for _, error, _ in gang.begin().results():
-        assert error.startswith("ConfigError: model.gate.1.calls")
+    gang = Gang(pool, new_generation, Counted(), spec())
+    for mesh in ((1, 1), (1, 2)):  # alone too, where more may come
+        gang.form(gang.plan(*mesh))
+        for _, error, _ in gang.begin().results():
+            assert error.startswith("ConfigError: model.gate.1.calls")
 
 
 class OneRaises(TinyTask):

@@ -18,7 +18,7 @@ from elastic_train.checkpoint.engine import machine_memory
 from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from elastic_train.train.custom.loop_task import task_of
+from elastic_train.train.declaration.loop_task import task_of
 from elastic_train.train.model.plain_build import default_dtype
 from elastic_train.train.task import Task
 
@@ -297,7 +297,7 @@ def test_values_are_those_of_a_plain_build(
 
 def first_ids(state: dict[str, Any]) -> list[int]:
     order = state["member"]._dataset().order
-    return [i for micro in order.micro_batches(1) for i in micro.real_ids]
+    return [i for micro in order.micro_batches(1) for i in micro.ids]
 
 
 def test_the_dtype_is_that_of_the_run(pool: GlooPool, new_generation: Iterator[int]) -> None:

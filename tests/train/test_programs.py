@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from elastic_train.testing.gloo_pool import GlooPool
+from tests.train import programs_loops as loops
 from tests.train import programs_models as of_models
 from tests.train import programs_optimizers as of_optimizers
 from tests.train.programs import ALONE, Program, hold
 
 pytestmark = pytest.mark.ring2
+
+OF_SHARDS = r"parallelism\.dp_shard: .*uses a parameter while it is sharded"
 
 TABLE = [
     Program(make=of_optimizers.counter_in_groups),
@@ -67,28 +70,40 @@ TABLE = [
     Program(make=of_models.writes_inputs),
     Program(make=of_models.standard_generators),
     Program(make=of_models.frozen_part),
-    Program(
-        make=of_models.gradient_hook, refused_on={"fsdp2": r"model\.a\.weight: has a hook .* dp_shard=1"}
-    ),
+    Program(make=of_models.gradient_hook, refused_on={"fsdp2": r"model\.a\.weight: has a hook .*dp_shard=1"}),
     Program(make=of_models.tied),
     Program(make=of_models.weight_norm),
-    Program(make=of_models.child_weights),
+    Program(make=of_models.child_weights, refused_on={"fsdp2": OF_SHARDS}),
     Program(make=of_models.branches),
     Program(make=of_models.batch_norm),
     Program(make=of_models.recurrent),
     Program(
         make=of_models.complex_parameter, refused=r"model\.weight: is complex128.* torch.view_as_complex"
     ),
+    Program(make=loops.a_loop),
+    Program(make=loops.copied_average),
+    Program(make=loops.averaged_model),
+    Program(make=loops.unfreezes, refused_on={"fsdp2": r"model\.net\.a\.bias: requires_grad was changed"}),
+    Program(make=loops.clamps),
+    Program(make=loops.clamps_before, refused=r"model\.net\.a\.weight: the loop changes this parameter"),
+    Program(make=loops.clamps_inside, refused=r"model\.net\.a\.weight: this parameter was changed during"),
+    Program(make=loops.steps_itself, refused=r"model\.net\.a\.weight: this parameter was changed during"),
+    Program(make=loops.rate_by_hand),
+    Program(make=loops.rate_of_the_step),
+    Program(make=loops.scheduled),
+    Program(make=loops.fixed_noise),
+    Program(make=loops.queue),
+    Program(make=loops.evaluation_mode),
+    Program(make=loops.hook_of_the_loop, refused_on={"fsdp2": r"model\.net\.a\.weight: has a hook"}),
+    Program(make=loops.penalty, refused_on={"fsdp2": OF_SHARDS}),
+    Program(make=loops.other_method, refused_on={"fsdp2": OF_SHARDS}),
 ]
-
-QUICK: dict[str, tuple[str, ...]] = {}
-"""Ways that every run of the tests takes; the others are of the matrix."""
 
 
 def _cases() -> Iterator[Any]:
     for program in TABLE:
         for way in program.ways:
-            quick = way in QUICK.get(program.name, ("fsdp2", "2-3-1"))
+            quick = way == ("2-3-1" if "2-3-1" in program.ways else program.ways[-1])  # others: the matrix
             marks = () if quick else (pytest.mark.matrix,)
             most = "" if program.most > 1 else "-alone"
             yield pytest.param(program, way, id=f"{program.name}{most}-{way}", marks=marks)

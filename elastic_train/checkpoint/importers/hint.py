@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 from elastic_train.errors import StorageError, StorageNotFound
+from elastic_train.storage.fsspec_store import is_local
 from elastic_train.storage.store import Store
 
 SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".tar", ".distcp", ".metadata", ".index.json")
@@ -14,10 +17,10 @@ MOST = 10_000
 SHOWN = 3
 
 
-def substituted(store: Store, url: str) -> str:
+def meant_instead(store: Store, url: str) -> str:
     """A sentence with what to open instead; what to check where there is nothing of the kind."""
     try:
-        names = list(islice(store.list(), MOST))
+        names = list(islice(_near(local_path(url)) if is_local(url) else store.list(), MOST))
     except StorageNotFound:
         names = []
     except StorageError as error:  # the path may be a file that is no checkpoint
@@ -32,6 +35,28 @@ def substituted(store: Store, url: str) -> str:
     if inside:
         return f"Name the directory that is meant: {_shown(url, inside)}."
     return "Check the path, or wait for a save."
+
+
+def local_path(url: str) -> Path:
+    """Where a URL of this machine's file system leads."""
+    protocol, split, rest = url.partition("://")
+    return Path(f"/{rest.lstrip('/')}" if split else protocol).expanduser()
+
+
+def _near(directory: Path) -> Iterator[str]:
+    """Names of files in a directory and in those in it; what can't be looked at has none."""
+    for entry in _entries(directory):
+        if entry.is_dir():
+            yield from (f"{entry.name}/{inner.name}" for inner in _entries(entry) if inner.is_file())
+        else:
+            yield entry.name
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(islice(directory.iterdir(), MOST))
+    except OSError:
+        return []
 
 
 def _shown(url: str, names: list[str]) -> str:

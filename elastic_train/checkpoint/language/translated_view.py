@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from elastic_train.checkpoint.dtypes import ELEMENTS
@@ -22,13 +20,6 @@ def as_ours(source: Readable, spec: Spec) -> Mapped:
     """Another system's checkpoint in our terms."""
     resolved = to_ours(spec, [source.tensors], aliases=source.aliases, url=source.url)
     return Mapped(resolved, [source], map_document(source.document, resolved, url=source.url), url=source.url)
-
-
-def union_as_ours(parts: Sequence[Readable], spec: Spec) -> Mapped:
-    """The parts that model-parallel ranks wrote, united. The document is the first part's."""
-    url = parts[0].url
-    resolved = to_ours(spec, [p.tensors for p in parts], aliases=parts[0].aliases, url=url)
-    return Mapped(resolved, parts, map_document(parts[0].document, resolved, url=url), url=url)
 
 
 def as_theirs(source: Readable, spec: Spec) -> Mapped:

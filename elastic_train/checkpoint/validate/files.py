@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from elastic_train.checkpoint.validate.rows import malformed
+from elastic_train.checkpoint.validate.state import check_count
 from elastic_train.errors import OutsideOfCheckpoint
 
 LOCAL = ("file://", "local://")
@@ -110,6 +111,7 @@ def recorded_roots(text: str | None, *, run: str, url: str) -> tuple[str, ...]:
     """
     if text is None:
         return ()
+    check_count(text.encode(), url=url)
     try:
         said = json.loads(text)
     except (ValueError, RecursionError) as error:

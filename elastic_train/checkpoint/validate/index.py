@@ -8,6 +8,7 @@ from typing import Any
 
 from elastic_train.checkpoint.dtypes import element
 from elastic_train.checkpoint.validate.rows import check_shape, malformed
+from elastic_train.checkpoint.validate.state import check_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +23,7 @@ class TensorIndex:
 
 def read_index(text: str, rows: int, *, url: str) -> TensorIndex:
     """The index of a manifest of so many rows; Malformed unless its entries divide them among them."""
+    check_count(text.encode(), url=url)
     try:
         words: Any = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -68,26 +68,28 @@ class Parquet:
             raise self._refuse(f"its manifest can't be read ({error!s:.300})") from error
         self._check_columns()
 
-    def read(self, groups: Sequence[int] | None = None) -> pa.Table:
-        """Groups of rows, or all of them, as columns of the schema."""
-        names = self._schema.names
+    def read(self, groups: Sequence[int] | None = None, *, columns: Sequence[str] | None = None) -> pa.Table:
+        """Groups of rows, or all of them, as columns of the schema, or some of these."""
+        names = list(columns or self._schema.names)
         numbers = range(len(self.group_rows)) if groups is None else groups
         try:
             for number in numbers:
                 for chunk in self._chunks[number]:
-                    self._check_pages(chunk)
+                    if chunk.name.partition(".")[0] in names:
+                        self._check_pages(chunk)
             found = self._file.read_row_groups(list(numbers), columns=names)
             found.validate(full=True)  # text that is UTF-8, numbers of names that there are
-            named = (c for name in TEXTS for c in found.column(name).chunks if pa.types.is_dictionary(c.type))
-            text = sum(map(_text_bytes, named))
+            texts = (c for name in TEXTS if name in names for c in found.column(name).chunks)
+            text = sum(_text_bytes(c) for c in texts if pa.types.is_dictionary(c.type))
             if text > FREE_BYTES + TEXT_OF_A_ROW * found.num_rows:
                 raise self._refuse(
                     f"the names in {found.num_rows} rows of its manifest are {text} bytes long"
                 )
-            for field in self._schema:
+            schema = pa.schema([self._schema.field(name) for name in names])
+            for field in schema:
                 if not field.nullable and found.column(field.name).null_count:
                     raise self._refuse(f"a row of its manifest has no {field.name}")
-            return found.select(names).cast(self._schema)
+            return found.select(names).cast(schema)
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
             raise self._refuse(f"its manifest can't be read ({error!s:.300})") from error
 

@@ -10,7 +10,16 @@ from elastic_train.checkpoint.validate.rows import malformed
 
 MOST_DEEP = 64
 """Containers inside each other in a document."""
+FREE_CONTAINERS, BYTES_OF_A_CONTAINER = 1_000_000, 32
+"""Lists and mappings that any JSON may have, and bytes of it for each one more."""
 STEPS = 1 << 63
+
+
+def check_count(data: bytes, *, url: str) -> None:
+    """No more containers than can be had in the memory that a checkpoint may take, before they are made."""
+    count = data.count(b"[") + data.count(b"{")
+    if count > FREE_CONTAINERS + len(data) // BYTES_OF_A_CONTAINER:
+        raise malformed(url, f"there are {count} lists and mappings in {len(data)} bytes of JSON of it")
 
 
 def check_depth(value: Any, *, url: str) -> None:

@@ -23,6 +23,10 @@ from elastic_train.storage.store import Store
 log = logging.getLogger(__name__)
 RECORDS = 4000
 """Records from one kept state to the next: about 2 MB of journal, folded in half a second."""
+FEWEST = 50
+"""Records that a state is worth: while one is on its way, the parts before it are still counted."""
+PARTS = 500
+"""Parts from one kept state to the next, where each holds few records: each is a request to read."""
 
 
 class Chronicle:
@@ -54,7 +58,7 @@ class Chronicle:
         self._journal.append(to_json(record))
         self._summary.add(record)
         self._since += 1
-        if self._since >= self._every:
+        if self._since >= self._every or (self._since >= FEWEST and self._journal.uncovered >= PARTS):
             self._journal.keep({"state": encode_state(state), "summary": encode_summary(self._summary)})
             self._since = 0
 

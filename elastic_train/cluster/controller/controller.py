@@ -14,7 +14,6 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import ray
 
@@ -34,7 +33,7 @@ from elastic_train.cluster.controller.request_watch import RequestWatch
 from elastic_train.cluster.controller.silent_workers import SilentWorkers
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch, at
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.cluster.run_updates import Board, RunUpdate
+from elastic_train.cluster.run_updates import Board, Driven, RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
 from elastic_train.control.anticipated_questions import likely
@@ -65,15 +64,6 @@ log = logging.getLogger(__name__)
 FLUSH_S = 5.0  # how old an undecided event may get before it is durable
 DURABLE_S = 10.0  # how long whoever asks for a stop waits until it is durable
 DRIVER_LEASES = 3  # lease times that the driver may be silent
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Driven:
-    """Who drives the run, and for how long it has said nothing."""
-
-    driver: str
-    silent_s: float
-    ended: bool
 
 
 class Controller:
@@ -143,9 +133,11 @@ class Controller:
             driver=self._driver, silent_s=self._driver_silent_s, ended=self._board.ended is not None
         )
 
-    def stop(self, reason: str) -> None:
-        """Returns once the request is durable: Ray asks again where this process ends before."""
-        event = at(StopRequested(at=0.0, reason=reason), self._now())
+    def stop(self, reason: str, *, patient: bool = False) -> None:
+        """Returns once the request is durable: Ray asks again where this process ends before. So a first
+        request is `patient`: heard twice it is still the first.
+        """
+        event = at(StopRequested(at=0.0, reason=reason, patient=patient), self._now())
         durable = self._stops[id(event)] = threading.Event()
         self._inbox.put(event)
         durable.wait(DURABLE_S)
@@ -196,11 +188,12 @@ class Controller:
         typed = error if isinstance(error, ElasticTrainError) else None
         detail = str(error) if typed is not None else "".join(traceback.format_exception(error))
         failed = at(ControllerFailed(at=0.0, detail=detail), self._now())
-        if self._journal is not None and not isinstance(error, Fenced):
-            outcome = transition(self._state, failed, self._policy)
-            self._note(failed, outcome)
-            self._state = outcome.state
         fenced = isinstance(error, Fenced)
+        if self._journal is not None and not fenced:
+            try:
+                self._decide(failed)
+            except Exception as another:
+                log.error("the end was not journalled", exc_info=another)
         self._finish(End(outcome="fenced" if fenced else "infrastructure", detail=detail), typed)
 
     def _begin(self) -> bool:
@@ -242,8 +235,9 @@ class Controller:
             for command in resume_commands(state, self._policy):
                 performer.perform(command)
             return False
-        found = find_workers(self._run, performer, verdict_s=self._spec.timing.verdict_s, adopt=again)
         find_peer_stores(self._run, performer, adopt=again)
+        found = find_workers(self._run, performer, self._roster, timing=self._spec.timing, adopt=again)
+        performer.pair()
         self._found = True
         self._post(
             TermBegan(
@@ -364,17 +358,19 @@ class Controller:
         if self._board.ended is not None:
             return
         own = end.outcome != "fenced"  # what is in storage is another's by now
-        if self._performer is not None:
-            self._performer.wind_up(f"the run ended: {end.outcome}")
-        finish(
-            self._effects,
-            peer_stores=self._performer.peer_stores.stop if self._performer is not None else None,
-            journal=self._journal.last if self._journal is not None and own else None,
-            lease=self._committer.release if self._committer is not None and own else None,
-            demand=self._demand.release,
-            hook=self._hook.close if self._hook is not None else None,
-        )
-        self._board.end(end, error)
+        try:
+            if self._performer is not None:
+                self._performer.wind_up(f"the run ended: {end.outcome}")
+            finish(
+                self._effects,
+                peer_stores=self._performer.peer_stores.stop if self._performer is not None else None,
+                journal=self._journal.last if self._journal is not None and own else None,
+                lease=self._committer.release if self._committer is not None and own else None,
+                demand=self._demand.release,
+                hook=self._hook.close if self._hook is not None else None,
+            )
+        finally:  # the driver waits for this
+            self._board.end(end, error)
 
     # -- keeping watch
 
@@ -383,7 +379,7 @@ class Controller:
         try:
             self._committer.renew()
         except Fenced as error:
-            self._post(FencedOff(at=0.0, by_term=error.by_term))
+            self._fenced(error)
 
     def _check_driver(self) -> None:
         silent = self._driver_silent_s

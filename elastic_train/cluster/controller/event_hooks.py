@@ -18,11 +18,9 @@ from typing import Any
 
 from elastic_train.control.events import (
     CheckpointCommitted,
-    Event,
     GroupReady,
     NodesChanged,
     StepCommitted,
-    WorkerLost,
 )
 from elastic_train.observe.records import Record
 
@@ -68,7 +66,8 @@ class EventHook:
                 "cause": record.reason,
                 "step": self._step,
                 "steps_lost": lost,
-                "node": _node(event),
+                "change": record.change.kind if record.change is not None else "",
+                "node": _node(record),
                 "plan": record.formed.plan if record.formed is not None else "",
                 "phase": record.phase,
                 "at": record.wall,
@@ -116,14 +115,13 @@ def _name(record: Record) -> str:
     return "".join(f"_{c.lower()}" if c.isupper() else c for c in words).lstrip("_")
 
 
-def _node(event: Event) -> str:
-    match event:
-        case WorkerLost(cause=cause):
-            return cause.node
-        case NodesChanged(nodes=nodes):
-            return ", ".join(node.name for node in nodes if node.drain_by is not None)
-        case _:
-            return ""
+def _node(record: Record) -> str:
+    """The nodes that it happened to: those that were lost, or those that are about to leave."""
+    if record.change is not None and record.change.nodes:
+        return ", ".join(record.change.nodes)
+    if isinstance(record.event, NodesChanged):
+        return ", ".join(node.name for node in record.event.nodes if node.drain_by is not None)
+    return ""
 
 
 def _post(url: str, body: bytes) -> None:

@@ -7,7 +7,7 @@ digest of the whole state is compared with what the holders had. Nothing here ch
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from ray.exceptions import GetTimeoutError, RayTaskError
 
 from elastic_train.checkpoint.merging import merged
 from elastic_train.cluster.messages import Filled, Offer
-from elastic_train.cluster.ray_calls import answer
+from elastic_train.cluster.ray_calls import FETCH_S, answer
 from elastic_train.cluster.stage_replays import StageReplay, stage_replays
 from elastic_train.control.commands import Form
 from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
@@ -29,6 +29,7 @@ from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, Sna
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
 
 MOD = 1 << 64
+LOOK_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,16 @@ class Participants:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long members may take for an answer. While `busy` says that one of them is inside the job's own
+    code, which has a deadline of its own, no time passes.
+    """
+
+    limit_s: float
+    busy: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FormResult:
     """Every rank has its state of `step`."""
 
@@ -55,9 +66,7 @@ class FormResult:
     far_bytes: int = 0  # and of other nodes
 
 
-def form(
-    command: Form, participants: Participants, store: tuple[str, int], *, deadline_s: float
-) -> FormResult:
+def form(command: Form, participants: Participants, store: tuple[str, int], patience: Patience) -> FormResult:
     """Raises what a member raised, GroupBroken when the deadline passes, StateMismatch on a wrong digest."""
     missing = [w for w in (*command.plan.workers, *command.holders) if w not in participants.handles]
     if missing:
@@ -66,19 +75,19 @@ def form(
         )
     match command.origin:
         case Live() as origin:
-            return _from_held(command, origin, command.holders, participants, store, deadline_s)
+            return _from_held(command, origin, command.holders, participants, store, patience)
         case Mixed() as origin:
-            replayers = _replayed(command, origin, participants, store, deadline_s)
+            replayers = _replayed(command, origin, participants, store, patience)
             names, participants = _with_peer_stores(command, participants, origin.peers)
             holders = tuple(dict.fromkeys((*command.holders, *names, *replayers)))
-            return _from_held(command, origin, holders, participants, store, deadline_s)
+            return _from_held(command, origin, holders, participants, store, patience)
         case FromStorage(stored=stored):
-            _join(command, participants, store, None, deadline_s)
+            _join(command, participants, store, None, patience)
             calls = [h.restore.remote(command.generation, stored) for h in _members(command, participants)]
         case Fresh():
-            _join(command, participants, store, None, deadline_s)
+            _join(command, participants, store, None, patience)
             calls = [h.initialise.remote(command.generation) for h in _members(command, participants)]
-    return _agree(wait_all(calls, command.generation, deadline_s), None)
+    return _agree(wait_all(calls, command.generation, patience), None)
 
 
 def _members(command: Form, participants: Participants) -> list[Any]:
@@ -90,7 +99,7 @@ def _join(
     participants: Participants,
     store: tuple[str, int],
     states: Fragments | None,
-    deadline_s: float,
+    patience: Patience,
 ) -> list[Fragments]:
     calls = [
         participants.handles[worker].join.remote(
@@ -107,11 +116,11 @@ def _join(
         )
         for rank, worker in enumerate(command.plan.workers)
     ]
-    return wait_all(calls, command.generation, deadline_s)
+    return wait_all(calls, command.generation, patience)
 
 
 def _replayed(
-    command: Form, origin: Mixed, participants: Participants, store: tuple[str, int], deadline_s: float
+    command: Form, origin: Mixed, participants: Participants, store: tuple[str, int], patience: Patience
 ) -> tuple[str, ...]:
     """Have the lost stages replayed; the workers that hold them then."""
     if not origin.replays:
@@ -124,7 +133,9 @@ def _replayed(
         calls = [
             call for stage_replay in together for call in _replay(command, stage_replay, participants, store)
         ]
-        wait_all(calls, command.generation, deadline_s + participants.progress_s)
+        wait_all(
+            calls, command.generation, replace(patience, limit_s=patience.limit_s + participants.progress_s)
+        )
         completed = [
             participants.handles[holder].complete.remote(
                 stage_replay, number, _others(participants, stage_replay, holder)
@@ -133,7 +144,7 @@ def _replayed(
             if stage_replay.shared
             for number, holder in enumerate(stage_replay.holders)
         ]
-        wait_all(completed, command.generation, deadline_s)
+        wait_all(completed, command.generation, patience)
     return tuple(
         holder for together in rounds for stage_replay in together for holder in stage_replay.holders
     )
@@ -210,27 +221,27 @@ def _from_held(
     holders: tuple[str, ...],
     participants: Participants,
     store: tuple[str, int],
-    deadline_s: float,
+    patience: Patience,
 ) -> FormResult:
     live = Live(generation=origin.generation, step=origin.step, vote=origin.vote, undo=origin.undo)
     offers: list[Offer] = wait_all(
         [participants.handles[worker].offer.remote(live) for worker in holders],
         command.generation,
-        deadline_s,
+        patience,
     )
     haves = exact_first([offer.holds for offer in offers], [offer.undone for offer in offers])
     everything = whole(Fragments.concat(haves))
     stored = origin.stored if isinstance(origin, Mixed) else None
     if stored is not None:  # the checkpoint is one more holder, of what nobody else has
         (offer,) = wait_all(
-            [_members(command, participants)[0].kept.remote(stored)], command.generation, deadline_s
+            [_members(command, participants)[0].kept.remote(stored)], command.generation, patience
         )
         offers.append(offer)
         everything = offer.holds
         gaps = uncovered(everything, Fragments.concat(haves))
         haves.append(gaps.fragments if gaps is not None else everything.take(np.zeros(0, np.int64)))
     document = merged([offer.document for offer in offers])
-    needs = _join(command, participants, store, everything, deadline_s)
+    needs = _join(command, participants, store, everything, patience)
     nodes = [*(participants.nodes[worker] for worker in holders), *([] if stored is None else [""])]
     digests = _digests(command, live, holders, participants, everything, haves) if stored is None else []
     same = {
@@ -250,11 +261,11 @@ def _from_held(
         calls.append(
             participants.handles[worker].gather.remote(command.generation, live, own, others, document, rest)
         )
-    filled = wait_all(calls, command.generation, deadline_s)
+    filled = wait_all(calls, command.generation, patience)
     if stored is not None:  # exact parts of one step: together they are what was saved, to the bit
         expected = offers[-1].document.get("state_digest")
     else:
-        expected = sum(wait_all(digests, command.generation, deadline_s)) % MOD
+        expected = sum(wait_all(digests, command.generation, patience)) % MOD
     near, far = _distances(moves, command.plan.nodes, nodes)
     return replace(_agree(filled, expected), near_bytes=near, far_bytes=far)
 
@@ -312,21 +323,25 @@ def _agree(filled: Sequence[Filled], expected: int | None) -> FormResult:
     return FormResult(step=step, digest=filled[0].digest, notes=tuple(notes), transfer_s=transfer_s)
 
 
-def wait_all(refs: Sequence[ray.ObjectRef], generation: int, deadline_s: float) -> list[Any]:
+def wait_all(refs: Sequence[ray.ObjectRef], generation: int, patience: Patience) -> list[Any]:
     """Results in order. The first failure is raised at once, without waiting for the others."""
-    pending = list(refs)
+    pending, waited = list(refs), 0.0
     while pending:
-        done, pending = ray.wait(pending, num_returns=1, timeout=deadline_s)
+        done, pending = ray.wait(pending, num_returns=1, timeout=LOOK_S)
         if not done:
-            raise GroupBroken(
-                generation=generation,
-                reason=f"{len(pending)} members did not answer within {deadline_s:.0f} s",
-            )
+            waited += 0.0 if patience.busy() else LOOK_S
+            if waited > patience.limit_s:
+                raise GroupBroken(
+                    generation=generation,
+                    reason=f"{len(pending)} members did not answer within {patience.limit_s:.0f} s",
+                )
+            continue
+        waited = 0.0
         try:
-            answer(done[0], deadline_s)
+            answer(done[0], FETCH_S)
         except GetTimeoutError:
             raise GroupBroken(generation=generation, reason="an answer could not be fetched") from None
         except RayTaskError as error:
             cause = error.cause
             raise (cause if isinstance(cause, ElasticTrainError) else error) from None
-    return [answer(ref, deadline_s) for ref in refs]
+    return [answer(ref, FETCH_S) for ref in refs]

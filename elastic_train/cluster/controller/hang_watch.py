@@ -12,8 +12,8 @@ from elastic_train.cluster.controller.effects import Done, Effect, Effects, Endi
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling
-from elastic_train.control.stall import Mark, Stall, culprit, stalled
-from elastic_train.control.states import Facts, Pausing, Running, State
+from elastic_train.control.stall import ORDER, Mark, Stall, culprit, stalled
+from elastic_train.control.states import Facts, Forming, Pausing, Running, State
 from elastic_train.control.stragglers import Pace
 from elastic_train.planner.plan import Mesh
 
@@ -43,6 +43,8 @@ class HangWatch:
         self._compare(facts.generation, phase.plan.mesh, group)
         if self._reported == facts.generation or len(group) < phase.plan.world_size:
             return
+        if any(s.user_code and s.phase not in ORDER and s.phase_s <= self._timing.user_code_s for s in group):
+            return  # it builds its data set, say, and the others wait for it
         marks = [
             Mark(worker=s.worker, rank=s.rank, step=s.step, phase=s.phase, seconds=s.phase_s) for s in group
         ]
@@ -53,10 +55,17 @@ class HangWatch:
             self._name(facts.generation, stall, nodes)
 
     def moved_s(self, state: State, heartbeats: Iterable[Heartbeat]) -> float | None:
-        """For how long no member of the group entered a phase or a micro-batch; None: nobody looks."""
-        if not isinstance(state.phase, Running | Pausing):
+        """For how long no member of the group entered a phase or a micro-batch; None: nobody looks. One that
+        forms a group moves while it is inside the job's own code.
+        """
+        phase = state.phase
+        if isinstance(phase, Forming):  # members mark the new generation on the way
+            members = set(phase.plan.workers)
+            group = [s for s in heartbeats if s.worker in members]
+            return min((0.0 if s.user_code else s.phase_s for s in group), default=None)
+        if not isinstance(phase, Running | Pausing):
             return None
-        return min((s.phase_s for s in _group(state, state.phase, heartbeats)), default=None)
+        return min((s.phase_s for s in _group(state, phase, heartbeats)), default=None)
 
     def _name(self, generation: int, stall: Stall, nodes: Mapping[str, str]) -> None:
         """Ends in Hung, without stacks where none could be collected."""

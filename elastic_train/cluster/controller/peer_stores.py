@@ -15,8 +15,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster.actor_names import NAMESPACE, peer_store_name
 from elastic_train.cluster.controller.node_roster import Roster
-from elastic_train.cluster.controller.watch import domain_of
 from elastic_train.cluster.messages import Reported
+from elastic_train.cluster.nodes import domain_of
 from elastic_train.cluster.peer_store.peer_store import CONCURRENCY, PeerStore
 from elastic_train.cluster.peer_store.segments import sweep
 from elastic_train.cluster.ray_calls import answer, remote
@@ -148,8 +148,8 @@ class PeerStores:
         )
 
     def stop(self) -> None:
-        """End them all, and their segments with them. One that doesn't answer in a moment is killed: it may
-        be starting still, and has nothing yet. What it left is swept by a task on its node.
+        """End them all, and their segments with them. One that doesn't answer in a moment may be starting
+        still, and have nothing yet; what it left all the same is swept by a task on its node.
         """
         with self._lock:
             self._stopped = True
@@ -158,9 +158,9 @@ class PeerStores:
         silent: list[Any] = []
         if calls:
             _, silent = ray.wait(list(calls), num_returns=len(calls), timeout=STOP_S)
-        for call in silent:
+        for handle in handles.values():
             with suppress(RayError):
-                ray.kill(handles[calls[call]], no_restart=True)
+                ray.kill(handle, no_restart=True)
         self._tidy({calls[call] for call in silent} | self._untidy)
 
     def _tidy(self, nodes: Collection[str]) -> None:

@@ -17,7 +17,7 @@ from elastic_train.cluster.controller.abort_group import abort
 from elastic_train.cluster.controller.committer import Committer
 from elastic_train.cluster.controller.effect_endings import begin_aside, begin_events
 from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
-from elastic_train.cluster.controller.form_group import Participants, form
+from elastic_train.cluster.controller.form_group import Participants, Patience, form
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.peer_stores import HUNG_S, PeerStores
 from elastic_train.cluster.controller.watch import WorkerWatch
@@ -51,14 +51,16 @@ from elastic_train.control.events import (
     PeersReported,
 )
 from elastic_train.control.faults import FaultSchedule
-from elastic_train.control.waits import form_limit_s
 from elastic_train.errors import CheckpointError
-from elastic_train.recovery.evidence import checkpoint_of
+from elastic_train.recovery.evidence import Mixed, checkpoint_of
 
 log = logging.getLogger(__name__)
 
 QUICK_S = 30.0
 """What asks Ray alone, and no process of the run, may take."""
+
+WAITS = 5.0
+"""How many answers of all its members a group that forms waits for."""
 
 SLACK_S = 5.0
 """What an effect may take beyond the waits that it consists of, on a busy machine."""
@@ -231,13 +233,19 @@ class Performer:
             self._effects,
             f"forming generation {command.generation}",
             Lane.FORMING,
-            self._spec.timing.user_code_s + form_limit_s(command.origin, self._spec.timing) + SLACK_S,
+            self._form_limit_s(command),
             lambda: (self._formed(command),),
             post=self._post,
             otherwise=lambda cause: GroupBroken(
                 at=0.0, generation=command.generation, worker="", cause=cause
             ),
         )
+
+    def _form_limit_s(self, command: Form) -> float:
+        """When nobody waits for a group any more. What takes too long in it is noticed before that."""
+        timing = self._spec.timing
+        replays = isinstance(command.origin, Mixed) and command.origin.replays
+        return timing.user_code_s + WAITS * timing.form_s + (timing.progress_s if replays else 0.0)
 
     def _formed(self, command: Form) -> Event:
         began = self._now()
@@ -250,8 +258,15 @@ class Performer:
             progress_s=self._spec.timing.progress_s,
             replayers=logs.replayers if logs is not None else None,
         )
+        members = frozenset((*command.plan.workers, *command.holders))
+
+        def busy() -> bool:
+            return any(s.worker in members and s.user_code for s in self._watch.heartbeats())
+
         try:
-            formed = form(command, participants, self._store(), deadline_s=self._spec.timing.form_s)
+            formed = form(
+                command, participants, self._store(), Patience(limit_s=self._spec.timing.form_s, busy=busy)
+            )
         except CheckpointError as error:
             stored = checkpoint_of(command.origin)
             assert stored is not None

@@ -11,34 +11,37 @@ import selectors
 import socket
 import time
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 K = TypeVar("K")
 WITHIN_S = 1.0
 AT_ONCE = 256
 """Connections that are open at a time: a process has a limit of descriptors."""
 
-_UNDER_WAY = (0, errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK)
+_UNDER_WAY = (0, errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK, errno.ECONNREFUSED)
 
 
-def reachable(places: Mapping[K, tuple[str, int]], within_s: float = WITHIN_S) -> frozenset[K]:
-    """Those of the places, (address, port) by name, where something accepts connections."""
-    names, found = list(places), set[K]()
+Verdict = Literal["accepts", "refuses", "silent"]
+"""What came of trying to connect. A refusal is said by the machine itself; silence may be ours."""
+
+
+def reachable(places: Mapping[K, tuple[str, int]], within_s: float = WITHIN_S) -> dict[K, Verdict]:
+    """What each of the places, (address, port) by name, answers."""
+    names, found = list(places), dict[K, Verdict]()
     for first in range(0, len(names), AT_ONCE):
         some = {name: places[name] for name in names[first : first + AT_ONCE]}
-        accepted, silent = _tried(some, some, within_s / 2)
-        found |= accepted
-        found |= _tried(some, silent, within_s / 2)[0]
-    return frozenset(found)
+        found |= _tried(some, some, within_s / 2)
+        found |= _tried(some, [name for name in some if found[name] == "silent"], within_s / 2)
+    return found
 
 
-def _tried(places: Mapping[K, tuple[str, int]], names: Iterable[K], within_s: float) -> tuple[set[K], set[K]]:
-    """Those that accepted, and those that gave no answer; the others refused."""
-    accepted, waiting = set[K](), dict[socket.socket, K]()
+def _tried(places: Mapping[K, tuple[str, int]], names: Iterable[K], within_s: float) -> dict[K, Verdict]:
+    found, waiting = dict[K, Verdict](), dict[socket.socket, K]()
     deadline = time.monotonic() + within_s
     with selectors.DefaultSelector() as looked_at:
         try:
             for name in names:
+                found[name] = "silent"
                 made = _connecting(places[name])
                 if made is not None:
                     waiting[made] = name
@@ -47,18 +50,23 @@ def _tried(places: Mapping[K, tuple[str, int]], names: Iterable[K], within_s: fl
                 for key, _ in looked_at.select(left):
                     assert isinstance(key.fileobj, socket.socket)
                     looked_at.unregister(key.fileobj)
-                    name = waiting.pop(key.fileobj)
-                    if key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
-                        accepted.add(name)
+                    problem = key.fileobj.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                    found[waiting.pop(key.fileobj)] = _meant(problem)
                     key.fileobj.close()
-            return accepted, set(waiting.values())
+            return found
         finally:
             for made in waiting:
                 made.close()
 
 
+def _meant(problem: int) -> Verdict:
+    if problem in (errno.ECONNREFUSED, errno.ECONNRESET):
+        return "refuses"
+    return "silent" if problem else "accepts"
+
+
 def _connecting(place: tuple[str, int]) -> socket.socket | None:
-    """A connection under way; None where it is refused or makes no sense."""
+    """A connection under way, which may have failed by now; None where there is no way to the address."""
     address, port = place
     made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     made.setblocking(False)

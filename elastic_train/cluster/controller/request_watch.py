@@ -21,7 +21,7 @@ class RequestWatch:
         reason = stop_asked(self._store, self._term)
         if reason is not None and not self._stop_heard:
             self._stop_heard = True
-            self._post(StopRequested(at=0.0, reason=reason))
+            self._post(StopRequested(at=0.0, reason=reason, patient=True))
         saves = saves_asked(self._store, self._term)
         if saves > self._saves_heard:
             self._saves_heard = saves

@@ -20,6 +20,7 @@ from elastic_train.cluster.controller.autoscaler_demand import slots_of
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.error_causes import death_of
 from elastic_train.cluster.messages import Heartbeat, Ready
+from elastic_train.cluster.nodes import domain_of
 from elastic_train.config import RunSpec, Timing
 from elastic_train.control.events import Cause, Event, Node, NodesChanged, WorkerLost
 
@@ -27,20 +28,22 @@ log = logging.getLogger(__name__)
 POLL_S = 0.25
 PROBE_S = 1.0
 SILENT_HEARTBEATS = 3.0
-"""Heartbeats that may be missing before a worker counts as silent."""
+"""Heartbeats that may be missing before what a worker said last is taken to last on."""
+
+MISSED_HEARTBEATS = 1.25
+"""Heartbeats whose absence confirms that a node is gone which answers no connection."""
 SAME_S = 1.0  # clocks differ by less than what makes a deadline another one
-DOMAIN_LABELS = ("ray.io/availability-zone", "rack")
 
 
 class NodeWatch:
     """Looks at the cluster's nodes and posts NodesChanged when they change.
 
     Ray takes from seconds to a minute to call a silent node dead, and places actors there until then. So a
-    node counts only while its raylet accepts connections. But a list of nodes is the word of one observer,
-    and what failed may be its own way to them: a node that is missing from it goes only when its workers are
-    silent, too, and one without workers when it is missing twice in a row. Where all nodes of workers are
-    missing at once, it is more likely that this process is cut off, and that is waited for as long as for
-    final reports.
+    node counts only while its raylet accepts connections. But a list of nodes, and a connection that comes to
+    nothing, are the word of one observer: what failed may be its own way to them. A node that is missing is
+    asked itself. One that accepts is there, one that refuses is gone. One that says nothing goes when its
+    workers are silent too, and where no node of any worker is found, that is waited for as long as for final
+    reports: it is more likely that this process is cut off.
     """
 
     def __init__(
@@ -83,12 +86,16 @@ class NodeWatch:
         """Nodes that are missing now and not yet believed to be gone."""
         seen, heard, now = self._seen or {}, self._heard(), self._now()
         gone = {name for name in seen if name not in found}
+        said = self._roster.answers(gone) if gone else {}
         limit = patience_s(self._spec.timing, cut_off=bool(heard) and not heard.keys() & found.keys())
-        kept = {
-            name: seen[name]
-            for name in gone
-            if (now - heard[name] < limit if name in heard else name not in self._missing)
-        }
+        kept: dict[str, Node] = {}
+        for name in gone:
+            if said.get(name, "silent") == "silent":
+                doubtful = now - heard[name] < limit if name in heard else name not in self._missing
+            else:
+                doubtful = said[name] == "accepts"
+            if doubtful:
+                kept[name] = seen[name]
         self._missing = gone
         return kept
 
@@ -97,7 +104,7 @@ def patience_s(timing: Timing, *, cut_off: bool) -> float:
     """Seconds of silence that confirm what one look says; `cut_off`: it may be this process that sees
     nobody.
     """
-    return timing.settle_s if cut_off else SILENT_HEARTBEATS * timing.heartbeat_s
+    return timing.settle_s if cut_off else MISSED_HEARTBEATS * timing.heartbeat_s
 
 
 class Deadlines:
@@ -270,25 +277,6 @@ def _error_of(ref: ray.ObjectRef) -> RayError | None:
     except RayError as error:
         return error
     return None
-
-
-def domain_of(info: Mapping[str, Any]) -> str:
-    """A node's failure domain by its labels; itself where it has none."""
-    labels: Mapping[str, str] = info.get("Labels", {})
-    return next((labels[key] for key in DOMAIN_LABELS if key in labels), short(info["NodeID"]))
-
-
-def node_info(name: str) -> Mapping[str, Any] | None:
-    """What Ray knows of a living node."""
-    return next((n for n in ray.nodes() if n["Alive"] and short(n["NodeID"]) == name), None)
-
-
-def spilled_bytes(name: str) -> int:
-    """What Ray moved from a node's object store to its disk so far."""
-    info = node_info(name)
-    if info is None:
-        return 0
-    return ray_private.spilled(info["NodeManagerAddress"], info["NodeManagerPort"])
 
 
 def at(event: Event, now: float) -> Event:

@@ -8,7 +8,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_train.cluster.ray_calls import answer, remote
+from elastic_train.cluster.ray_calls import answer, connect, remote
 from elastic_train.errors import StorageError
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.preflight import Token, probe, see
@@ -48,7 +48,7 @@ def problems_of(url: str, token: Token, nodes: Mapping[str, str], *, within_s: f
 
 def try_everywhere(url: str, token: Token, *, address: str, within_s: float) -> dict[str, str | None]:
     """Every node of the cluster at an address, with what is wrong there or None."""
-    ray.init(address=address, log_to_driver=False, logging_level=30)
+    connect(address, logging_level=30)
     try:
         names = nodes()
         problems = problems_of(url, token, names, within_s=within_s)

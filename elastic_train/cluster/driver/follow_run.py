@@ -67,7 +67,7 @@ def follow(
     with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as request:
         while True:
             if request.to_pass_on():
-                controller.stop.remote(request.reason)
+                controller.stop.remote(request.reason, patient=not request.hurries)
             if request.overdue():
                 ray.kill(controller, no_restart=True)
                 put_back(run_key(spec.storage_path, spec.name), spec)
@@ -131,6 +131,11 @@ class _Request:
         if stage == 2:
             self._over = now + AT_ONCE_S
         return True
+
+    @property
+    def hurries(self) -> bool:
+        """Whether the last that was passed on was said for the second time."""
+        return self._said == 2
 
     def overdue(self) -> bool:
         return time.monotonic() > self._over

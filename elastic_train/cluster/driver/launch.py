@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +25,9 @@ from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.cluster.driver.takeover import take_over
 from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.cluster.labels import selected
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.ray_calls import remote
+from elastic_train.cluster.ray_calls import connect, remote
 from elastic_train.cluster.sending import sent
 from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
@@ -62,13 +65,15 @@ def fit(
     callbacks: Sequence[Any] = (),
 ) -> Result:
     """See `ElasticTrainer.fit`. `chaos` performs its faults on the way."""
+    if chaos is None and not ray.is_initialized() and joined(address) is None:
+        check_local(spec, local_nodes)
     job = sent(task)  # before the model is built: what building leaves behind in the task is not the job
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
     store = open_store(child_url(spec.storage_path, spec.name))
     reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
-    with signals_restored(), _cluster(_joined(address), local_nodes):
+    with signals_restored(), _cluster(address, local_nodes, cpus=_cpus(spec)):
         try:
             _check_nodes_see(spec, token)
         finally:
@@ -98,7 +103,7 @@ def process_environment() -> dict[str, str]:
     return {name: os.environ.get(name, value) for name, value in PROCESS_ENVIRONMENT.items()}
 
 
-def _joined(address: str | None) -> str | None:
+def joined(address: str | None) -> str | None:
     """The cluster to join, as said or as in a submitted job by the environment; None where there is none."""
     field = "address" if address else "RAY_ADDRESS"
     address = address or os.environ.get("RAY_ADDRESS") or "local"
@@ -112,30 +117,65 @@ def _joined(address: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _cluster(address: str | None, local_nodes: int) -> Iterator[None]:
+def _cluster(address: str | None, local_nodes: int, *, cpus: int) -> Iterator[None]:
+    """The cluster that this process is connected to, else the one to join, else a local one."""
     if ray.is_initialized():
+        _check_connected(address)
         yield
-    elif address:
-        _connect(address)
+        return
+    to_join = joined(address)
+    if to_join is not None:
+        connect(to_join, namespace=NAMESPACE)
         try:
             yield
         finally:
             ray.shutdown()
     else:
         prepare_local_environment()
-        with LocalCluster(local_nodes):
+        with LocalCluster(local_nodes, cpus=cpus):
             yield
 
 
-def _connect(address: str) -> None:
-    try:
-        ray.init(address=address, namespace=NAMESPACE, log_to_driver=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+def _cpus(spec: RunSpec) -> int:
+    """Of a local node: those of one worker."""
+    return max(1, math.ceil(spec.cpus_per_worker))
+
+
+def check_local(spec: RunSpec, local_nodes: int) -> None:
+    """Refuse what a local cluster never has: its nodes are all there from the start."""
+    if not selected({}, spec.labels):
+        raise ConfigError(
+            field="scaling_config.label_selector",
+            problem="nodes of a local cluster have no labels.",
+            remedy="Join a cluster by address or RAY_ADDRESS, or leave the selector out.",
+        )
+    if spec.min_workers > local_nodes:
+        raise ConfigError(
+            field="fit(local_nodes=...)",
+            problem=f"a local cluster of {local_nodes} nodes has a worker on each, and num_workers asks for "
+            f"{spec.min_workers} at least.",
+            remedy="Raise local_nodes, lower the minimum, or join a cluster by address or RAY_ADDRESS.",
+        )
+
+
+def _check_connected(address: str | None) -> None:
+    """Refuse an address that a person gives and that this process is not connected to."""
+    connected = str(ray.get_runtime_context().gcs_address)
+    if address not in (None, "", "auto") and _resolved(str(address)) != _resolved(connected):
         raise ConfigError(
             field="address",
-            problem=f"there is no Ray cluster to join at {address}: {error}".splitlines()[0],
-            remedy="Start it, correct address or RAY_ADDRESS, or say 'local' for one on this machine.",
-        ) from error
+            problem=f"it says {address}, and this process is connected to {connected}.",
+            remedy="Leave it out, or call ray.shutdown() before.",
+        )
+
+
+def _resolved(address: str) -> str:
+    """The address with its host as a number, where it has one."""
+    host, _, port = address.rpartition(":")
+    try:
+        return f"{socket.gethostbyname(host)}:{port}"
+    except OSError:
+        return address
 
 
 def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:

@@ -7,6 +7,7 @@ another axis, or where some number of workers within the bounds has too little m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from elastic_train.cluster.labels import selected
@@ -21,6 +22,7 @@ from elastic_train.recovery.selective import Selective, steps_between
 from elastic_train.train.model.meta_shape import model_shape
 from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
+from elastic_train.train.state.sharded_trial import sharding_fails
 from elastic_train.train.task import Task
 from elastic_train.train.user_code_guard import UserCodeGuard
 
@@ -59,10 +61,41 @@ def make_planner(
             shape = profiled_shape(task, spec, flops_per_s=speed)
             planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
         planned = planner(all_)
+        if any(_shards(planner(asked)) for asked in (few, all_)):
+            reason = sharding_fails(task, spec)
+            if reason is not None:
+                return _whole(task, spec, shape, nodes, reason)
         if isinstance(planned, Planned):
             check_rules(task, spec, planned.plan)
             return _selective(planner, spec)
     raise ConfigError(field="parallelism" if requested else "scaling_config", problem=planned.reason)
+
+
+def _shards(answer: Planned | Infeasible) -> bool:
+    return isinstance(answer, Planned) and answer.plan.mesh.dp_shard > 1
+
+
+def _whole(
+    task: Task, spec: RunSpec, shape: ModelShape, nodes: Sequence[Mapping[str, Any]], reason: str
+) -> Search | Selective:
+    """The planner of a model that does not run on sharded parameters; ConfigError where there is none."""
+    remedy = (
+        "Call modules instead of using their parameters from outside, name the module that does so as a "
+        "unit, in Rules(units=...), or keep parameters whole, with Parallelism(dp_shard=1) and more memory "
+        "per worker."
+    )
+    problem = f"the model does not run on sharded parameters ({reason})"
+    if spec.parallelism.dp_shard is not None:
+        raise ConfigError(field="parallelism.dp_shard", problem=f"{problem}.", remedy=remedy)
+    apart = replace(spec, parallelism=replace(spec.parallelism, dp_shard=1))
+    try:
+        return make_planner(task, apart, shape, nodes)
+    except ConfigError as error:
+        raise ConfigError(
+            field="parallelism.dp_shard",
+            problem=f"{problem}, and whole ones are not possible: {error.problem}",
+            remedy=remedy,
+        ) from error
 
 
 def _selective(planner: Search, spec: RunSpec) -> Search | Selective:

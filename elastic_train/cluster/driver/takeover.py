@@ -15,9 +15,9 @@ from ray.exceptions import GetTimeoutError, RayError
 
 from elastic_train.cluster.actor_names import NAMESPACE, controller_name, peer_store_of
 from elastic_train.cluster.controller.autoscaler_demand import Demand
-from elastic_train.cluster.controller.controller import Driven
 from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.ray_calls import answer, named_actors
+from elastic_train.cluster.run_updates import Driven
 from elastic_train.config import RunSpec
 from elastic_train.errors import LeaseHeld
 
@@ -90,7 +90,7 @@ def _outlast_driver(old: Any, spec: RunSpec) -> None:
 def _end(old: Any, spec: RunSpec) -> None:
     """Let the old controller stop its group, with a checkpoint if there is time for one."""
     deadline = time.monotonic() + spec.timing.settle_s
-    old.stop.remote("its driver is gone and the run was submitted again")
+    old.stop.remote("its driver is gone and the run was submitted again", patient=True)
     while not answer(old.driven.remote(), ANSWER_S).ended:
         if time.monotonic() > deadline:
             return

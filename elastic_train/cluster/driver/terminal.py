@@ -68,13 +68,13 @@ class Screen:
 
     def close(self) -> None:
         """Say where the run stands at its end, what became of its time, and what happened on the way."""
-        self._show_output()
+        self._show_output(every=True)
         if self._quiet:
             return
         start = "\r\x1b[K" if self._live else ""
         if self._prints == "none" and self._printed():
             url = child_url(self._spec.storage_path, self._spec.name)
-            self._write(f"{start}what the job printed: elastic-train logs {url}\n")
+            self._write(f"{start}what its workers printed: elastic-train logs {url}\n")
         self._write(f"{start}{line(self._told.progress, self._spec.max_steps)}\n")
         if self._told.progress.groups:
             self._write(f"{words(self._told.account.told())}\n")
@@ -83,13 +83,13 @@ class Screen:
         if self._told.progress.restarts:
             self._write(f"{self.summary()}\n")
 
-    def _show_output(self) -> None:
+    def _show_output(self, *, every: bool = False) -> None:
         """What the job printed, of all ranks or of the first. Storage that fails is looked at again later."""
         self._looked_at = time.monotonic()
         if self._prints == "none":
             return
         try:
-            lines = self._output.new()
+            lines = self._output.new(every=every)
         except StorageError:
             return
         start = "\r\x1b[K" if self._live else ""

@@ -16,7 +16,7 @@ from typing import Any
 import ray
 
 from elastic_train.cluster import ray_private
-from elastic_train.cluster.controller.watch import short
+from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.faults.fault_injector import claim
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.run_updates import RunUpdate

@@ -21,8 +21,8 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster.checkpoint_io import PartWriter
-from elastic_train.cluster.controller.watch import node_info, spilled_bytes
 from elastic_train.cluster.messages import Kept, Offer, Reported
+from elastic_train.cluster.nodes import node_info, spilled_bytes
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.peer_store.peer_figures import PeerFigures, SnapshotSizes
@@ -85,8 +85,10 @@ class PeerStore:
 
     @ray.method(concurrency_group=CONTROL)
     def stop(self) -> None:
+        """Let go of what this process holds outside of itself. Whoever asks then ends it through Ray, which
+        takes a process that ends itself for one that crashed, and says so to people.
+        """
         self._drop_all()
-        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
 
     # -- from the workers of this node
 

@@ -69,7 +69,6 @@ class Worker:
     ) -> None:
         heed(spec.notices)
         self._name, self._node, self._spec = name, node, spec
-        self._over = threading.Event()
         self._generation = 0
         self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
@@ -120,8 +119,8 @@ class Worker:
         )
 
     def life(self) -> None:
-        """Returns when the worker is told to stop, fails when its process dies: the controller waits."""
-        self._over.wait()
+        """Fails when this process ends, which the controller waits for."""
+        threading.Event().wait()
 
     def ping(self) -> Heartbeat:
         return self._reporter.heartbeat()
@@ -129,10 +128,6 @@ class Worker:
     def stack(self) -> str:
         """Where the training thread is, for a person; it may hang in there."""
         return stack_of("training")
-
-    def stop(self) -> None:
-        self._over.set()
-        threading.Timer(0.2, os._exit, (0,)).start()  # let this call's answer leave first
 
     # -- forming a group
 

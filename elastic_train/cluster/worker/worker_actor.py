@@ -17,7 +17,6 @@ METHODS = {
         "ready",
         "ping",
         "stack",
-        "stop",
         "offer",
         "replay",
         "complete",

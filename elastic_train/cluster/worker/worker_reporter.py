@@ -16,6 +16,7 @@ from elastic_train.cluster.worker.compute_time import Stopwatch
 from elastic_train.control.events import Cause, FinalReport, GroupBroken, StepCommitted
 from elastic_train.train.member import Member
 from elastic_train.train.step.training_loop import StepReport
+from elastic_train.train.user_code_guard import in_user_code
 
 REPORTS, UNSAID = 1024, 64  # steps that a controller may lose with its process, and those in its words
 
@@ -44,6 +45,7 @@ class WorkerReporter:
             phase=progress.phase if progress else "starting",
             micro_batch=progress.micro_batch if progress else 0,
             phase_s=time.monotonic() - progress.since if progress else 0.0,
+            user_code=in_user_code(),
             paced_step=self._stopwatch.last[0],
             own_s=self._stopwatch.last[1],
             memory=memory_now(),

@@ -98,8 +98,8 @@ class Context(Protocol):
     ) -> Any:
         """A model, divided under the current plan, with the values that it has at this step.
 
-        `build` runs on the meta device. `init(module, fqn)` gives values to the tensors that a module itself
-        owns; by default its `reset_parameters` does.
+        At a fresh start it has the values that `build` makes in one process under the run's seed. With
+        `init(module, fqn)` each module's own tensors get theirs from it instead, one module after the other.
         """
         ...
 

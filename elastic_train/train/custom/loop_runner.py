@@ -12,12 +12,14 @@ import torch.distributed as dist
 
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.best import LOSS
-from elastic_train.train.custom.abort import Broken, Paused
 from elastic_train.train.custom.context import Metric
-from elastic_train.train.custom.declare import declared
+from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
-from elastic_train.train.custom.loop_task import LoopTask
 from elastic_train.train.custom.running_context import Running
+from elastic_train.train.declaration.abort import Broken, Paused
+from elastic_train.train.declaration.declare import declared
+from elastic_train.train.declaration.loop_task import LoopTask
+from elastic_train.train.model.plain_build import seed_as_a_script_does
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.stepper import Stepper
@@ -47,14 +49,18 @@ class UsersLoop(Loop):
         self._outcome: StepStatistics | None = None  # of a step whose boundary was not passed
         self._last = self._known(shards.applied)
         self._metrics: dict[str, float] = {}
+        if task.edits is None:
+            task.edits = Edits()
         context = Running(
             self,
             declared(shards.model),
             shards.registered,
             max_steps=self._spec.max_steps,
             steps_per_epoch=self._order.steps_per_epoch,
+            edits=task.edits,
         )
         done = False
+        seed_as_a_script_does(self._spec.batch.seed)  # what is drawn before the first batch
         try:
             task.loop(context)
             context.end()
@@ -80,11 +86,13 @@ class UsersLoop(Loop):
         shards = self._shards
         if shards.step is None:
             return
-        if self.passes.updated or (shards.registered is not None and shards.registered.things):
+        registers = shards.registered is not None and bool(shards.registered.things)
+        # Where it isn't known that nothing follows a step, a gradient is not applied without the loop.
+        if self.passes.updated or registers or context.edits.found is not False:
             self.passes.put_back()
             shards.drop_gradients()
-        if context.in_tail and shards.registered is not None and shards.registered.things:
-            shards.step = None  # what is registered is neither of this step nor of the next
+        if context.in_tail and (registers or context.edits.changed(shards) or context.sets_by_hand()):
+            shards.step = None  # what the loop changes after a step is neither of this one nor of the next
 
     def _known(self, vote: Vote | None) -> StepReport | None:
         if vote is None:
@@ -170,7 +178,7 @@ class UsersLoop(Loop):
         )
         self._mark("evaluation", step, -1)
         try:
-            return evaluator.run(step)
+            return evaluator.run(step, self._mark)
         finally:
             evaluator.close()
 

@@ -15,12 +15,13 @@ from elastic_train.data.order import MicroBatch
 from elastic_train.errors import ConfigError
 from elastic_train.train.collectives.gradient_reduction import (
     agree_on_presence,
+    is_sharded,
     local_gradient,
     settle_absent,
     squares,
 )
-from elastic_train.train.custom.declare import declared
 from elastic_train.train.custom.update_images import Image
+from elastic_train.train.declaration.declare import declared
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import placed
 from elastic_train.train.model.rng import derive, seed_all
@@ -66,6 +67,7 @@ class LoopStepper(Stepper):
     def begin(self, step: int) -> None:
         self._shards.drop_gradients()
         self._presence.reset()
+        self._retrain()
         self._tally, self._counted_ids, self._with_counts = Tally(), set[int](), None
         self._spoken: StepStatistics | None = None  # of the last update inside the step
         self.number, self._passes, self._within = step, 0, False
@@ -73,6 +75,23 @@ class LoopStepper(Stepper):
         self._versions = versions(self._shards.parameters)
         self._job, self._images = None, {}
         self._micro_batches = self._order.micro_batches(step)
+
+    def _retrain(self) -> None:
+        """The loop may have frozen or unfrozen parameters since the last step, on all ranks alike."""
+        now = {fqn: p for fqn, p in self._shards.parameters.items() if p.requires_grad}
+        changed = now.keys() ^ self._trainable.keys()
+        if not changed:
+            return
+        cut = sorted(fqn for fqn in changed if is_sharded(self._shards.parameters[fqn]))
+        if cut:
+            raise ConfigError(
+                field=f"model.{cut[0]}",
+                problem="requires_grad was changed while it trains, which FSDP2 does not notice.",
+                remedy="Use Parallelism(dp_shard=1), or leave parameters trainable and their gradients "
+                "out, by detach() in forward.",
+            )
+        self._sums.clear()
+        self.reduce_these(now)
 
     def micro_batches(self) -> Iterator[Any]:
         """A pass: samples of this rank's micro-batches. Fillers come first."""

@@ -12,12 +12,16 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.abort import Paused, aborting
 from elastic_train.train.custom.context import Metric
-from elastic_train.train.custom.declare import Declaration
+from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import Agreed, LoopStepper
+from elastic_train.train.declaration.abort import Paused, aborting
+from elastic_train.train.declaration.declare import Declaration
+from elastic_train.train.model import module_state
 from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.registered_state import Registered
+from elastic_train.train.model.rng import set_generator_states
+from elastic_train.train.model.user_hooks import check_whole, hooks_of
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.training_loop import StepReport
 
@@ -59,14 +63,18 @@ class Running:
         *,
         max_steps: int,
         steps_per_epoch: int,
+        edits: Edits,
     ) -> None:
         shards = engine.shards
         self.rank, self.world_size = shards.rank, shards.plan.world_size
         self.device, self.max_steps = shards.device, max_steps
         self._engine, self._declaration, self._registered = engine, declaration, registered
-        self._steps_per_epoch = steps_per_epoch
+        self._steps_per_epoch, self.edits = steps_per_epoch, edits
+        edits.enter()
+        self._settings = [s for part in declaration.optimizers for s in declaration.settings[part]]
         self._things: dict[str, Any] = {}
         self._before = [dict(group) for group in shards.optimizer.param_groups]
+        self._trained = shards.trainable
         self._entered = False  # the first batch was asked for
         self._over = False  # the last batch was given
         self._at_head = False  # a batch was given, and its step not begun
@@ -82,7 +90,10 @@ class Running:
         *,
         init: Callable[[nn.Module, str], None] | None = None,
     ) -> nn.Module:
-        return self._known(name, "model", self._declaration.models._modules)
+        model = self._known(name, "model", self._declaration.models._modules)
+        if name in self._registered.generators:
+            set_generator_states(self._registered.generators[name])
+        return model
 
     def optimizer(self, name: str, make: Callable[..., Any], model: Any, **settings: Any) -> Any:
         self._known(name, "optimizer", self._declaration.optimizers)
@@ -129,6 +140,7 @@ class Running:
                 remedy="One `with ctx.step()` for each batch of ctx.batches(...).",
             )
         passes, number = self._engine.passes, self.at + 1
+        self.edits.check_head(self._engine.shards)
         with aborting():
             self._engine.check()
             self._engine.save()  # now that metrics of the state are known
@@ -138,6 +150,7 @@ class Running:
         yield step
         with aborting():
             step.end(self._engine.commit, self.world_size)
+        self.edits.begin(self._engine.shards)
         self.in_tail = True
 
     def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:
@@ -168,6 +181,11 @@ class Running:
             self._capture()
             self._engine.end_early()
 
+    def sets_by_hand(self) -> bool:
+        """Whether hyperparameters are not as the last update, or boundary, left them."""
+        shards = self._engine.shards
+        return shards.moving.differs(shards.optimizer)
+
     def close(self) -> None:
         """The loop was left, whatever way."""
         current, self._current = self._current, None
@@ -187,9 +205,22 @@ class Running:
                 remedy="Declare the same state each time.",
             )
         self._entered = True
-        if self._registered.schedules and self.at > 0:
-            for group, before in zip(self._engine.shards.optimizer.param_groups, self._before, strict=True):
-                group.update({key: value for key, value in before.items() if key != "params"})
+        shards = self._engine.shards
+        if self.at > 0:  # what the code before the first batch set, it set for the first step
+            for number, group in enumerate(shards.optimizer.param_groups):
+                moved = shards.moving.entries(number)
+                group.update(
+                    {
+                        key: value
+                        for key, value in self._before[number].items()
+                        if key != "params" and (self._registered.schedules or key in moved)
+                    }
+                )
+            shards.train(self._trained)
+            module_state.restore(shards.model, shards.modules, shards.device)
+        for fqn, parameter in shards.parameters.items():
+            if hooks_of({fqn: parameter}, engines=False):
+                check_whole(fqn, parameter)
 
     def _boundary(self) -> None:
         self._capture()
@@ -199,9 +230,16 @@ class Running:
             self._engine.check()
 
     def _capture(self) -> None:
+        shards = self._engine.shards
         if self.at > 0:
             for name, thing in self._things.items():
                 self._registered.capture(name, thing)
+            shards.moving.compare(shards.optimizer, self._settings)
+            shards.moving.capture(shards.optimizer)
+            shards.look_at_modules()
+        if self.in_tail:
+            self.edits.passed(shards)
+        shards.trainable = tuple(fqn for fqn, p in shards.parameters.items() if p.requires_grad)
         self.in_tail = False
 
     def _iterated(self, micro_batches: Iterator[Any]) -> Iterator[Any]:

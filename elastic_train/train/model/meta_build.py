@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 from elastic_train.errors import ConfigError, ElasticTrainError
 from elastic_train.geometry.fragments import ITEM_BYTES

@@ -7,7 +7,7 @@ setting, and comes from the code.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +39,7 @@ class Moving:
         after = prints(optimizer)
         self.names |= {name for name, mark in after.items() if before.get(name) != mark}
 
-    def compare(self, optimizer: torch.optim.Optimizer, settings: list[Mapping[str, Any]]) -> None:
+    def compare(self, optimizer: torch.optim.Optimizer, settings: Sequence[Mapping[str, Any]]) -> None:
         """What is in a group and isn't as it was set was changed by hand, and moves."""
         for number, (group, own) in enumerate(zip(optimizer.param_groups, settings, strict=True)):
             for entry, value in group.items():
@@ -51,6 +51,14 @@ class Moving:
         found = _all(optimizer) if self.names else {}
         kept = sorted(self.names & found.keys())
         self.values = {name: _stored(optimizer, name, found[name]) for name in kept}
+
+    def differs(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether something that moves is not as it was captured."""
+        found = _all(optimizer)
+        return any(
+            name in found and _stored(optimizer, name, found[name]) != value
+            for name, value in self.values.items()
+        )
 
     def document(self) -> list[list[Any]]:
         return [[*name, value] for name, value in sorted(self.values.items())]

@@ -23,6 +23,9 @@ class Registered:
     tensors: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     scalars: dict[str, Any] = field(default_factory=dict[str, Any])
     things: list[str] = field(default_factory=list[str])
+    generators: dict[str, Any] = field(
+        default_factory=dict[str, Any]
+    )  # after each model, for a loop that draws
     schedules: bool = False  # whether a learning rate scheduler is among them
 
     def reserve(self, name: str, thing: Any) -> None:

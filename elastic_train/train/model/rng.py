@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.copies import EngineHook
 from elastic_train.train.model.dropout import Slice, keyed_dropout
 from elastic_train.train.model.tensor_names import canonical
 
@@ -42,6 +43,26 @@ def seed_all(value: int, device: torch.device | str = "cpu") -> None:
 def seed_sample(seed: int, epoch: int, sample: int) -> None:
     """Seed whatever a data set draws from while it loads one sample: by epoch and id, not by plan."""
     seed_all(derive(seed, "sample", epoch, sample))
+
+
+def generator_states() -> dict[str, Any]:
+    """The state of the host's global generators, as JSON values."""
+    version, words, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state()
+    return {
+        "python": [version, list(words), gauss],
+        "numpy": [str(kind), np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
+        "torch": bytes(torch.get_rng_state().tolist()).hex(),
+    }
+
+
+def set_generator_states(states: Mapping[str, Any]) -> None:
+    """Go on from there."""
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    kind, keys, *rest = states["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
+    torch.set_rng_state(torch.frombuffer(bytearray.fromhex(states["torch"]), dtype=torch.uint8))
 
 
 @contextmanager
@@ -99,8 +120,8 @@ class Randomness:
         self._hooks: list[Any] = []
         for name, block in _blocks(model):
             salt = derive(0, "block", name)
-            self._hooks.append(block.register_forward_pre_hook(partial(self._enter, name, salt)))
-            self._hooks.append(block.register_forward_hook(partial(self._leave, name, salt)))
+            self._hooks.append(block.register_forward_pre_hook(EngineHook(partial(self._enter, name, salt))))
+            self._hooks.append(block.register_forward_hook(EngineHook(partial(self._leave, name, salt))))
 
     @contextmanager
     def micro_batch(self, step: int, index: int) -> Iterator[Draws]:

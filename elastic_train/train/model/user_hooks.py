@@ -25,14 +25,21 @@ class TensorHooks:
     accumulated: tuple[Callable[..., Any], ...]
 
 
-def hooks_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, TensorHooks]:
-    """Of those that have any."""
+def hooks_of(tensors: Mapping[str, torch.Tensor], *, engines: bool = True) -> dict[str, TensorHooks]:
+    """Of those that have any; without the `engines` those of a job's code alone."""
     found: dict[str, TensorHooks] = {}
     for fqn, tensor in tensors.items():
-        gradient, accumulated = (tuple((getattr(tensor, kind) or {}).values()) for kind in _OF_TENSORS)
+        gradient, accumulated = (
+            tuple(h for h in (getattr(tensor, kind) or {}).values() if engines or not _is_ours(h))
+            for kind in _OF_TENSORS
+        )
         if gradient or accumulated:
             found[fqn] = TensorHooks(gradient=gradient, accumulated=accumulated)
     return found
+
+
+def _is_ours(hook: Any) -> bool:
+    return type(hook).__module__.startswith("elastic_train.")
 
 
 def hang(hooks: Mapping[str, TensorHooks], parameters: Mapping[str, torch.Tensor]) -> None:

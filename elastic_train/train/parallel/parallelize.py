@@ -20,6 +20,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
 from elastic_train.train.collectives.mesh_position import Stages
 from elastic_train.train.model.build import Blueprint, draw, tensors
+from elastic_train.train.model.copies import let_copy
 from elastic_train.train.model.several_models import Models
 from elastic_train.train.model.tensor_names import canonical
 from elastic_train.train.parallel.experts import EXPERT_SHARD, check_experts, cut_experts, expert_mesh
@@ -104,6 +105,7 @@ def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -
             continue  # experts that are a unit of the rules too
         fully_shard(module, mesh=data, ignored_params=whole)
         if isinstance(module, FSDPModule):
+            let_copy(module)
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
             # Ranks may take different branches: without this their reductions would differ in size.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import defaultdict
 
 import torch.distributed as dist
@@ -13,22 +15,34 @@ from elastic_train.train.state.live_fragments import parts
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.state.tensor_digest import tensor_digest
 
+SHARE = 0.005
+"""Of the time of a run, what comparing may take where nobody says how often to do it."""
 
-def compare_replicas(shards: Shards, agreed: int) -> None:
+
+def pause_until_next(cost_s: float, step_s: float) -> int:
+    """How many steps to leave out."""
+    return max(1, math.ceil(cost_s / (SHARE * step_s))) if step_s > 0 else 1
+
+
+def compare_replicas(shards: Shards, agreed: int, step_s: float = 0.0) -> int:
     """All ranks call it at a step boundary. ReplicasDiffer on each of them where some hold other bits.
 
-    `agreed` is the last step at which they did not. Shards that may be wrong are torn: no evidence.
+    Returns after how many steps of `step_s` seconds to do it again, the same number on each. `agreed` is the
+    last step at which they did not differ. Shards that may be wrong are torn: no evidence.
     """
     assert shards.step is not None
     step, world = shards.step, shards.plan.world_size
     if world < 2:
-        return
-    reported: list[tuple[int, dict[str, int]]] = [(0, {})] * world
-    dist.all_gather_object(reported, (shards.rank, _own(shards)))
-    verdict = judge(dict(reported))
+        return 1
+    began = time.monotonic()
+    own = _own(shards)
+    told = (shards.rank, own, time.monotonic() - began, step_s)
+    reported: list[tuple[int, dict[str, int], float, float]] = [told] * world
+    dist.all_gather_object(reported, told)
+    verdict = judge({rank: digests for rank, digests, _, _ in reported})
     suspects = (*verdict.wrong, *verdict.doubtful)
     if not suspects:
-        return
+        return pause_until_next(max(r[2] for r in reported), min(r[3] for r in reported))
     if shards.rank in suspects:
         with shards.lock:
             shards.step = None

@@ -50,7 +50,7 @@ def held(task: Task, spec: RunSpec, plan: Plan) -> tuple[tuple[ReadShare, ...], 
 
 
 def _of_rank(task: Task, spec: RunSpec, plan: Plan, rank: int) -> Iterator[ReadShare]:
-    with _alone(plan, rank) as mesh:
+    with alone(plan, rank) as mesh:
         blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
         divided = divide(blueprint, rules, plan, rank, mesh, torch.device("meta"))
         place = place_on(mesh, plan.mesh, rank, divided.stages)
@@ -61,7 +61,8 @@ def _of_rank(task: Task, spec: RunSpec, plan: Plan, rank: int) -> Iterator[ReadS
 
 
 @contextmanager
-def _alone(plan: Plan, rank: int) -> Iterator[DeviceMesh | None]:
+def alone(plan: Plan, rank: int) -> Iterator[DeviceMesh | None]:
+    """The mesh of a rank of a plan, in a group that communicates with nobody."""
     if plan.world_size == 1:
         yield None
         return

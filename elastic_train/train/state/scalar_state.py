@@ -64,6 +64,7 @@ def describe(shards: Shards) -> dict[str, Any]:
         "schedule": shards.schedule.document() if shards.schedule else None,
         "registered": dict(shards.registered.scalars) if shards.registered else {},
         "modules": dict(shards.modules),
+        "generators": dict(shards.registered.generators) if shards.registered else {},
     } | ({STAGE: shards.place.stage} if shards.place.leads_a_stage else {})
 
 
@@ -76,7 +77,11 @@ def restore(
     the code, but for those that the schedule drives.
     """
     document = in_own_names(document, shards.aliases)
-    _check_trainable(shards, document["trainable"])
+    if shards.registered is None:
+        _check_trainable(shards, document["trainable"])
+    else:  # a loop may freeze and unfreeze
+        shards.train(document["trainable"])
+        shards.registered.generators = dict(document.get("generators", {}))
     kept = document["optimizer"]
     listed = {(fqn, state) for fqn, state in kept["states"]}
     absent = sorted(name for name in listed - set(filled) if name[0] not in shards.elsewhere)
@@ -99,10 +104,10 @@ def restore(
     shards.optimizer.__setstate__(
         {"state": shards.optimizer.state, "param_groups": shards.optimizer.param_groups}
     )
-    scheduled = shards.schedule is not None and document["schedule"] is not None
+    schedule = document["schedule"]
     driven = frozenset[str]()
-    if shards.schedule is not None and scheduled:
-        driven = shards.schedule.driven_by(document["schedule"])
+    if shards.schedule is not None and schedule is not None:
+        driven = shards.schedule.driven_by(schedule)
     shards.modules = dict(document.get("modules", {}))
     module_state.restore(shards.model, shards.modules, shards.device)
     shards.moving.restore(shards.optimizer, kept.get("moving", []), shards.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,6 +129,12 @@ class Shards:
             passed=self.applied if made.finished else made.opening,
             undoable=made.undoable,
         )
+
+    def train(self, names: Collection[str]) -> None:
+        """These parameters are trained, and no others."""
+        for fqn, parameter in self.parameters.items():
+            parameter.requires_grad_(fqn in names)
+        self.trainable = tuple(names)
 
     def look_at_modules(self) -> None:
         """Keep what modules hold beside their tensors, as it is now."""

@@ -11,10 +11,10 @@ import torch
 from elastic_train.config import RunSpec
 from elastic_train.data.identity import DataIdentity
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.train.model.initial_values import give_values
 from elastic_train.train.state import compatibility
 from elastic_train.train.state import scalar_state as documents
 from elastic_train.train.state.fragment_index import FragmentIndex
+from elastic_train.train.state.initial_values import give_values
 from elastic_train.train.state.live_fragments import own_share, parts
 from elastic_train.train.state.replica_exchange import ReadBoxes, fill_together
 from elastic_train.train.state.shards import Shards

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.copies import EngineHook
 from elastic_train.train.model.tensor_names import Named, Slot, buffers_of
 from elastic_train.train.state.live_fragments import numpy_bits
 
@@ -85,7 +86,7 @@ class ChangingBuffers:
                     problem="SyncBatchNorm normalises over ranks, so the model would depend on the plan.",
                     remedy="Use BatchNorm: its statistics are those of a micro-batch under every plan.",
                 )
-            norm.module.register_forward_hook(partial(self._record, norm))
+            norm.module.register_forward_hook(EngineHook(partial(self._record, norm)))
         own = {fqn for norm in self._norms for fqn in norm.fqns.values()}
         self._watched = {
             fqn: _watched(slots[0]) for fqn, slots in named.slots.items() if world_size > 1 and fqn not in own

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -88,13 +88,16 @@ class Evaluator:
         every = self._evaluation.every
         return step == self._spec.max_steps or (every > 0 and step % every == 0)
 
-    def run(self, step: int) -> dict[str, float]:
-        """The mean of each metric over the data set, at the state after `step`; the same on every rank."""
+    def run(self, step: int, mark: Callable[[str, int, int], None] = lambda *_: None) -> dict[str, float]:
+        """The mean of each metric over the data set, at the state after `step`; the same on every rank.
+        `mark` hears of each micro-batch: an evaluation may take longer than anything that moves nobody.
+        """
         found: dict[int, Sums] = {}
         self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
         with preserved(self._device), _evaluating(self._model):
             work = self._work()
             for number, (micro, counted) in enumerate(work):
+                mark("evaluation", step, micro.index)
                 if self._group is not None:
                     self._group.check()
                 sums = self._micro_batch(step, micro, [later for later, _ in work[number + 1 :]])

@@ -92,18 +92,22 @@ class Rehearsal:
             if self._inside or path in self._first:
                 return
             self._inside = True
-            before = _marks(self._parameters)
+            before = marks_of(self._parameters)
+            # Alone, a forward may change what it likes: then the first one counts once.
             extra = [] if self._several else _extra_states(root)
+            kept = {} if self._several else {p: p.detach().clone() for p in self._parameters.values()}
             args, kwargs = pytree.tree_map_only(torch.Tensor, _again, (args, kwargs))
             try:
                 with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
                     output = root(*args, **kwargs)
                     self._first[path] = _attributes(root, path), _leaves(output)
-                    self._check_parameters(before, _marks(self._parameters))
+                    self._check_parameters(before, marks_of(self._parameters))
             finally:
                 self._inside = False
                 for module, state in extra:
                     module.set_extra_state(state)
+                for parameter, value in kept.items():
+                    parameter.data.copy_(value)
 
         return hook
 
@@ -131,16 +135,16 @@ class Rehearsal:
 
         return hook
 
-    def _watch_gathered(self, unit: nn.Module, path: str) -> None:
+    def _watch_gathered(self, unit: Any, path: str) -> None:
         """Between FSDP2's own hooks, where parameters are gathered: what is written there is lost."""
 
         def before(module: nn.Module, args: Any) -> None:
-            self._gathered[id(module)] = _marks(_gathered(module, path))
+            self._gathered[id(module)] = marks_of(_gathered(module, path))
 
         def after(module: nn.Module, args: Any, output: Any) -> None:
             marks = self._gathered.pop(id(module), None)
             if marks is not None:
-                self._check_parameters(marks, _marks(_gathered(module, path)))
+                self._check_parameters(marks, marks_of(_gathered(module, path)))
 
         self._hooks.append(unit.register_forward_pre_hook(before))
         self._hooks.append(unit.register_forward_hook(after, prepend=True))
@@ -159,7 +163,12 @@ class Rehearsal:
 
 def versions(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
     """A number for each parameter that every write in place changes."""
-    return {fqn: _local(parameter)._version for fqn, parameter in parameters.items()}
+    return {fqn: _version(parameter) for fqn, parameter in parameters.items()}
+
+
+def _version(parameter: nn.Parameter) -> int:
+    """Of a cut one too: writes to it as a whole are counted by the whole."""
+    return parameter._version + _local(parameter)._version
 
 
 def check_unchanged(
@@ -170,7 +179,7 @@ def check_unchanged(
 ) -> None:
     """ConfigError where a parameter was written to between two updates; `but` are ids of those updated."""
     for fqn, parameter in parameters.items():
-        changed = fqn in before and before[fqn] != _local(parameter)._version
+        changed = fqn in before and before[fqn] != _version(parameter)
         if several and changed and id(parameter) not in but:
             raise ConfigError(
                 field=f"model.{fqn}",
@@ -233,7 +242,7 @@ def _gathered(root: nn.Module, path: str) -> dict[str, nn.Parameter]:
     return {canonical(f"{path}.{inner}".strip(".")): p for inner, p in named if not isinstance(p, DTensor)}
 
 
-def _marks(parameters: Mapping[str, nn.Parameter]) -> dict[str, Hashable]:
+def marks_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Hashable]:
     """Version and content of each."""
     found: dict[str, Hashable] = {}
     for fqn, parameter in parameters.items():

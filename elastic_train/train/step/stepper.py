@@ -14,7 +14,6 @@ import torch.distributed as dist
 from elastic_train.config import RunSpec
 from elastic_train.data.loader import Loader
 from elastic_train.data.order import MicroBatch, SampleOrder, ids_digest
-from elastic_train.errors import ConfigError
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.boundary.sender import Sender
@@ -41,6 +40,7 @@ from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whol
 from elastic_train.train.state.live_fragments import replica_of
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
+from elastic_train.train.step.checked_loss import checked_loss
 from elastic_train.train.step.flight import Flight, Tally, Work
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
@@ -82,12 +82,8 @@ class Stepper:
         self._call = caller(shards.model, rules.beside, "" if place.last else rules.hands_on)
         assert shards.blueprint is not None
         self._presence = Presence(shards.blueprint)
+        self._place, data = shards.place, shards.place.data
         self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
-        self._place = shards.place
-        self._counted = {
-            fqn: replica_of(fqn, p, shards.place).index == 0 for fqn, p in self._trainable.items()
-        }
-        data = shards.place.data
         self._tally = Tally()
         most = max(shards.plan.world_size, spec.max_workers)
         self._buffers = ChangingBuffers(shards.model, most, data)
@@ -102,8 +98,7 @@ class Stepper:
                 buffers=self._buffers.changing,
                 mark=lambda step, ahead: mark("update", step, ahead),
             )
-        ready = self._updates.ready if self._updates is not None else None
-        self._sum = None if data is None else GradientSum(self._trainable, data, ready)
+        self.reduce_these(self._trainable)
         if self._updates is not None:
             self._updates.watch(fqn for fqn, p in self._trainable.items() if data is None or is_sharded(p))
         self._checked_alike = False  # by the first step of a generation
@@ -123,6 +118,13 @@ class Stepper:
             device=shards.device,
             several=self._several,
         )
+
+    def reduce_these(self, trainable: dict[str, Any]) -> None:
+        """The parameters whose gradients are summed from now on."""
+        self._trainable, place = trainable, self._place
+        self._counted = {fqn: replica_of(fqn, p, place).index == 0 for fqn, p in trainable.items()}
+        ready = self._updates.ready if self._updates is not None else None
+        self._sum = None if place.data is None else GradientSum(trainable, place.data, ready)
 
     def gradients(self, step: int) -> StepStatistics:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
@@ -308,7 +310,7 @@ class Stepper:
             if place.last:
                 with of_parts(shards.regions):
                     output, counted = whole(self._task.loss(output, batch))
-                count = self._checked(output, counted)
+                count = checked_loss(output, counted)
                 if not job.filler:
                     self._tally.add(output, count, micro)
         if boundary is not None and not place.last:
@@ -368,16 +370,3 @@ class Stepper:
             add_kept_ties(self._trainable, self._place, self._replayed, sender)
         else:
             sum_over_stages(self._trainable, self._place, sender.tie)
-
-    def _checked(self, loss: Any, count: Any) -> float:
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or not loss.requires_grad:
-            what = (
-                f"a tensor of shape {tuple(loss.shape)}"
-                if isinstance(loss, torch.Tensor)
-                else type(loss).__name__
-            )
-            raise ConfigError(
-                field="task.loss",
-                problem=f"its first value must be a summed loss that depends on the parameters, not {what}.",
-            )
-        return float(count)

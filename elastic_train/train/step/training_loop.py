@@ -23,7 +23,7 @@ from elastic_train.train.step.rehearse_ahead import rehearse
 from elastic_train.train.step.stepper import Mark, Stepper
 from elastic_train.train.step.update import commit, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
-from elastic_train.train.task import Task
+from elastic_train.train.task import Task, evaluation_of
 from elastic_train.train.user_code_guard import UserCodeGuard
 
 SNAPSHOT_S, POLL_S = 10.0, 0.05
@@ -93,6 +93,8 @@ class Loop:
         self._found: Mapping[str, float] = {}  # what the last step's evaluation measured
         self._owed = False  # a checkpoint that was due, and some rank had no room for it
         self._agreed = shards.step or 0  # the last step at which replicas held the same
+        self._compare_at = self._agreed + 1
+        self._compared_step, self._compared_at = self._agreed, time.monotonic()
         self._voted_at = time.monotonic()
         check_edits(task, spec)
         with guard.collective("preparing", shards.step or 0):
@@ -108,7 +110,7 @@ class Loop:
                 fence=saver.fence if saver is not None else lambda: None,
             )
         with guard.at("building the evaluation", shards.step or 0):
-            evaluation = task.evaluation()
+            evaluation = evaluation_of(task)
             self._best.check(evaluation)
         self._evaluator = evaluation and Evaluator(
             task,
@@ -190,20 +192,25 @@ class Loop:
         if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
             return
         self._mark("evaluation", step, -1)
-        metrics = evaluator.run(step)
+        metrics = evaluator.run(step, self._mark)
         self._shards.evaluated = step
         self._best.check_measured(metrics)
         self._found = metrics
         self._on_step(replace(report, metrics=tuple(sorted(metrics.items()))))
 
     def _compare(self, step: int) -> None:
+        """After the first step of a generation, and then as often as was said, or costs little."""
         every = self._spec.compare_replicas
-        if every is None or step % every:
+        due = step >= self._compare_at if every == "auto" else every is not None and step % every == 0
+        if not due or self._shards.plan.world_size == 1:
             return
+        now = time.monotonic()
+        step_s = (now - self._compared_at) / max(1, step - self._compared_step)
         self._mark("compare", step, -1)
         with self._guard.collective("comparing replicas", step):
-            compare_replicas(self._shards, self._agreed)
-        self._agreed = step
+            self._compare_at = step + compare_replicas(self._shards, self._agreed, step_s)
+        self._agreed = self._compared_step = step
+        self._compared_at = time.monotonic()
 
     def _report(self, vote: Vote, outcome: StepStatistics) -> StepReport:
         now = time.monotonic()

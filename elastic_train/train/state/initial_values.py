@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,8 @@ from elastic_train.checkpoint.engine.machine_memory import memory_room
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import bytes_text
-from elastic_train.train.custom.loop_task import LoopTask
+from elastic_train.train.declaration.declare import declared
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.build import in_rank_order, initialise, tensors
 from elastic_train.train.model.plain_build import DTYPE_OF, plainly
@@ -40,6 +42,7 @@ class Values:
 
     tensors: Mapping[str, torch.Tensor]
     aliases: Mapping[str, str]
+    generators: dict[str, Any]  # of a loop
 
 
 def give_values(task: Task, spec: RunSpec, shards: Shards) -> tuple[str, ...]:
@@ -61,6 +64,9 @@ def give_values(task: Task, spec: RunSpec, shards: Shards) -> tuple[str, ...]:
     if shards.mesh is not None:
         _compare(values, shards)
     _cut(values, shards)
+    if isinstance(task, LoopTask):
+        assert shards.registered is not None
+        shards.registered.generators = values.generators
     if isinstance(task, LoopTask) and (own := task.with_init):
         _by_module(task, spec, shards, own)
     return ()
@@ -79,6 +85,7 @@ def built_values(task: Task, spec: RunSpec) -> Values:
     return Values(
         tensors={fqn: t.detach() for fqn, t in {**tensors(parameters), **tensors(buffers)}.items()},
         aliases={**parameters.aliases, **buffers.aliases},
+        generators=declared(model).generators if isinstance(task, LoopTask) else {},
     )
 
 
@@ -137,8 +144,8 @@ def _check_names(values: Values, shards: Shards, registered: object) -> None:
         real, shape = values.tensors.get(fqn), drawn.get(fqn)
         now = "absent" if real is None else f"{real.dtype} {list(real.shape)}"
         before = "absent" if shape is None else f"{here[fqn].dtype if fqn in here else ''} {list(shape)}"
-        other = real is None or shape is None or tuple(real.shape) != tuple(shape)
-        if other or (fqn in here and here[fqn].dtype != real.dtype):
+        same = real is not None and shape is not None and tuple(real.shape) == tuple(shape)
+        if real is None or not same or (fqn in here and here[fqn].dtype != real.dtype):
             raise ConfigError(
                 field="task.model",
                 problem=f"it makes another model each time it is called: {fqn!r} was {before}, and is {now}.",

@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.abort import Declared
+from elastic_train.train.declaration.abort import Declared
 from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.meta_build import without_values
 from elastic_train.train.model.registered_state import Registered, check_registered
+from elastic_train.train.model.rng import generator_states
 from elastic_train.train.model.several_models import Models, Optimizers, check_model, check_optimizer
 from elastic_train.train.model.user_hooks import keys_of_hooks, put_back, take_away
 
@@ -36,6 +37,8 @@ class Declaration:
     optimizers: dict[str, torch.optim.Optimizer] = field(default_factory=dict[str, torch.optim.Optimizer])
     settings: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
     things: list[str] = field(default_factory=list[str])
+    # Of the global generators, after each model was built for real; none where the loop draws nothing then.
+    generators: dict[str, Any] = field(default_factory=dict[str, Any])
     dataset: Any = None
     collate: Collate | None = None
     optimizer: Optimizers | None = None  # all of them
@@ -57,6 +60,8 @@ def declare(loop: Loop) -> Declaration:
     first = _First(declaration)
     with torch.device("cpu"):
         _passed(loop, first)
+    if declaration.where.type == "meta" or not first.drew:
+        declaration.generators = {}
     for name, kept in first.hooks.items():
         take_away(getattr(declaration.models, name), kept)
     if not list(declaration.models.children()):
@@ -118,15 +123,18 @@ class _Declaring:
 class _First(_Declaring):
     def __init__(self, declaration: Declaration) -> None:
         super().__init__(declaration)
+        self.drew = False  # random numbers, beside its models
         self.hooks: dict[str, Mapping[tuple[int, str], frozenset[int]]] = {}  # that models were built with
 
     def model(self, name: str, build: Callable[[], nn.Module], *, init: Init | None = None) -> nn.Module:
         self._new(name, "model")
+        self._look()
         with torch.device(self._declaration.where):
             on_meta = self._declaration.where.type == "meta"
             model = check_model(name, without_values(build) if on_meta else build())
         self._declaration.models.add_module(name, model)
         self.hooks[name] = keys_of_hooks(model)
+        self._declaration.generators[name] = self._last = generator_states()
         if init is not None:
             self._declaration.inits[name] = init
         return model
@@ -149,8 +157,12 @@ class _First(_Declaring):
         return thing
 
     def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:
+        self._look()
         self._declaration.dataset, self._declaration.collate = dataset, collate
         raise Declared
+
+    def _look(self) -> None:
+        self.drew |= bool(self._declaration.generators) and self._last != generator_states()
 
     def _new(self, name: str, what: str) -> None:
         field = f"ctx.{what}({name!r})"

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.declare import Declaration, Loop, declare
+from elastic_train.train.declaration.declare import Declaration, Loop, declare
 from elastic_train.train.model import rng
 from elastic_train.train.model.collate import Collate, stacked
 from elastic_train.train.model.several_models import Models
 from elastic_train.train.task import Task, check_task
+
+if TYPE_CHECKING:
+    from elastic_train.train.custom.edits import Edits
 
 
 class LoopTask(Task):
@@ -22,9 +25,10 @@ class LoopTask(Task):
     def __init__(self, loop: Loop) -> None:
         self.loop = loop
         self._declared: Declaration | None = None
+        self.edits: Edits | None = None  # kept over generations by who runs the loop
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"loop": self.loop, "_declared": None}
+        return {"loop": self.loop, "_declared": None, "edits": None}
 
     def model(self) -> nn.Module:
         with rng.preserved():  # what the loop draws beside its models is its own

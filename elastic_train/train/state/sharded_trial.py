@@ -1,0 +1,58 @@
+"""Whether a task's forward and backward run on sharded parameters: tried before a run, without memory.
+
+The model is divided as two ranks of dp_shard would, in a group that communicates with nobody, and runs on
+tensors that have shapes and no values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from elastic_train.config import RunSpec
+from elastic_train.planner.plan import Mesh
+from elastic_train.train.declaration.loop_task import LoopTask
+from elastic_train.train.model.build import allocate, draw, tensors
+from elastic_train.train.model.collate import caller, collate
+from elastic_train.train.model.plain_build import DTYPE_OF
+from elastic_train.train.model.user_hooks import hang
+from elastic_train.train.parallel.parallelize import divide
+from elastic_train.train.state.plan_layouts import alone, plan_on
+from elastic_train.train.task import Task
+
+CPU = torch.device("cpu")
+
+
+def sharding_fails(task: Task, spec: RunSpec) -> str | None:
+    """What forward or backward raises where parameters are sharded and not where they are whole.
+
+    None where they run, where they need values (a branch on data), and for loops, whose steps are their own.
+    """
+    if isinstance(task, LoopTask):
+        return None
+    failure = _raised(task, spec, Mesh(dp_shard=2))
+    if failure is None or _raised(task, spec, Mesh()) is not None:
+        return None
+    return failure
+
+
+def _raised(task: Task, spec: RunSpec, mesh: Mesh) -> str | None:
+    plan = plan_on(task, spec, mesh)
+    with alone(plan, 0) as device_mesh, torch.random.fork_rng(devices=[]):
+        blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
+        sample = task.dataset()[0]
+        try:
+            blueprint = divide(blueprint, rules, plan, 0, device_mesh, CPU).blueprint
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                allocate(blueprint, CPU)
+                hang(blueprint.hooks, tensors(blueprint.parameters))
+                batch = collate([sample] * spec.batch.micro_size, CPU, DTYPE_OF[spec.precision])
+                batch = pytree.tree_map_only(
+                    torch.Tensor, lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), batch
+                )
+                loss, _ = task.loss(caller(blueprint.model)(task.inputs(batch)), batch)
+                loss.backward()
+        except Exception as error:  # noqa: BLE001 - whatever the job's code raises there, it is what is asked
+            return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return None

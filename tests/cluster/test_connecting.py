@@ -1,0 +1,66 @@
+"""A cluster that is not there is told at once, with the remedy."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.train import RunConfig, ScalingConfig
+
+import elastic_train as et
+from elastic_train.cluster.driver.launch import joined
+from elastic_train.cluster.ray_calls import connect
+from elastic_train.errors import ConfigError
+from tests.tasks.tiny import TinyTask
+
+pytestmark = pytest.mark.ring2
+
+
+def test_an_address_where_nothing_listens_is_told() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]  # bound, and nobody listens
+        with pytest.raises(ConfigError, match=rf"no Ray cluster to join at 127\.0\.0\.1:{port}.*RAY_ADDRESS"):
+            connect(f"127.0.0.1:{port}")
+
+
+def test_the_address_is_that_of_a_person_or_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert joined(None) is None
+    assert joined("local") is None
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert joined(None) == "10.0.0.1:6379"
+    assert joined("10.0.0.2:6379") == "10.0.0.2:6379"
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert joined(None) is None
+
+
+@pytest.mark.parametrize(
+    ("scaling", "nodes", "said"),
+    [
+        ({"num_workers": 4}, 3, "3 nodes has a worker on each, and num_workers asks for 4"),
+        ({"num_workers": (1, 4)}, 0, "a local cluster of 0 nodes"),
+        ({"num_workers": 1, "label_selector": {"market": "spot"}}, 3, "have no labels"),
+    ],
+)
+def test_what_a_local_cluster_never_has_is_refused_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scaling: dict[str, Any], nodes: int, said: str
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    made = et.ElasticTrainer(
+        TinyTask(),
+        batch=et.Batch(global_size=8, micro_size=1),
+        max_steps=1,
+        scaling_config=ScalingConfig(**scaling),
+        run_config=RunConfig(storage_path=str(tmp_path / "runs")),
+    )
+    with pytest.raises(ConfigError, match=said):
+        made.fit(local_nodes=nodes)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_rays_client_is_refused_with_the_way_to_submit() -> None:
+    with pytest.raises(ConfigError, match=r"ray://.*is for Ray's client.*ray job submit"):
+        joined("ray://head:10001")

@@ -369,7 +369,7 @@ def test_a_model_that_is_another_one_each_time_is_refused(
 
 
 def leave_no_room(state: dict[str, Any]) -> None:
-    from elastic_train.train.model import initial_values as initial
+    from elastic_train.train.state import initial_values as initial
 
     plain = initial.memory_room
     initial.memory_room = lambda: 100

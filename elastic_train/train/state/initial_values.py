@@ -52,7 +52,7 @@ def give_values(task: Task, spec: RunSpec, shards: Shards) -> tuple[str, ...]:
         _by_module(task, spec, shards)
         return ()
     room, needed = memory_room(), shards.whole_bytes * _ranks_here(shards)
-    if not _agreed(shards, needed <= MOST_OF_A_NODE * room):
+    if not agreed(shards, needed <= MOST_OF_A_NODE * room):
         _by_module(task, spec, shards)
         return (
             f"initial values: {needed // max(shards.whole_bytes, 1)} copies of a model of "
@@ -173,11 +173,11 @@ def _compare(values: Values, shards: Shards) -> None:
     )
 
 
-def _agreed(shards: Shards, fits: bool) -> bool:
-    """Whether it fits on all ranks."""
+def agreed(shards: Shards, holds: bool) -> bool:
+    """Whether it holds on all ranks. All of them call it."""
     if shards.mesh is None:
-        return fits
-    least = torch.tensor(float(fits), dtype=torch.float64, device=shards.device)
+        return holds
+    least = torch.tensor(float(holds), dtype=torch.float64, device=shards.device)
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return bool(least)
 

@@ -14,7 +14,7 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.train.state import compatibility
 from elastic_train.train.state import scalar_state as documents
 from elastic_train.train.state.fragment_index import FragmentIndex
-from elastic_train.train.state.initial_values import give_values
+from elastic_train.train.state.initial_values import agreed, give_values
 from elastic_train.train.state.live_fragments import own_share, parts
 from elastic_train.train.state.replica_exchange import ReadBoxes, fill_together
 from elastic_train.train.state.shards import Shards
@@ -43,7 +43,8 @@ class Incoming:
             return self._index().table()
         kinds = compatibility.kinds_of(self.shards, states)
         initial = compatibility.check(self.shards, kinds, foreign=foreign)
-        if initial:
+        # Stages lack unlike buffers, and all ranks initialise together.
+        if foreign and not self._agreed(not initial):
             self.initialise()
         self._filled = compatibility.memory_for(self.shards, kinds, kinds)
         table = self._index().table()
@@ -76,6 +77,10 @@ class Incoming:
         own = FragmentIndex(own_share(tuple(parts(self.shards)))).digest()
         with self._guard.collective("comparing digests", self.shards.step or 0):
             return reduced_digest(own, device=self.shards.device.type)
+
+    def _agreed(self, holds: bool) -> bool:
+        with self._guard.collective("initialising", 0):
+            return agreed(self.shards, holds)
 
     def _index(self) -> FragmentIndex:
         return FragmentIndex(parts(self.shards, extra=self._filled))

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.control.cadence import Measured, explained, interval_s
 from elastic_train.control.commands import Save
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.incidents import progressed
 from elastic_train.control.membership import proven
 from elastic_train.control.not_finite import end_by_row, row_with, too_long
 from elastic_train.control.policy import Policy
+from elastic_train.control.schedule import Measured, explained, storage_is_due
 from elastic_train.control.states import Facts, Outcome, Paced, Pausing, Running, State
 from elastic_train.control.trouble import rests
 from elastic_train.planner.goodput_model import StepPace
@@ -104,11 +104,12 @@ def _save_is_due(facts: Facts, policy: Policy, at: float) -> bool:
         return False
     if rests(facts, at):
         return False
-    asked_s = at - facts.save_asked
-    under_way = any(a.committing or a.generation == facts.generation for a in facts.attempts)
-    if under_way and asked_s < policy.timing.progress_s:  # a new attempt would supersede it
-        return False
-    return asked_s >= interval_s(measured(facts, policy, at))
+    return storage_is_due(
+        measured(facts, policy, at),
+        asked_s=at - facts.save_asked,
+        under_way=any(a.committing or a.generation == facts.generation for a in facts.attempts),
+        progress_s=policy.timing.progress_s,
+    )
 
 
 def asked(facts: Facts, at: float) -> Facts:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from elastic_train.control.cadence import interval_s, mtbf_s
 from elastic_train.control.committed_steps import measured
 from elastic_train.control.membership import worker_slots
 from elastic_train.control.policy import Policy
+from elastic_train.control.schedule import interval_s, mtbf_s
 from elastic_train.control.states import Facts, Running
 from elastic_train.planner.goodput_model import Outlook, StepPace
 from elastic_train.planner.plan import Plan

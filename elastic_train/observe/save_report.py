@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from elastic_train.control.cadence import PEER_SHARE, peer_interval_s
 from elastic_train.control.events import PeersHeld
+from elastic_train.control.schedule import PEER_SHARE, peer_interval_s
 from elastic_train.observe.records import Record
 
 MB = 1e6

@@ -133,7 +133,9 @@ def _forward(
             stack.callback(block.register_forward_hook(leave).remove)
         for stack_of in stacks.values():
             stack.callback(stack_of.register_forward_pre_hook(partial(_route, seen)).remove)
-        samples = [task.dataset()[0]] * spec.batch.micro_size
+        dataset = task.dataset()
+        tell_epoch(dataset, 0)
+        samples = [dataset[0]] * spec.batch.micro_size
         batch = placed(task.collate(samples), torch.device("meta"), DTYPE_OF[spec.precision])
         try:
             with counter, mode, torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):

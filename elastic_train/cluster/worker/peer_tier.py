@@ -21,8 +21,8 @@ from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster.checkpoint_io import PartWriter, memory
 from elastic_train.cluster.messages import Kept
 from elastic_train.cluster.ray_calls import answer, answer_while
-from elastic_train.control.cadence import peer_interval_s
 from elastic_train.control.events import StepCommitted
+from elastic_train.control.schedule import peer_is_due
 from elastic_train.geometry.fragments import Fragments
 
 SLOTS = 3
@@ -135,9 +135,8 @@ class PeerTier:
     # -- private
 
     def _due(self) -> bool:
-        if self._every != "auto":
-            return self._since >= self._every
-        return time.monotonic() - self._at >= peer_interval_s(self._cost_s)
+        seconds = time.monotonic() - self._at
+        return peer_is_due(self._every, steps=self._since, seconds=seconds, cost_s=self._cost_s)
 
     def _guarded(self, call: Callable[[Share], None], share: Share) -> None:
         try:

@@ -11,10 +11,11 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from elastic_train.config import RunSpec
+from elastic_train.data.numbered import tell_epoch
 from elastic_train.planner.plan import Mesh
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.build import allocate, draw, tensors
-from elastic_train.train.model.collate import caller, collate
+from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.plain_build import DTYPE_OF
 from elastic_train.train.model.user_hooks import hang
 from elastic_train.train.parallel.parallelize import divide
@@ -41,13 +42,15 @@ def _raised(task: Task, spec: RunSpec, mesh: Mesh) -> str | None:
     plan = plan_on(task, spec, mesh)
     with alone(plan, 0) as device_mesh, torch.random.fork_rng(devices=[]):
         blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
-        sample = task.dataset()[0]
+        dataset = task.dataset()
+        tell_epoch(dataset, 0)
+        samples = [dataset[0]] * spec.batch.micro_size
         try:
+            batch = placed(task.collate(samples), CPU, DTYPE_OF[spec.precision])
             blueprint = divide(blueprint, rules, plan, 0, device_mesh, CPU).blueprint
             with FakeTensorMode(allow_non_fake_inputs=True) as mode:
                 allocate(blueprint, CPU)
                 hang(blueprint.hooks, tensors(blueprint.parameters))
-                batch = collate([sample] * spec.batch.micro_size, CPU, DTYPE_OF[spec.precision])
                 batch = pytree.tree_map_only(
                     torch.Tensor, lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), batch
                 )

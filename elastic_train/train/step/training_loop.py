@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from elastic_train.config import RunSpec
+from elastic_train.control.schedule import at_boundary
 from elastic_train.data.loader import Loader
 from elastic_train.data.order import SampleOrder, fold_digests
 from elastic_train.recovery.evidence import Vote
@@ -230,22 +231,24 @@ class Loop:
         )
 
     def _save(self, saver: Saver, step: int, outcome: StepStatistics) -> None:
-        """Take the snapshots that are due and have room on every rank: all ranks decide the same.
-
-        The last step's and a pause's checkpoints wait for room, and so does that of a state which may be the
-        best: later it is another one. For the rest the policy says what happens.
-        """
-        pressure = self._spec.checkpoints.pressure
-        measured = self._may_be_best() and pressure != "skip"
-        due = self._owed or measured or self._save_due(step, outcome)
-        final = step == self._spec.max_steps or outcome.pause > 0
+        """Take the snapshots that are due and have room on every rank: all ranks decide the same."""
         self._shards.metrics = self._metrics_of(outcome)
-        must = due and (final or measured or pressure == "wait")
-        storage = must or (due and outcome.behind == 0)
-        self._owed = due and not storage and pressure == "coalesce"
-        if storage or (saver.every_step and outcome.busy == 0):
+        taken = at_boundary(
+            step=step,
+            last=step == self._spec.max_steps,
+            pausing=outcome.pause > 0,
+            every=self._spec.checkpoints.every,
+            pressure=self._spec.checkpoints.pressure,
+            asked=outcome.save > 0,
+            owed=self._owed,
+            may_be_best=self._may_be_best(),
+            no_room_for_storage=outcome.behind > 0,
+            peers_wanted=saver.every_step and outcome.busy == 0,
+        )
+        self._owed = taken.owed
+        if taken.snapshot:
             self._mark("save", step, -1)
-            saver.take(self._shards, storage=storage, wait=must)
+            saver.take(self._shards, storage=taken.storage, wait=taken.wait)
 
     def _metrics_of(self, outcome: StepStatistics) -> dict[str, float]:
         """Of the present state, those that are numbers."""
@@ -254,10 +257,6 @@ class Loop:
 
     def _may_be_best(self) -> bool:
         return self._best.is_worth_saving(self._found)
-
-    def _save_due(self, step: int, outcome: StepStatistics) -> bool:
-        every = self._spec.checkpoints.every
-        return outcome.save > 0 or step == self._spec.max_steps or (every != "auto" and step % every == 0)
 
     def _at(self) -> int:
         step = self._shards.step

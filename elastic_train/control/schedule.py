@@ -1,4 +1,6 @@
-"""How often to save: the interval that balances the cost of saving against the work a failure loses.
+"""When to save, on every tier. Whoever saves asks here.
+
+How often is the interval that balances the cost of saving against the work a failure loses.
 
 Young, "A first order approximation to the optimum checkpoint interval", CACM 1974: sqrt(2 x cost x mean time
 between failures), valid while the cost is small against the mean time; Daly, FGCS 2006, has the higher
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 PEER_SHARE = 0.02
 """Share of the time that snapshots to peer memory may take: where they are cheaper, Young's interval is no
@@ -85,3 +88,59 @@ def peer_interval_s(cost_s: float, mtbf: float = PRIOR_MTBF_S) -> float:
     is known.
     """
     return min(math.sqrt(2 * cost_s * mtbf), cost_s / PEER_SHARE)
+
+
+def storage_is_due(measured: Measured, *, asked_s: float | None, under_way: bool, progress_s: float) -> bool:
+    """Whether the controller asks for a checkpoint, `asked_s` seconds after it asked for the last one (None:
+    not yet). While one is under way a new attempt would supersede it.
+    """
+    if asked_s is None or (under_way and asked_s < progress_s):
+        return False
+    return asked_s >= interval_s(measured)
+
+
+def peer_is_due(every: int | Literal["auto"], *, steps: int, seconds: float, cost_s: float) -> bool:
+    """Whether a snapshot goes to peer memory, `steps` and `seconds` after the last one."""
+    return steps >= every if every != "auto" else seconds >= peer_interval_s(cost_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Boundary:
+    """What is taken at a step boundary: a snapshot at all, for storage too, waiting for room; `owed` is made
+    up for at a later one.
+    """
+
+    snapshot: bool
+    storage: bool
+    wait: bool
+    owed: bool
+
+
+def at_boundary(
+    *,
+    step: int,
+    last: bool,
+    pausing: bool,
+    every: int | Literal["auto"],
+    pressure: Literal["wait", "skip", "coalesce"],
+    asked: bool,
+    owed: bool,
+    may_be_best: bool,
+    no_room_for_storage: bool,
+    peers_wanted: bool,
+) -> Boundary:
+    """What every rank takes after `step`; `asked` for by the controller or a person, `owed` from before.
+
+    The last step's and a pause's checkpoints wait for room, and so does that of a state which may be the
+    best: later it is another one. For the rest the policy of `pressure` says what happens.
+    """
+    best = may_be_best and pressure != "skip"
+    due = owed or best or asked or last or (every != "auto" and step % every == 0)
+    wait = due and (last or pausing or best or pressure == "wait")
+    storage = wait or (due and not no_room_for_storage)
+    return Boundary(
+        snapshot=storage or peers_wanted,
+        storage=storage,
+        wait=wait,
+        owed=due and not storage and pressure == "coalesce",
+    )

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from elastic_train.config import RunSpec
+from elastic_train.data.numbered import tell_epoch
 from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape, Widths
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.build import DTYPE_OF, Blueprint, draw

@@ -4,7 +4,8 @@ carries it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -61,3 +62,12 @@ def restore(model: nn.Module, state: Mapping[str, Mapping[str, Any]], device: to
             module.training = own["training"]
         if "extra" in own and keeps_extra_state(module):
             module.set_extra_state(decoded(own["extra"], device))
+
+
+@contextmanager
+def extra_kept(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """What runs inside leaves the modules' extra state as it was."""
+    before = capture(model, {})
+    yield
+    if capture(model, {}) != before:
+        restore(model, before, device)

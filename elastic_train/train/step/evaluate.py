@@ -29,6 +29,7 @@ from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.dataset import Dumps, loader_of
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import caller, placed
+from elastic_train.train.model.module_state import extra_kept
 from elastic_train.train.model.rng import derive, preserved, seed_all
 from elastic_train.train.parallel.parallelize import compute_in
 from elastic_train.train.parallel.tensor_parallel import Regions
@@ -94,7 +95,7 @@ class Evaluator:
         """
         found: dict[int, Sums] = {}
         self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
-        with preserved(self._device), _evaluating(self._model):
+        with preserved(self._device), extra_kept(self._model, self._device), _evaluating(self._model):
             work = self._work()
             for number, (micro, counted) in enumerate(work):
                 mark("evaluation", step, micro.index)
@@ -112,7 +113,7 @@ class Evaluator:
         """The first micro-batch and the last one, which may have fewer samples, for the errors in them."""
         self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
         found: dict[int, Sums] = {}
-        with preserved(self._device), _evaluating(self._model):
+        with preserved(self._device), extra_kept(self._model, self._device), _evaluating(self._model):
             for micro in {m.index: m for m in (self._micro_batches[0], self._micro_batches[-1])}.values():
                 sums = self._micro_batch(0, micro, [])
                 if sums is not None:

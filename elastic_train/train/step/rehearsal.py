@@ -8,6 +8,7 @@ the group it would begin anew: it is refused by name. So is a parameter that a f
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -62,6 +63,7 @@ class Rehearsal:
         self._first: dict[str, tuple[dict[Place, Hashable], list[Any]]] = {}
         self._hooks: list[Any] = []
         self._gathered: dict[int, dict[str, Hashable]] = {}
+        self._before: dict[nn.Parameter, torch.Tensor] = {}  # of those that the first forward changes
 
     @contextmanager
     def micro_batch(self) -> Iterator[None]:
@@ -75,9 +77,16 @@ class Rehearsal:
             self._hooks.clear()
             self._roots = {}
 
+    def take_back(self) -> None:
+        """The first micro-batch did not count: parameters are as they were before its forward."""
+        for parameter, value in self._before.items():
+            parameter.data.copy_(value)
+        self._before = {}
+
     # -- private
 
     def _open(self) -> None:
+        self._before = {}
         for path, root in self._roots.items():
             self._hooks.append(
                 root.register_forward_pre_hook(self._rehearse(path), prepend=True, with_kwargs=True)
@@ -101,7 +110,10 @@ class Rehearsal:
                 with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
                     output = root(*args, **kwargs)
                     self._first[path] = _attributes(root, path), _leaves(output)
-                    self._check_parameters(before, marks_of(self._parameters))
+                    after = marks_of(self._parameters)
+                    self._check_parameters(before, after)
+                    changed = [p for fqn, p in self._parameters.items() if before[fqn] != after[fqn]]
+                    self._before |= {p: kept[p] for p in changed if p in kept}
             finally:
                 self._inside = False
                 for module, state in extra:
@@ -254,7 +266,8 @@ def marks_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Hashable]:
 
 
 def _extra_states(root: nn.Module) -> list[tuple[nn.Module, Any]]:
-    return [(module, module.get_extra_state()) for module in root.modules() if keeps_extra_state(module)]
+    kept = [module for module in root.modules() if keeps_extra_state(module)]
+    return [(module, copy.deepcopy(module.get_extra_state())) for module in kept]
 
 
 def _leaves(output: Any) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from elastic_train.data.order import SampleOrder
+from elastic_train.train.model.module_state import extra_kept
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.flight import Work
@@ -30,10 +31,11 @@ def rehearse(
     """
     smallest = order.smallest(max_steps)
     if smallest is not None:
-        with untouched(shards.model):
+        with untouched(shards.model), extra_kept(shards.model, shards.device):
             # Where this rank is meanwhile is before the end of step 1, whichever step the samples are of.
             for _ in stepper.passes(1, [Work(micro_batch=smallest, filler=True)], rehearsed=True):
                 pass
+        stepper.take_back()
         shards.drop_gradients()
     if evaluator is not None:
         evaluator.rehearse()

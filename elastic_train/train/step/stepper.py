@@ -263,6 +263,10 @@ class Stepper:
             with self._guard.collective("the pipeline", step):
                 boundary.flush()
 
+    def take_back(self) -> None:
+        """What was rehearsed changed no parameter."""
+        self._rehearsal.take_back()
+
     def _upcoming(self, step: int, work: Sequence[Work], number: int) -> list[MicroBatch]:
         """What this rank runs next, in this step and the one after it."""
         later = list(work[number + 1 :])

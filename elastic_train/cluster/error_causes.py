@@ -18,6 +18,7 @@ from elastic_train.errors import (
     GroupBroken,
     MemoryTooSmall,
     ReplicasDiffer,
+    SampleFailed,
     StorageError,
     UserCodeError,
 )
@@ -38,6 +39,16 @@ def cause_of(
                 detail=error.error,
                 phase=error.phase,
                 step=error.step,
+                rank=rank,
+                node=node,
+                traceback=error.traceback,
+            )
+        case SampleFailed():  # the job's own, too, where it does not pickle
+            return Cause(
+                kind="user",
+                detail=error.error,
+                phase=phase,
+                step=step,
                 rank=rank,
                 node=node,
                 traceback=error.traceback,

@@ -30,7 +30,7 @@ class StopWorker:
 class Abort:
     """Break the group's collectives on every worker that still lives.
 
-    Each answers Settled; one that doesn't answer a ping within the verdict time becomes WorkerLost.
+    Each answers FinalReport; one that doesn't answer a ping within the verdict time becomes WorkerLost.
     """
 
     generation: int
@@ -39,7 +39,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """Ask the group to stop at its next step boundary, saving first if `save`. Each answers Settled."""
+    """Ask the group to stop at its next step boundary, saving first if `save`. Each answers FinalReport."""
 
     generation: int
     save: bool = False
@@ -108,7 +108,7 @@ class Forget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskPeers:
-    """Ask the peer stores of all nodes what they hold. Ends in PeersTold, within the verdict time."""
+    """Ask the peer stores of all nodes what they hold. Ends in PeersReported, within the verdict time."""
 
     generation: int
 

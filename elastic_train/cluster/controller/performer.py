@@ -263,10 +263,10 @@ class Performer:
         def busy() -> bool:
             return any(s.worker in members and s.user_code for s in self._watch.heartbeats())
 
+        # Control judges first: it knows whether the group reads from storage, whose fault that would be.
+        patience = Patience(limit_s=self._spec.timing.form_s + SLACK_S, busy=busy)
         try:
-            formed = form(
-                command, participants, self._store(), Patience(limit_s=self._spec.timing.form_s, busy=busy)
-            )
+            formed = form(command, participants, self._store(), patience)
         except CheckpointError as error:
             stored = checkpoint_of(command.origin)
             assert stored is not None
@@ -286,7 +286,7 @@ class Performer:
         )
 
     def _ask_peers(self, command: AskPeers) -> None:
-        """Ends in PeersTold, after the steps that they know of: nobody goes on from one that no journal
+        """Ends in PeersReported, after the steps that they know of: nobody goes on from one that no journal
         has.
         """
         verdict_s = self._spec.timing.verdict_s

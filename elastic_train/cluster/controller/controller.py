@@ -293,7 +293,7 @@ class Controller:
             except queue.Empty:
                 event, next_tick = self._tick(next_tick), self._now() + tick_s
             commands = self._decide(event)
-            if commands or self._now() - flushed > FLUSH_S:
+            if commands or id(event) in self._stops or self._now() - flushed > FLUSH_S:
                 self._flush()
                 flushed = self._now()
             if (durable := self._stops.pop(id(event), None)) is not None:

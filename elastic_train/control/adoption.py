@@ -236,6 +236,7 @@ def _afresh(facts: Facts) -> Facts:
         failed_at=(0, 0),
         failed_step=0,
         deterministic=(),
+        unfit=None,
         trouble=None,
         restarts=0,
         stopping=None,

@@ -8,8 +8,10 @@ import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError
 
 from elastic_train.checkpoint.engine.machine_memory import MachineMemory, memory_now
-from elastic_train.cluster.error_causes import death_of
+from elastic_train.cluster.error_accounts import account_of
+from elastic_train.cluster.error_causes import cause_of, death_of
 from elastic_train.cluster.messages import Heartbeat
+from elastic_train.errors import SampleFailed
 
 pytestmark = pytest.mark.ring1
 MB = 1 << 20
@@ -54,6 +56,13 @@ def test_any_other_end_is_a_death(last: Heartbeat | None) -> None:
     assert gone.kind == "death"
     assert "\n" not in gone.detail
     assert death_of("w0002", None, last).detail == "w0002: it ended"
+
+
+def test_what_a_loader_process_could_not_pickle_is_the_jobs_own() -> None:
+    error = SampleFailed(error="Odd: cannot be pickled", traceback="in sample 3")
+    cause = cause_of(error, node="n1", phase="forward")
+    assert (cause.kind, account_of(error)) == ("user", "job")
+    assert (cause.detail, cause.traceback) == ("Odd: cannot be pickled", "in sample 3")
 
 
 def test_a_process_knows_what_it_holds() -> None:

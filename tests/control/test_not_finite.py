@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.control.commands import Commit, End
+from elastic_train.control.events import Adopted, TermBegan
 from elastic_train.control.not_finite import row_with, too_long
 from elastic_train.control.states import Ended, Running
 
@@ -53,6 +54,27 @@ def test_a_failure_in_the_middle_of_a_row_does_not_begin_it_anew(play):
     skip(play, 7)
     assert isinstance(play.phase, Ended)
     assert "4 to 7" in play.outcome.reason
+
+
+def test_a_run_that_is_submitted_again_has_all_its_steps(play):
+    play.running(2, step=4)
+    play.policy = replace(play.policy, not_finite=3)
+    for number in (5, 6):
+        skip(play, number)
+    play.parts(6)
+    play.saved(6)
+    skip(play, 7)
+    assert isinstance(play.phase, Ended)
+    play(TermBegan, term=2, stored=play.stored(6), ever_stored=True)
+    play(Adopted, running=())
+    play.nodes("ab")
+    play.ready()
+    play.go()
+    for number in (7, 8):
+        skip(play, number)
+    assert isinstance(play.phase, Running)
+    skip(play, 9)
+    assert "7 to 9" in play.outcome.reason
 
 
 def test_a_checkpoint_has_no_metric_that_is_no_number(play):

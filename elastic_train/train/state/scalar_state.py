@@ -79,8 +79,9 @@ def restore(
     document = in_own_names(document, shards.aliases)
     if shards.registered is None:
         _check_trainable(shards, document["trainable"])
-    else:  # a loop may freeze and unfreeze
-        shards.train(document["trainable"])
+    else:  # a loop may freeze and unfreeze; other systems don't say what was frozen
+        if "foreign" not in document:
+            shards.train(document["trainable"])
         shards.registered.generators = dict(document.get("generators", {}))
     kept = document["optimizer"]
     listed = {(fqn, state) for fqn, state in kept["states"]}

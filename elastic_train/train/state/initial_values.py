@@ -8,6 +8,7 @@ copies that its ranks would build: torch's `reset_parameters` then draws other n
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -183,5 +184,8 @@ def agreed(shards: Shards, holds: bool) -> bool:
 
 
 def _ranks_here(shards: Shards) -> int:
+    """On the node; of what is run again, where the lost ranks were: it begins with the values they had."""
+    if shards.substituted is not None:
+        return max(Counter(shards.substituted.substitute.lost.nodes).values())
     nodes = shards.plan.nodes
     return nodes.count(nodes[shards.rank])

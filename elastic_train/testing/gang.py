@@ -250,7 +250,8 @@ class Gang:
         outcomes = self.begin().results(self._timeout)
         for end_, error, _ in outcomes:
             assert end_ is not None, error
-        reports = [[(r.step, r.loss, r.vote) for r in found] for _, _, found in outcomes]
+        # As text: what is not finite is not equal to itself.
+        reports = [[repr((r.step, r.loss, r.vote)) for r in found] for _, _, found in outcomes]
         assert all(each == reports[0] for each in reports)
         return outcomes[0][2]
 

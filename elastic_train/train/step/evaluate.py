@@ -12,6 +12,7 @@ import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -110,11 +111,13 @@ class Evaluator:
         return self._total(step, found) | self._summary(step, set(found))
 
     def rehearse(self) -> None:
-        """The first micro-batch and the last one, which may have fewer samples, for the errors in them."""
+        """The first micro-batch, and as many samples as the last one has, for the errors in them."""
         self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
         found: dict[int, Sums] = {}
+        first, last = self._micro_batches[0], self._micro_batches[-1]
+        last = replace(last, ids=first.ids[: len(last.ids)])  # as a source that is read in order has them
         with preserved(self._device), extra_kept(self._model, self._device), _evaluating(self._model):
-            for micro in {m.index: m for m in (self._micro_batches[0], self._micro_batches[-1])}.values():
+            for micro in {m.index: m for m in (first, last)}.values():
                 sums = self._micro_batch(0, micro, [])
                 if sums is not None:
                     found[micro.index] = sums

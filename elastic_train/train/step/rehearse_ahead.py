@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,13 +28,15 @@ def rehearse(
 ) -> None:
     """A micro-batch of fewer samples, if there will be one, and an evaluation's first and last one.
 
-    A layer that needs several samples, or a loss or metric made for a fixed number of them, raises here.
+    A layer that needs several samples, or a loss or metric made for a fixed number of them, raises here. The
+    samples are the first ones: a source that is read in order would read all of it for the last ones.
     """
     smallest = order.smallest(max_steps)
     if smallest is not None:
+        first = order.micro_batches(1)[0]
+        few = replace(first, ids=first.ids[: len(smallest.ids)])
         with untouched(shards.model), extra_kept(shards.model, shards.device):
-            # Where this rank is meanwhile is before the end of step 1, whichever step the samples are of.
-            for _ in stepper.passes(1, [Work(micro_batch=smallest, filler=True)], rehearsed=True):
+            for _ in stepper.passes(1, [Work(micro_batch=few, filler=True)], rehearsed=True):
                 pass
         stepper.take_back()
         shards.drop_gradients()

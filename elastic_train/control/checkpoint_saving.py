@@ -142,7 +142,10 @@ def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Polic
     state = replace(state, facts=facts)
     said = f"the checkpoint of step {stored.step} is committed"
     forget = Forget(generation=facts.generation, step=stored.step)
-    commands: tuple[Command, ...] = (prune_command(state, policy), *((forget,) if policy.logs else ()))
+    prune = prune_command(state, policy)  # and nobody goes back to what it deletes
+    left = tuple(c for c in facts.commitments if c.stored.slot in prune.keep)
+    state = replace(state, facts=replace(facts, commitments=left))
+    commands: tuple[Command, ...] = (prune, *((forget,) if policy.logs else ()))
     if stored.step >= policy.max_steps:
         return Outcome(state=state, commands=commands, reason=said).then(
             lambda s: end(s, "finished", f"all {policy.max_steps} steps are committed and saved")

@@ -57,6 +57,15 @@ def test_two_that_differ_go_back_to_the_newest_checkpoint_of_when_they_agreed(re
     assert play.facts.suspect == (1, 4), "what the new generation saves is sound"
 
 
+def test_nobody_goes_back_to_a_checkpoint_that_was_deleted(replicated) -> None:
+    play = replicated.running(2, step=6)
+    for slot, step in enumerate((2, 3, 4, 5), start=1):
+        play.saved(step, slot=slot)  # three stay
+    differ(play, torn=play.plan.workers, agreed=2)
+    assert isinstance(play.phase, Ended)
+    assert play.phase.outcome == "checkpoint"
+
+
 def test_two_that_never_agreed_since_the_beginning_begin_anew(replicated) -> None:
     play = replicated.running(2, step=6)
     play.saved(5)

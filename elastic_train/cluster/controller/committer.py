@@ -21,7 +21,7 @@ from elastic_train.cluster.controller.effects import Done, Effect, Effects, Endi
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import Commit, Prune
 from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, SaveFailed
-from elastic_train.errors import Fenced
+from elastic_train.errors import CheckpointError, Fenced
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import child_url, open_store
@@ -62,7 +62,10 @@ class Committer:
         return self._run.newest()
 
     def before(self, stored: Stored) -> Stored | None:
-        return self._run.before(stored)
+        """Where to go when it is damaged; None, too, where the log does not keep it."""
+        with suppress(CheckpointError):
+            return self._run.before(stored)
+        return None
 
     def renew(self) -> None:
         """Raises Fenced where another controller took the run: the log says so, whatever the lease does."""

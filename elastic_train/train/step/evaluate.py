@@ -110,7 +110,7 @@ class Evaluator:
                 self._boundary.flush()
         return self._total(step, found) | self._summary(step, set(found))
 
-    def rehearse(self) -> None:
+    def rehearse(self, mark: Callable[[str, int, int], None] = lambda *_: None) -> None:
         """The first micro-batch, and as many samples as the last one has, for the errors in them."""
         self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
         found: dict[int, Sums] = {}
@@ -118,6 +118,7 @@ class Evaluator:
         last = replace(last, ids=first.ids[: len(last.ids)])  # as a source that is read in order has them
         with preserved(self._device), extra_kept(self._model, self._device), _evaluating(self._model):
             for micro in {m.index: m for m in (first, last)}.values():
+                mark("evaluation", 0, micro.index)
                 sums = self._micro_batch(0, micro, [])
                 if sums is not None:
                     found[micro.index] = sums

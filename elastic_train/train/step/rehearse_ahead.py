@@ -18,13 +18,18 @@ from elastic_train.train.model.module_state import extra_kept
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.flight import Work
-from elastic_train.train.step.stepper import Stepper
+from elastic_train.train.step.stepper import Mark, Stepper
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def rehearse(
-    stepper: Stepper, evaluator: Evaluator | None, shards: Shards, order: SampleOrder, max_steps: int
+    stepper: Stepper,
+    evaluator: Evaluator | None,
+    shards: Shards,
+    order: SampleOrder,
+    max_steps: int,
+    mark: Mark,
 ) -> None:
     """A micro-batch of fewer samples, if there will be one, and an evaluation's first and last one.
 
@@ -41,7 +46,7 @@ def rehearse(
         stepper.take_back()
         shards.drop_gradients()
     if evaluator is not None:
-        evaluator.rehearse()
+        evaluator.rehearse(mark)
 
 
 @contextmanager

@@ -145,7 +145,8 @@ class Loop:
                 self._on_step(report)
             self._evaluate(report)  # if the generation before did not get to the end of it
         elif self._at() == 0:
-            rehearse(self._stepper, self._evaluator, self._shards, self._order, self._spec.max_steps)
+            max_steps = self._spec.max_steps
+            rehearse(self._stepper, self._evaluator, self._shards, self._order, max_steps, self._mark)
         while (step := self._at()) < self._spec.max_steps:
             outcome, _ = self._committed(step + 1)
             self._compare(step + 1)

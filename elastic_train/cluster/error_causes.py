@@ -14,6 +14,7 @@ from elastic_train.control.events import Cause
 from elastic_train.errors import (
     CheckpointError,
     ConfigError,
+    ElasticTrainError,
     Fenced,
     GroupBroken,
     MemoryTooSmall,
@@ -111,7 +112,7 @@ def loading(worker: str, node: str) -> Iterator[None]:
     """Whatever importing the job's module raises is the job's own."""
     try:
         yield
-    except (UserCodeError, ConfigError):
+    except (ElasticTrainError, MemoryError):
         raise
     except Exception as error:  # noqa: BLE001
         raise UserCodeError(

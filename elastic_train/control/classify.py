@@ -10,6 +10,7 @@ from elastic_train.control.events import (
     Cause,
     CauseKind,
     CheckpointRejected,
+    ControllerFailed,
     Event,
     FencedOff,
     FinalReport,
@@ -73,6 +74,8 @@ def _of_event(before: State, event: Event, after: State) -> Change | None:
             return Change(kind="storage_trouble", step=step)
         case CheckpointRejected(stored=stored):
             return Change(kind="storage_trouble", step=stored.step)
+        case ControllerFailed():
+            return Change(kind="controller_fault")
         case FencedOff():
             return Change(kind="fenced")
         case _:

@@ -314,8 +314,8 @@ class Tick:
 
     `late` is by how much the controller's own clockwork missed this tick: it stood still for so long, and so
     nobody's silence in that time counts. `moved_s` is for how long no member of the group was seen to move,
-    which is to enter a phase or a micro-batch of training or evaluation, or to write bytes of a checkpoint. A
-    member that forms a group moves while it is inside the job's own code. None: nobody looks.
+    which is to enter a phase or a micro-batch of training or evaluation. A member that forms a group moves
+    while it is inside the job's own code. None: nobody looks.
     """
 
     at: float

@@ -39,7 +39,9 @@ class Controller:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+    ray.init(
+        "local", num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000
+    )
     yield
     ray.shutdown()
 

@@ -111,7 +111,10 @@ class Evaluator:
         return self._total(step, found) | self._summary(step, set(found))
 
     def rehearse(self, mark: Callable[[str, int, int], None] = lambda *_: None) -> None:
-        """The first micro-batch, and as many samples as the last one has, for the errors in them."""
+        """The first micro-batch, and as many samples as the last one has, for the errors in them.
+
+        What needs all predictions is not tried: of a part it may have no value.
+        """
         self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
         found: dict[int, Sums] = {}
         first, last = self._micro_batches[0], self._micro_batches[-1]
@@ -126,7 +129,7 @@ class Evaluator:
             with self._guard.collective("evaluation", 0):
                 self._boundary.flush()
         self._total(0, found)
-        self._summary(0, set(found))
+        self._kept = {}
 
     def close(self) -> None:
         self._loader.close()

@@ -1,4 +1,4 @@
-"""Reading without a copy: where the bytes of a read can go straight into the arrays that were asked for."""
+"""Read straight into the caller's arrays where no conversion is needed."""
 
 from __future__ import annotations
 

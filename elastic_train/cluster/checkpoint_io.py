@@ -1,4 +1,4 @@
-"""A worker's hand on checkpoints: writes its shares behind the step, reads what it needs of one."""
+"""Checkpoint I/O of workers and peer stores: write shares behind the step, read boxes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an error means for the run: whose fault it is, where it arose, in one line."""
+"""Map an error to a cause: whose fault it is, and where it arose."""
 
 from __future__ import annotations
 

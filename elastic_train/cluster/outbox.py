@@ -1,4 +1,4 @@
-"""A worker's words to the controller: in order, at least once, never blocking the training thread.
+"""A worker's event queue to the controller: in order, at least once, never blocking training.
 
 Words wait here while the controller is restarting. The controller's answer is also the sign that it lives: a
 worker that hears nothing for the grace time ends its own process, so that no run leaves zombies. Time in

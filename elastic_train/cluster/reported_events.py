@@ -1,4 +1,4 @@
-"""What a member reports, as the events that the controller hears."""
+"""Convert what a member reports into control events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a term's controller has to tell its drivers: the records, and how the run ended."""
+"""Updates from the controller to its drivers: records, and how the run ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner will be asked if a node is lost, or once those who are starting are there."""
+"""Planner questions to answer ahead: after the loss of a node, or once starting workers are there."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def nodes_lost(state: State, kinds: Mapping[str, CauseKind], policy: Policy, at:
 
 
 def _all_lost(state: State, causes: Mapping[str, Cause]) -> Outcome:
-    """Nobody waits for the last words of those that are lost, and what ended them is a cause."""
+    """Nobody waits for the final reports of those that are lost, and what ended them is a cause."""
     facts, phase = state.facts, state.phase
     if not isinstance(phase, Settling):
         for cause in causes.values():

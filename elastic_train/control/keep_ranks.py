@@ -1,4 +1,4 @@
-"""Who keeps its place: workers that live on stay on their rank where the plan is the last one again."""
+"""Keep survivors on their ranks where the new plan has the old mesh."""
 
 from __future__ import annotations
 

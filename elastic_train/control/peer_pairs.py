@@ -1,4 +1,4 @@
-"""Which node holds the copies of which: in another failure domain where there is one, on a standby first."""
+"""Pair peer stores: which node keeps copies of which, across failure domains, standbys first."""
 
 from __future__ import annotations
 

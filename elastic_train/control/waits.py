@@ -1,7 +1,7 @@
 """What a run waits for, and until when: no phase without an effect that ends, or a deadline.
 
 Deadlines follow from what is known: what the last save took, when a group was last seen to move, how long
-storage has failed. `clock` judges them; the simulator holds that there always is one, and that it is kept.
+storage has failed. `deadlines` judges them. The simulator holds that there always is one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How an optimizer's state is cut when its parameter is: the kinds of states, and which box goes with which.
+"""How optimizer state is cut when its parameter is: kinds of states, and the boxes that go together.
 
 Most states have an element for each of the parameter's. Those that haven't can be cut along some dims, at
 some places, or not at all, and a cut that they can't follow is refused with the reason.

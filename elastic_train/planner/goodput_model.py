@@ -1,4 +1,4 @@
-"""What a change costs and how long the quiet after it lasts: goodput of a plan.
+"""Goodput of a plan: the cost of a switch against the time until the next one.
 
 With H the time until the next change and C what the change costs, a plan of throughput T is worth
 E[(H - C)+] T (Duan et al., "Parcae", NSDI 2024, section 5, call the like liveput). With H exponential of mean

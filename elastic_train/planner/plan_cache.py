@@ -1,4 +1,4 @@
-"""A planner that is asked ahead of time, so that an answer is a lookup when it matters."""
+"""Cache of planner answers, filled ahead of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who takes which rank: copies of one part of the state apart from each other, survivors where they were.
+"""Place ranks on workers: replicas in different failure domains, survivors where they were.
 
 A *part* is what ranks hold that differ only in dp_replicate. A node, or better a failure domain, should hold
 a part once: then the loss of one of them leaves a copy of everything. That is a bipartite graph between

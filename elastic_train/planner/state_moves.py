@@ -1,4 +1,4 @@
-"""What a change of plan moves: state that a rank needs and its worker does not hold.
+"""State that a change of plan moves between workers.
 
 What ranks hold is a range of layers x a share of dp_shard x a share of tp (x of ep for experts, left out: it
 moves with dp_shard). Two plans' shares overlap as intervals do.

@@ -1,4 +1,4 @@
-"""The ladder back: the newest step that the evidence can assemble, at the least cost, and why.
+"""Choose the way back: the newest recoverable step at the least cost.
 
 A step is assembled part by part from what is left of one generation of the lineage: survivors that stand
 there, that roll forward with the reduced gradient they kept, or that undo a step; peer memory; the replay of

@@ -1,4 +1,4 @@
-"""Every step that what is left can assemble, part by part, and the cheapest sources of each part.
+"""Recoverable steps and the cheapest sources for each part of the state.
 
 The unit is a parameter of a part of the state: what one rank holds under a plan, replicas apart. A unit comes
 from survivors, from peer memory, from a checkpoint of just that step, or from the replay of its whole stage.

@@ -1,4 +1,4 @@
-"""The plan under which lost stages run again: as one stage, on whoever stands in for its ranks.
+"""The plan under which idle workers replay lost stages.
 
 With the ranks that the stage had the arithmetic is that of the steps themselves, to the bit. With more of
 them, each a replica with micro-batches of its own, it is as in data parallelism: equal within rounding.

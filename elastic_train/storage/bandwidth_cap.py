@@ -1,4 +1,4 @@
-"""A cap on bandwidth: whoever has written waits until it may have taken that long."""
+"""Cap on write bandwidth."""
 
 from __future__ import annotations
 

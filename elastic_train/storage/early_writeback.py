@@ -1,4 +1,4 @@
-"""Telling the device to begin with what was written to a file, which otherwise waits for memory or for fsync.
+"""Start writeback of a file early, so that fsync has less to do.
 
 Linux alone has a call for it, sync_file_range(2), and Python no name for that. It is a hint: durability comes
 from fsync, and a system without it is only slower.

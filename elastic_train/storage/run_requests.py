@@ -1,4 +1,4 @@
-"""Wishes left in a run's storage for the controller of one term, to stop or to save: no cluster is needed.
+"""Stop and save requests, left as files in the run's storage.
 
 A request names the term that it is meant for, so that it never stops a later submission.
 """

@@ -1,4 +1,4 @@
-"""The group that a member is in, how others break it, and where the member is in its work.
+"""The process group a member is in: how others abort it, and how far the member has come.
 
 `progress`, `abort` and `check` may be called from any thread.
 """

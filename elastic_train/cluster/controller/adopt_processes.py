@@ -1,4 +1,4 @@
-"""Find what an earlier controller started: its next incarnation takes it over, a stranger ends it."""
+"""Find actors that an earlier controller started, and adopt or end them."""
 
 from __future__ import annotations
 

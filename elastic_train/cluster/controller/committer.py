@@ -1,4 +1,4 @@
-"""The controller's hand on storage: the lease, the term, commits and deletions, one after the other.
+"""The controller's access to storage: lease, term, commits and deletions, in order.
 
 Commits and deletions are effects of one lane that keeps order, so that a deletion never meets a commit of the
 same term. A commit that was late and comes true all the same is told, too: it is a fact of storage.

@@ -1,4 +1,4 @@
-"""Tells somebody outside what happens to a run: a URL is posted to, a command gets it on its standard input.
+"""Event hooks: post a run's events to a URL, or pipe them to a command.
 
 Events wait in a queue and are delivered by a thread, with retries; training never waits, and what cannot be
 delivered is counted and dropped.

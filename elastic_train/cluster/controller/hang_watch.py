@@ -1,4 +1,4 @@
-"""Looks for groups that stand still and for ranks that are slow, from the members' own heartbeats.
+"""Find groups that stand still and slow ranks from heartbeats.
 
 Judging is done in `control`; here the stacks are collected and the events are posted.
 """

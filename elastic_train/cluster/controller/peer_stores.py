@@ -1,4 +1,4 @@
-"""The peer stores of a run: one started on each node that has workers, paired over failure domains, asked."""
+"""The run's peer stores: started on each node with workers, paired across failure domains, queried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Performs commands: each becomes an effect, and the effect's end an event. Nothing here waits."""
+"""Performs the controller's commands as effects, each of which ends in an event."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ground that a run stands on: its storage, tried out from every node."""
+"""Preflight: try the run's storage from every node before the first step."""
 
 from __future__ import annotations
 

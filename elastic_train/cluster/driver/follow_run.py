@@ -1,4 +1,4 @@
-"""The driver's loop: shows what the controller reports, passes on a request to stop, returns the end."""
+"""The driver's loop: show what the controller reports, pass on stop requests, return the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that is submitted again where its controller may still be at work.
+"""Take over a run that is submitted again while its old controller may still be alive.
 
 It is refused while somebody drives it, and taken over where its driver is gone: two never share a run.
 """

@@ -1,4 +1,4 @@
-"""What a driver prints: one live line, and a line for everything that a person would want to know."""
+"""Terminal output of the driver: one live line, and a line for each notable event."""
 
 from __future__ import annotations
 

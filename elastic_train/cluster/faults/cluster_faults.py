@@ -1,4 +1,4 @@
-"""Performs a fault schedule on a real local cluster: what a worker cannot do to itself, the driver does.
+"""Perform a fault schedule on a local cluster: the faults that a worker cannot do to itself.
 
 Nodes are called n0, n1, ... in the order in which the cluster started them; AddNode names the next ones.
 """

@@ -1,4 +1,4 @@
-"""Faults that a worker does to itself, at the exact phase of a step that a schedule names.
+"""Faults that a worker performs on itself at a scheduled phase of a step.
 
 A mark in the run's storage makes each fault happen once, whichever process reaches its moment first and
 however often the step is run.

@@ -1,4 +1,4 @@
-"""The end for memory, done to this process by the kernel: in a control group of its own with little room."""
+"""Have the kernel kill this process for memory, in a small control group."""
 
 from __future__ import annotations
 

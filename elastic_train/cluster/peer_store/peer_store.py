@@ -1,4 +1,4 @@
-"""The peer store actor: one a node. It holds snapshots that outlive the workers, and writes them to storage.
+"""The peer store actor, one per node: keeps snapshots that outlive workers, and writes them to storage.
 
 A worker copies into a segment of its node's peer store. The copy on another node is a Ray object that the
 peer store there asked for and keeps a view of: it owns the object, so it survives the death of whoever made

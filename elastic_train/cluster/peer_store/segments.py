@@ -1,4 +1,4 @@
-"""Files in shared memory that hold snapshots. The peer store that made one keeps a lock on it while it lives.
+"""Shared-memory segments for snapshots, locked by the peer store that created them.
 
 Python's own shared memory dies with the process that made it, and with any that merely looked: these are
 plain files, and what a dead peer store left is found by its lock, which the kernel has given back. The lock

@@ -1,4 +1,4 @@
-"""What one peer store holds: snapshots of its own node's workers in their segments, copies of another node's.
+"""Snapshots in one peer store: of its own node's workers, and copies of another node's.
 
 A snapshot for peer memory begins only after the vote said that the one before it is complete on every rank,
 so of two the older is complete wherever the newer isn't yet. A checkpoint's does not wait: a third one stays.

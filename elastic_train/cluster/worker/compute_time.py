@@ -1,4 +1,4 @@
-"""How long this rank computes in a pass before it waits for others: taken from a member's marks.
+"""Measure a rank's own compute time in a step, without waiting for others.
 
 By pass, because ranks may have unequal numbers of micro-batches. What FSDP and pipelines wait for others on
 the way does not count.

@@ -1,4 +1,4 @@
-"""New shards filled from whoever holds what they lack, so that a bounded number of bytes is on its way."""
+"""Fill new shards from other workers and peer stores with a bounded number of bytes in flight."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker's hand on its node's peer store: what happens to a snapshot once it is whole.
+"""Worker side of the peer tier: copies snapshots into the node's peer store.
 
 With a peer store it is sealed in the peer store's segment, copied to another node, and written to storage
 from there. Without one, or when it dies or hangs, the worker goes on alone: snapshots only for storage,

@@ -1,4 +1,4 @@
-"""A lost stage comes back: its state at the base, then its steps again, from the logs of its neighbours.
+"""Bring back a lost stage: restore its base state, then replay its steps from neighbours' logs.
 
 The worker that stands in asks the survivors step by step, one step ahead of what it computes.
 """

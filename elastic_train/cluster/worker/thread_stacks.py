@@ -1,4 +1,4 @@
-"""What the threads of this process are doing: their Python stacks, as text."""
+"""Python stacks of this process's threads, as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker says of itself: where it is, which steps it took, and how each generation ended here."""
+"""What a worker reports: heartbeats, committed steps, and how each generation ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A sender's log: what crossed a boundary, copied off the critical path, in memory, then on local disk.
+"""Sender-side boundary log: sent tensors are copied off the critical path to memory, then to local disk.
 
 `keep` takes a reference and returns; a thread copies. Nobody ever waits for the log: where it cannot keep up
 or has no room, the step has a gap, and a gap means that this step cannot be replayed.

@@ -1,4 +1,4 @@
-"""What crosses a boundary, by name; and what a replay reads from, whoever keeps it."""
+"""Names of tensors that cross a stage boundary, and the source that a replay reads them from."""
 
 from __future__ import annotations
 

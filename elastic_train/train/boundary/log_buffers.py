@@ -1,4 +1,4 @@
-"""The bytes of a log: reused buffers in memory, and a local file for what no longer fits there."""
+"""Storage of a boundary log: reused buffers in memory, spilled to a local file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which crossings are a rank's to keep, in the numbers of the plan that is logged."""
+"""Which boundary tensors a rank logs, in the ranks of the logged plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Forgetting what torch cached about an earlier generation's meshes.
+"""Clear torch's sharding caches, which keep the meshes of earlier generations alive.
 
 DTensor caches layouts by meshes that compare equal without regard to their groups: after a group was
 destroyed and formed again it returns layouts that hold the old mesh, and collectives run on the wrong group

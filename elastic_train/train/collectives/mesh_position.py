@@ -1,4 +1,4 @@
-"""Where a rank stands in its mesh, and the process groups it shares with others there."""
+"""A rank's position in the mesh, and the process groups it shares along each axis."""
 
 from __future__ import annotations
 

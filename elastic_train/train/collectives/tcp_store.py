@@ -1,4 +1,4 @@
-"""Where the members of a generation find each other: a TCPStore in a process of its own.
+"""Rendezvous of a generation's members: a TCPStore served by a process of its own.
 
 One client per process and store serves all generations (a connect costs a reverse name look-up, which takes
 5 s when a packet is lost); a prefix per generation keeps them apart, so a generation is formed at most once.

@@ -1,4 +1,4 @@
-"""Runs a user's loop for one generation, in the place of the engine's own loop."""
+"""Run a user's training loop for one generation in place of the engine's loop."""
 
 from __future__ import annotations
 

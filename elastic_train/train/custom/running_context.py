@@ -1,4 +1,4 @@
-"""The third pass through a loop: its state is in place, and its steps are the run's."""
+"""The loop's context while it trains: its steps are steps of the run."""
 
 from __future__ import annotations
 

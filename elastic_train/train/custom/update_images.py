@@ -1,4 +1,6 @@
-"""How an optimizer and its parameters were before an update inside a step, in case the step is broken off."""
+"""Copies of parameters and optimizer state before an update inside a step, to undo it when the step is
+broken off.
+"""
 
 from __future__ import annotations
 

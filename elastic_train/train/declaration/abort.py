@@ -1,4 +1,4 @@
-"""What takes a user's loop down on purpose: no Exception, so that no `except Exception` holds it up."""
+"""Exceptions that stop a user's loop on purpose; `except Exception` does not catch them."""
 
 from __future__ import annotations
 

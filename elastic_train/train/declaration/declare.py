@@ -1,4 +1,4 @@
-"""The first two passes through a loop: what it declares, and how what it registers lies on the shards.
+"""Run a user's loop up to its first batch to collect its models, optimizers, state and data set.
 
 The first builds models and optimizers on the meta device, the second finds them divided, with memory and
 without values. Both end where the loop asks for its first batch.

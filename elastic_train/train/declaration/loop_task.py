@@ -1,4 +1,4 @@
-"""A loop as the engine sees it: the task that it declares."""
+"""A user's loop as a task."""
 
 from __future__ import annotations
 

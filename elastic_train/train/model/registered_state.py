@@ -1,4 +1,4 @@
-"""What a loop registers: anything with `state_dict` and `load_state_dict`, kept at each step boundary.
+"""Objects with `state_dict` and `load_state_dict` that a loop registered, captured at each step.
 
 Its tensors are copied into tensors of ours, which are fragments like a model's buffers. What is no tensor is
 JSON in the document.

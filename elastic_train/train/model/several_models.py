@@ -1,4 +1,4 @@
-"""Several models as one, and several optimizers as one: to the engine they are a model and its optimizer."""
+"""Several models as one module and several optimizers as one optimizer, for loops."""
 
 from __future__ import annotations
 

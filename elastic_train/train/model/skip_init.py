@@ -1,4 +1,4 @@
-"""No random values for tensors that have no values."""
+"""Skip initialisation of meta tensors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which parameters received a gradient on a rank, although FSDP2 hides gradients before it reduces them.
+"""Find out which parameters received a gradient on a rank; FSDP2 hides gradients before reducing them.
 
 A branch may be taken on some ranks only. A parameter is without gradient (and so untouched by the optimizer)
 only if it is so on every rank; elsewhere what is missing counts as zero.

@@ -1,4 +1,4 @@
-"""What the tp axis has to divide of a model: its heads. Other widths are cut unevenly where it must be."""
+"""Widths of a model that tensor parallelism has to divide: its attention heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A lost stage runs its steps again from the log of its boundary: its neighbours do nothing.
+"""Replay the steps of a lost pipeline stage from its neighbours' boundary logs.
 
 It is the code path of the step itself. With the ranks that the stage had it is equal to the bit; idle workers
 may join as replicas, each with a share of the micro-batches: their gradients are summed once a step, in the

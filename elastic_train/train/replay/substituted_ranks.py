@@ -1,4 +1,4 @@
-"""Where a member runs lost stages again: its group, and what of the outcome is its to give."""
+"""Set up a member that replays a lost stage: its process group and its part of the result."""
 
 from __future__ import annotations
 

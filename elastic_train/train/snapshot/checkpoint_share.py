@@ -1,4 +1,4 @@
-"""This rank's share of a checkpoint: pieces that view live memory."""
+"""This rank's share of a checkpoint, as views of live memory."""
 
 from __future__ import annotations
 

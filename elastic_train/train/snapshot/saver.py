@@ -1,4 +1,4 @@
-"""Saving as the loop sees it: what is due after a step, and what the next update has to wait for."""
+"""Saving from the training loop: takes snapshots after a step, and makes the next update wait for them."""
 
 from __future__ import annotations
 

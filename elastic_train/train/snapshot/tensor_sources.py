@@ -1,4 +1,4 @@
-"""Live tensors as the engine's sources: versions of torch, bytes of their memory.
+"""Live tensors as sources of the snapshot engine: torch's version counters, and bytes of memory.
 
 What a copy needs beside the slot is bounded, whatever the tensor's strides.
 """

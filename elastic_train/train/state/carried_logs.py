@@ -1,4 +1,4 @@
-"""Which log a rank keeps in a generation: its own of the generation before goes on where the plan does."""
+"""Boundary logs across generations: which are kept, reopened or closed when the plan changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Compare what replicas hold, so that a bit that flipped in one of them is found."""
+"""Compare digests of replicas to find silent corruption."""
 
 from __future__ import annotations
 

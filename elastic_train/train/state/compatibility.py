@@ -1,4 +1,4 @@
-"""What a model needs of a stored or held state: compared name by name before a byte is moved."""
+"""Compare a stored or local state with the model by name and shape before any byte moves."""
 
 from __future__ import annotations
 

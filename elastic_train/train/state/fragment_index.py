@@ -1,4 +1,4 @@
-"""Find the parts that hold given boxes: for reading out of a holding and for filling new shards."""
+"""Index of local fragments by box: serves reads from a local state and fills new shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a member holds of the training state, by generation: one that trains, and what is kept for others."""
+"""Local states of a member: the shards that train, and shards kept for other workers, by generation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which boxes of the parameters each rank of a plan would hold, seen without memory and without other ranks.
+"""Boxes of the parameters on each rank of a plan, computed without memory or other ranks.
 
 The model is divided on the meta device by the code that workers run, once per rank, in a process group that
 communicates with nobody.

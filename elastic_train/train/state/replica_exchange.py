@@ -1,4 +1,4 @@
-"""Replicas fill their shards together: each reads its share of the bytes, and gives it to the others.
+"""Replicas restore together: each reads a part of the bytes from storage and broadcasts it.
 
 So each byte leaves storage once, however many copies of the state the plan keeps.
 """

@@ -1,4 +1,4 @@
-"""Shards that have memory and no values yet: what they need, and how it gets into them."""
+"""Shards that are allocated and not filled yet: which fragments they need, and how they are filled."""
 
 from __future__ import annotations
 

@@ -155,9 +155,9 @@ def check_edits(task: Task, spec: RunSpec) -> None:
 def edited(
     task: Task, shards: Shards, step: int, statistics: StepStatistics, spec: RunSpec, guard: UserCodeGuard
 ) -> StepStatistics:
-    """Let a task edit the reduced gradient, of which the mean is taken first; the ballot for the vote.
+    """Let a task edit the reduced gradient, of which the mean is taken first; the statistics for the vote.
 
-    All ranks call it together. Its norm in the ballot stays that of before.
+    All ranks call it together. Its norm in the statistics stays that of before.
     """
     agreed = statistics.packed(shards.device)
     with guard.collective("the mean", step):

@@ -1,4 +1,4 @@
-"""In which order a stage of a pipeline runs the forwards and backwards of its micro-batches."""
+"""Pipeline schedules: the order of forwards and backwards on a stage."""
 
 from __future__ import annotations
 

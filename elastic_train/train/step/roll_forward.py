@@ -1,4 +1,4 @@
-"""Bring what is held to a step: forward by kept gradients, equal to the bit, or back by an undo.
+"""Bring a local state to a step: forward by the kept gradient, bit-exact, or back by an undo.
 
 What cannot get there is `absent` afterwards and is not offered. Any holding may be rolled again, elsewhere.
 """

@@ -1,4 +1,4 @@
-"""A backward in two parts: what the stage before waits for, and the gradients of matrices, which nobody does.
+"""Split backward: gradients of inputs first, weight gradients later (zero-bubble schedules).
 
 Qi et al., Zero Bubble Pipeline Parallelism, ICLR 2024, section 2. The first part runs the graph between the
 stage's output and its input, and keeps at each matrix what came in there; the second part runs each of these

@@ -1,4 +1,4 @@
-"""Between the stages of a pipeline: what a stage hands to its neighbours, over plain sends and receives.
+"""Send and receive activations and gradients between pipeline stages.
 
 The schedules of torch.distributed.pipelining are not used: they cut one batch into equal chunks themselves,
 and run them under one random state, while a step here is micro-batches with ids of their own, in shares of

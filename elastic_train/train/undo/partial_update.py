@@ -1,4 +1,4 @@
-"""A step whose parameters are updated one by one: which are there, which could be, and the way back.
+"""An update that is applied parameter by parameter: how far it got, and how it is completed or undone.
 
 With the optimizer in backward an update may be interrupted between two parameters. Until the step's vote has
 passed, everything that the update of one parameter doesn't touch, schedule and buffers, stays at the step

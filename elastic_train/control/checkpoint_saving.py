@@ -50,7 +50,13 @@ def part_written(state: State, event: PartWritten, policy: Policy) -> Outcome:
     attempt = _find(facts, event.generation, event.step) or Attempt(
         generation=event.generation, step=event.step
     )
-    newer = any((a.step, a.generation) > (event.step, event.generation) for a in facts.attempts)
+    # Commits are in the order of steps. Until a newer one is ordered, the ranks of a generation may report
+    # parts of both.
+    newer = any(
+        (a.step, a.generation) > (event.step, event.generation)
+        and (a.committing or a.generation != event.generation)
+        for a in facts.attempts
+    )
     stored = facts.stored is not None and facts.stored.step >= event.step
     if newer or stored or attempt.committing:
         return Outcome(state=state, reason=f"a part of {name} comes too late")
@@ -200,9 +206,16 @@ def _find(facts: Facts, generation: int, step: int) -> Attempt | None:
 
 
 def _with(facts: Facts, attempt: Attempt) -> tuple[Attempt, ...]:
-    """Only the newest collects parts; those ordered to commit wait for their answer."""
+    """Those ordered to commit wait for their answer. Of the rest two collect parts: a rank may report the
+    next checkpoint before another has reported this one. What is older than one that is ordered never can be.
+    """
     key = (attempt.generation, attempt.step)
-    return (*(a for a in facts.attempts if a.committing and (a.generation, a.step) != key), attempt)
+    others = [a for a in facts.attempts if (a.generation, a.step) != key]
+    collecting = [a for a in others if not a.committing and a.generation == attempt.generation]
+    if attempt.committing:
+        collecting = [a for a in collecting if a.step > attempt.step]
+    newest = max(collecting, key=lambda a: a.step, default=None)
+    return (*(a for a in others if a.committing or a is newest), attempt)
 
 
 def _without(facts: Facts, generation: int, step: int) -> Facts:

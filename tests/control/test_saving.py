@@ -48,13 +48,32 @@ def test_a_commit_carries_the_metrics_of_its_own_step(play):
     assert play.ordered(Commit)[0].metrics == (("loss", 0.5), ("accuracy", 0.9))
 
 
-def test_a_newer_attempt_supersedes_an_incomplete_one(play):
+def test_a_newer_attempt_supersedes_an_incomplete_one_once_it_is_ordered(play):
     play.running(2, step=10)
     play.part(5, 0)
     play.part(10, 0)
-    assert "too late" in play.part(5, 1).reason
     play.part(10, 1)
     assert play.ordered(Commit)[0].step == 10
+    assert "too late" in play.part(5, 1).reason
+    assert [a.step for a in play.facts.attempts] == [10], "the incomplete one is dropped"
+
+
+def test_a_rank_may_report_the_next_checkpoint_before_another_has_reported_this_one(play):
+    """So that the checkpoint of a step which may be the best is not lost to the one after it."""
+    play.running(2, step=10)
+    play.part(5, 0)
+    play.part(10, 0)
+    play.part(5, 1)
+    assert play.ordered(Commit)[0].step == 5
+    play.part(10, 1)
+    assert play.ordered(Commit)[0].step == 10
+
+
+def test_two_attempts_of_a_generation_collect_parts_and_no_more(play):
+    play.running(2, step=15)
+    for step in (5, 10, 15):
+        play.part(step, 0)
+    assert [a.step for a in play.facts.attempts] == [10, 15]
 
 
 def test_an_older_step_is_not_committed_after_a_newer_one(play):

@@ -23,6 +23,7 @@ _clients: dict[tuple[str, int], TCPStore] = {}
 def serve_store(host: str) -> tuple[TCPStore, int]:
     """A store server on a free port of this host, alive as long as the returned object; and its port."""
     server = TCPStore(host, 0, None, True, wait_for_workers=False)
+    forget_client(host, server.port)  # of a server that had the port before
     return server, server.port
 
 

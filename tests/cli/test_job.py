@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,9 @@ def test_an_interrupt_before_the_run_begins_is_a_stop(tmp_path: Path) -> None:
         "et.main(trainer)\n"
     )
     os.mkfifo(here)
-    with subprocess.Popen([sys.executable, str(job), "--here", str(here)], stderr=subprocess.PIPE) as process:
+    command = [sys.executable, str(job), "--here", str(here)]
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # who runs tests may ignore it
+    with subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=heard) as process:
         here.read_bytes()  # until it is there
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)

@@ -29,6 +29,7 @@ from elastic_train.observe.records import from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputReader
 from elastic_train.storage.journal import read_journal
+from elastic_train.testing.slow_samples import SlowSamples
 from tests.tasks.tiny import TinyData, TinyTask
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(400)]
@@ -60,7 +61,10 @@ def fit(task: Any, storage: Path, **options: Any) -> Result:
 
 
 class Measured(TinyTask):
-    """Every third step is measured."""
+    """Every third step is measured. Steps take long enough for the checkpoint before to be durable."""
+
+    def dataset(self) -> Any:
+        return SlowSamples(super().dataset(), 0.1)
 
     def evaluation(self) -> et.Evaluation:
         return et.Evaluation(dataset=TinyData(5), every=3, metric=accuracy)
@@ -77,7 +81,7 @@ def test_the_best_checkpoint_is_where_it_was_measured(cluster: LocalCluster, tmp
         result = fit(
             Measured(),
             tmp_path,
-            checkpoints=et.Checkpoints(every=4, keep=1, best="accuracy", best_order="max"),
+            checkpoints=et.Checkpoints(every=5, keep=1, best="accuracy", best_order="max"),
         )
     assert result.outcome == "finished"
     measured = {e.step: dict(e.metrics)["accuracy"] for e in result.ledger.kept if e.metrics}

@@ -63,7 +63,7 @@ class Notes(Protocol):
 
 
 class Demand:
-    """One run's request among those of its cluster. A run whose controller is gone requests for nothing."""
+    """One run's request among those of its cluster. A run whose controller is gone asks for nothing."""
 
     def __init__(
         self,

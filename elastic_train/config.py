@@ -229,6 +229,13 @@ class Parallelism:
         """Whether a person asks for an axis that cuts computations, not only batches and memory."""
         return any((getattr(self, axis) or 1) > 1 for axis in ("tp", "pp", "cp", "ep"))
 
+    @property
+    def together(self) -> int:
+        """Workers that are asked to compute each micro-batch together. Stages are none of them: a pipeline
+        needs as many micro-batches as it has stages.
+        """
+        return (self.tp or 1) * (self.cp or 1)
+
     def __post_init__(self) -> None:
         _typed(self, "parallelism.")
         for name in self.__slots__:
@@ -357,15 +364,7 @@ class RunSpec:
                     problem="clipping needs the norm of the whole gradient before the first update.",
                     remedy="Set clip_norm=None, or leave optimizer_in_backward off.",
                 )
-        if self.batch.micro_batches < self.min_workers:
-            raise ConfigError(
-                field="batch",
-                problem=(
-                    f"{self.batch.global_size} samples in micro-batches of {self.batch.micro_size} are "
-                    f"{self.batch.micro_batches} micro-batches, fewer than the {self.min_workers} workers."
-                ),
-                remedy="Lower micro_size, raise global_size, or ask for fewer workers.",
-            )
+        self._check_data_ranks()
         _at_least(0, "failure_config.max_failures", self.max_failures)
         if isinstance(self.compare_replicas, int):
             _positive("compare_replicas", self.compare_replicas)
@@ -377,3 +376,22 @@ class RunSpec:
         _at_least(0, "standby", self.standby)
         if self.on_event == "":
             raise ConfigError(field="on_event", problem="is empty.", remedy="Give a URL, a command, or None.")
+
+    def _check_data_ranks(self) -> None:
+        """ConfigError where a batch has fewer micro-batches than there are ranks to share them out to."""
+        together, batch = self.parallelism.together, self.batch
+        ranks = -(-self.min_workers // together)
+        if batch.micro_batches >= ranks:
+            return
+        who = f"{self.min_workers} workers"
+        if together > 1:
+            who = f"{ranks} groups of {together} that {who} form"
+        raise ConfigError(
+            field="batch",
+            problem=(
+                f"{batch.global_size} samples in micro-batches of {batch.micro_size} are "
+                f"{batch.micro_batches} micro-batches, fewer than the {who}."
+            ),
+            remedy="Lower micro_size, raise global_size, ask for fewer workers, or divide the model with "
+            "parallelism.tp.",
+        )

@@ -43,6 +43,13 @@ def test_a_batch_smaller_than_the_workers_is_refused() -> None:
         job(scaling_config=ScalingConfig(num_workers=(8, 9)))
 
 
+def test_workers_that_share_a_micro_batch_count_as_one() -> None:
+    many = ScalingConfig(num_workers=(24, 24))
+    assert job(scaling_config=many, parallelism=et.Parallelism(tp=4)).spec.batch.micro_batches == 6
+    with pytest.raises(ConfigError, match="fewer than the 12 groups of 2 that 24 workers form"):
+        job(scaling_config=many, parallelism=et.Parallelism(tp=2))
+
+
 def test_keeping_no_checkpoint_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"checkpoints\.keep"):
         Checkpoints(keep=0)

@@ -29,7 +29,7 @@ from elastic_train.train.dataset import Data, Dumps, build, check_at_start, desc
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
-from elastic_train.train.replay.stage_replay import Replaying
+from elastic_train.train.replay.stage_replay import replay
 from elastic_train.train.replay.substituted_ranks import opened_substitute, replaying_group, substituted_ranks
 from elastic_train.train.snapshot.saver import Described, Direct, Saver
 from elastic_train.train.state.carried_logs import close_logs, follow, rolled
@@ -40,6 +40,7 @@ from elastic_train.train.state.unfilled_shards import Incoming
 from elastic_train.train.step.gradients import edits
 from elastic_train.train.step.roll_forward import roll
 from elastic_train.train.step.training_loop import Loop, Requests, RunEnd, StepReport
+from elastic_train.train.step.workload import GroupContext, Workload
 from elastic_train.train.task import Task, check_task
 
 OnSave = Callable[[Share], None]
@@ -177,21 +178,10 @@ class Member:
 
         KeyError where `kept` lacks something.
         """
-        shards, group = self._forming.shards, self._entry.group
-        data = self._dataset()
+        shards, generation = self._forming.shards, self._entry.group.generation
         shards.log = opened_substitute(shards, self._spec)
-        replaying = Replaying(
-            task=self._task,
-            spec=self._spec,
-            group=group,
-            order=data.order,
-            loader=data.loader,
-            guard=self._entry.guard,
-            mark=lambda _, step, micro: self._entry.mark(
-                group.generation, shards.rank, "replay", step, micro
-            ),
-        )
-        replaying.run(shards, kept, through)
+        context = self._context(generation, shards.rank, phase="replay")
+        replay(self._workload(), context, shards, kept, through)
         shards.settle()
         shards.absent = shards.hidden
         self.held.add(shards)
@@ -247,22 +237,14 @@ class Member:
     def run(self) -> RunEnd:
         """Steps until the last one or a voted pause, once per generation; settled after it in any case."""
         shards = self.held.current
-        data = self._dataset()
         if shards.step == 0:
-            check_at_start(data, self._task, self._spec, shards, self._entry.guard)
+            check_at_start(self._dataset(), self._task, self._spec, shards, self._entry.guard)
         if self._saver is not None:
             self._saver.start(shards)
         loop = (UsersLoop if isinstance(self._task, LoopTask) else Loop)(
-            task=self._task,
-            spec=self._spec,
-            shards=shards,
-            group=self._entry.group,
-            order=data.order,
-            loader=data.loader,
-            guard=self._entry.guard,
-            mark=lambda phase, step, micro: self._entry.mark(
-                shards.generation, shards.rank, phase, step, micro
-            ),
+            self._workload(),
+            self._context(shards.generation, shards.rank),
+            shards,
             on_step=self._on_step,
             saver=self._saver,
             requests=self._requests,
@@ -310,6 +292,18 @@ class Member:
             guard=self._entry.guard,
         )
         return Incoming(self._task, self._spec, shards, self._entry.guard)
+
+    def _workload(self) -> Workload:
+        data = self._dataset()
+        return Workload(task=self._task, spec=self._spec, order=data.order, loader=data.loader)
+
+    def _context(self, generation: int, rank: int, phase: str | None = None) -> GroupContext:
+        """Of the group that was entered; its marks say `phase` where there is one."""
+
+        def mark(of_step: str, step: int, micro_batch: int) -> None:
+            self._entry.mark(generation, rank, phase or of_step, step, micro_batch)
+
+        return GroupContext(group=self._entry.group, guard=self._entry.guard, mark=mark)
 
     def _leave(self) -> None:
         self._next = self.continued = None

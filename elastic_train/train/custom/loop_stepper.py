@@ -28,11 +28,13 @@ from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
+from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.flight import Tally, Work
 from elastic_train.train.step.rehearsal import check_unchanged, versions
 from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.update import gradient_factor, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
+from elastic_train.train.step.workload import GroupContext, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +49,10 @@ class Agreed:
 class LoopStepper(Stepper):
     """One step is `begin`, any number of passes and updates, and `gradients`, which ends it for the vote."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(
+        self, workload: Workload, context: GroupContext, shards: Shards, *, fence: Callable[[], None]
+    ) -> None:
+        super().__init__(workload, context, shards, fence=fence)
         self._images: dict[str, Image] = {}
         self._sums: dict[frozenset[str], GradientSum] = {}
         self._job: Work | None = None

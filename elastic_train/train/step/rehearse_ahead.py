@@ -18,7 +18,8 @@ from elastic_train.train.model.module_state import extra_kept
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.flight import Work
-from elastic_train.train.step.stepper import Mark, Stepper
+from elastic_train.train.step.stepper import Stepper
+from elastic_train.train.step.workload import Mark
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 

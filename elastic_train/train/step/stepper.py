@@ -11,9 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastic_train.config import RunSpec
-from elastic_train.data.loader import Loader
-from elastic_train.data.order import MicroBatch, SampleOrder, ids_digest
+from elastic_train.data.order import MicroBatch, ids_digest
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.boundary.sender import Sender
@@ -27,7 +25,6 @@ from elastic_train.train.collectives.gradient_reduction import (
     squares,
     sum_over_stages,
 )
-from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.rng import Randomness
@@ -48,11 +45,7 @@ from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versi
 from elastic_train.train.step.split_backward import backward_to_input
 from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
 from elastic_train.train.step.vote import StepStatistics
-from elastic_train.train.task import Task
-from elastic_train.train.user_code_guard import UserCodeGuard
-
-Mark = Callable[[str, int, int], None]
-"""Told (phase, step, micro-batch) where a step enters a phase."""
+from elastic_train.train.step.workload import GroupContext, Workload
 
 
 class Stepper:
@@ -60,23 +53,20 @@ class Stepper:
 
     def __init__(
         self,
-        *,
-        task: Task,
-        spec: RunSpec,
+        workload: Workload,
+        context: GroupContext,
         shards: Shards,
-        group: Group,
-        order: SampleOrder,
-        loader: Loader,
-        guard: UserCodeGuard,
-        mark: Mark,
+        *,
         replayed: KeptCrossings | None = None,
         fence: Callable[[], None] = lambda: None,
     ) -> None:
         """`replayed` is a log that stands for the other stages: nothing is sent then. `fence` is waited for
         before a backward that updates parameters."""
         self._replayed = replayed
-        self._task, self._spec, self._shards, self._group = task, spec, shards, group
-        self._order, self._loader, self._guard, self._mark = order, loader, guard, mark
+        task, spec, mark = workload.task, workload.spec, context.mark
+        self._task, self._spec, self._shards = task, spec, shards
+        self._order, self._loader = workload.order, workload.loader
+        self._group, self._guard, self._mark = context.group, context.guard, mark
         rules, place = task.parallelize(), shards.place
         self._beside = rules.beside
         self._call = caller(shards.model, rules.beside, "" if place.last else rules.hands_on)

@@ -8,24 +8,21 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-from elastic_train.config import RunSpec
 from elastic_train.control.schedule import at_boundary
-from elastic_train.data.loader import Loader
-from elastic_train.data.order import SampleOrder, fold_digests
+from elastic_train.data.order import fold_digests
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.best import Best
-from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.snapshot.saver import Saver
 from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.gradients import check_edits, edited, edits
 from elastic_train.train.step.rehearse_ahead import rehearse
-from elastic_train.train.step.stepper import Mark, Stepper
+from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.update import commit, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
-from elastic_train.train.task import Task, evaluation_of
-from elastic_train.train.user_code_guard import UserCodeGuard
+from elastic_train.train.step.workload import GroupContext, Workload
+from elastic_train.train.task import evaluation_of
 
 SNAPSHOT_S, POLL_S = 10.0, 0.05
 """How long a step waits for the snapshot before, and how often it looks whether its group was broken."""
@@ -74,21 +71,18 @@ class Loop:
 
     def __init__(
         self,
-        *,
-        task: Task,
-        spec: RunSpec,
+        workload: Workload,
+        context: GroupContext,
         shards: Shards,
-        group: Group,
-        order: SampleOrder,
-        loader: Loader,
-        guard: UserCodeGuard,
-        mark: Mark,
+        *,
         requests: Requests,
         on_step: Callable[[StepReport], None],
         saver: Saver | None,
     ) -> None:
-        self._task, self._spec, self._shards, self._guard, self._mark = task, spec, shards, guard, mark
-        self._group, self._order, self._loader = group, order, loader
+        task, spec, guard = workload.task, workload.spec, context.guard
+        self._task, self._spec, self._shards = task, spec, shards
+        self._order, self._loader = workload.order, workload.loader
+        self._group, self._guard, self._mark = context.group, guard, context.mark
         self._requests, self._on_step, self._saver = requests, on_step, saver
         self._best = Best(spec.checkpoints)
         self._found: Mapping[str, float] = {}  # what the last step's evaluation measured
@@ -99,17 +93,8 @@ class Loop:
         self._voted_at = time.monotonic()
         check_edits(task, spec)
         with guard.collective("preparing", shards.step or 0):
-            self._stepper = self.STEPPER(
-                task=task,
-                spec=spec,
-                shards=shards,
-                group=group,
-                order=order,
-                loader=loader,
-                guard=guard,
-                mark=mark,
-                fence=saver.fence if saver is not None else lambda: None,
-            )
+            fence = saver.fence if saver is not None else lambda: None
+            self._stepper = self.STEPPER(workload, context, shards, fence=fence)
         with guard.at("building the evaluation", shards.step or 0):
             evaluation = evaluation_of(task)
             self._best.check(evaluation)
@@ -121,11 +106,11 @@ class Loop:
             plan=shards.plan,
             rank=shards.rank,
             device=shards.device,
-            group=group,
+            group=context.group,
             guard=guard,
             place=shards.place,
             regions=shards.regions,
-            dumps=loader.dumps,
+            dumps=workload.loader.dumps,
         )
 
     def run(self) -> RunEnd:

@@ -92,6 +92,8 @@ def _of_phase(before: State, event: Event, after: State) -> Change | None:
         case "grow":
             idle = {w.name for w in after.facts.workers} - set(after.phase.plan.workers)
             return Change(kind="growth", workers=tuple(sorted(idle)))
+        case "rebalance":
+            return Change(kind="rebalance", workers=tuple(name for name, _ in after.facts.slow))
         case "stop":
             return Change(kind="stop")
         case "drain" if isinstance(event, Straggling):

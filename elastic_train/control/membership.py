@@ -77,8 +77,12 @@ def worker_slots(facts: Facts, last: Plan | None) -> tuple[WorkerSlot, ...]:
     lost = set(order.values()) - {order[w.name] for w in chosen}
     useful = {node for node, rank in at_hand(facts) if rank in lost}
     others = spread([w for w in ready if w.name not in order], chosen, domains, useful)
+    slow = dict(facts.slow)
     return tuple(
-        WorkerSlot(worker=w.name, node=w.node, domain=domains.get(w.node, "")) for w in (*chosen, *others)
+        WorkerSlot(
+            worker=w.name, node=w.node, domain=domains.get(w.node, ""), speed=1.0 / slow.get(w.name, 1.0)
+        )
+        for w in (*chosen, *others)
     )
 
 
@@ -130,7 +134,7 @@ def without_all(
 
 
 def straggling(state: State, event: Straggling) -> Outcome:
-    """Note who is slower than its peers, or is no more. Slow is not dead: nothing follows from it."""
+    """Note who is slower than its peers, or is no more. Slow is not dead: it gets less to do."""
     others = tuple(s for s in state.facts.slow if s[0] != event.worker)
     over = event.factor < 1.0
     slow = others if over else (*others, (event.worker, event.factor))

@@ -1,4 +1,4 @@
-"""Growth and drains: a graceful switch of a running group, at a step boundary.
+"""Growth, drains and other shares for slow workers: a graceful switch of a running group, at a step boundary.
 
 Joiners are up before the group pauses, so a pause is the switch only. Whether a change is worth its switch is
 the planner's to say, from what the run measured; what was declined is asked again as time passes, because
@@ -7,7 +7,8 @@ the join window, so that arrivals come in one batch, and after a switch for a co
 and ten times what the last switch took: capacity that comes and goes costs at most a tenth of the time. The
 fewer of the possible workers run, the more a wait costs, so the cool-down is shortened to their share.
 Failures have no cool-down. A node that leaves with notice is left as soon as its workers can be replaced, and
-at the latest when its deadline is near; several notices are merged into one pause.
+at the latest when its deadline is near; several notices are merged into one pause. A worker that computes
+slower than its peers gets fewer micro-batches, and as many as they again once it keeps up.
 """
 
 from __future__ import annotations
@@ -36,9 +37,7 @@ def consider(state: State, policy: Policy, at: float) -> Outcome:
         return Outcome(state=state)
     if not draining(facts).isdisjoint(phase.plan.nodes):
         return _leave(state, phase, policy, at)
-    if phase.plan.world_size < policy.max_workers:
-        return _grow(state, phase, policy, at)
-    return Outcome(state=state)
+    return _improve(state, phase, policy, at)
 
 
 def paused(state: State, policy: Policy, at: float) -> Outcome:
@@ -77,36 +76,57 @@ def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     return pause(state, phase.plan, "drain", f"leaving {names}, {after}", at, save=save)
 
 
-def _grow(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
-    facts, seated = state.facts, set(phase.plan.workers)
-    if all(worker.name in seated for worker in present(facts)):
+def _improve(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
+    """Go over to a plan that is worth it: with workers that came, or in shares after what each can do."""
+    facts, members = state.facts, set(phase.plan.workers)
+    slow = tuple(sorted((name, factor) for name, factor in facts.slow if name in members))
+    room = phase.plan.world_size < policy.max_workers
+    balanced = not slow and not _uneven(phase.plan)
+    if balanced and (not room or members.issuperset(worker.name for worker in present(facts))):
         return Outcome(state=state)
     question = to_change(facts, phase, policy, at)
-    idle = tuple(slot.worker for slot in question.worker_slots if slot.worker not in seated)
+    idle = tuple(slot.worker for slot in question.worker_slots if slot.worker not in members)
+    asked = Declined(idle=idle if room else (), slow=slow, at=at)
+    if balanced and not asked.idle:
+        return Outcome(state=state)
     share = phase.plan.world_size / max(1, question.room)
-    if not idle or _is_declined(phase, idle, at) or not _calm(facts, idle, policy, at, share):
+    if _is_declined(phase, asked) or not _calm(facts, asked, policy, share):
         return Outcome(state=state)
     planned = best_plan(question, policy)
     if isinstance(planned, Infeasible) or planned.plan == phase.plan:
+        what = "the group does not grow" if asked.idle else "shares stay as they are"
         return Outcome(
-            state=replace(state, phase=replace(phase, declined=Declined(idle=idle, at=at))),
-            reason=f"the group does not grow: {planned.reason}",
+            state=replace(state, phase=replace(phase, declined=asked)),
+            reason=f"{what}: {planned.reason}",
             planned=planned.reason,
         )
     why = f": {planned.reason}" if planned.reason else ""
+    if members.issuperset(planned.plan.workers):
+        who = ", ".join(f"{name} is {factor:.1f} times slower" for name, factor in slow) or "all keep up"
+        lengths = ", ".join(str(len(part)) for part in planned.plan.shares)
+        reason = f"{who}: shares of {lengths} micro-batches{why}"
+        return pause(state, phase.plan, "rebalance", reason, at)
     return pause(state, phase.plan, "grow", f"growing from {phase.plan} to {planned.plan}{why}", at)
 
 
-def _is_declined(phase: Running, idle: tuple[str, ...], at: float) -> bool:
+def _uneven(plan: Plan) -> bool:
+    """Whether some worker has less to do than a whole division would give it."""
+    lengths = [len(share) for share in plan.shares]
+    return max(lengths) - min(lengths) > 1
+
+
+def _is_declined(phase: Running, asked: Declined) -> bool:
     said = phase.declined
-    return said is not None and said.idle == idle and at - said.at < max(ASKED_AGAIN_S, said.at - phase.since)
+    if said is None or (said.idle, said.slow) != (asked.idle, asked.slow):
+        return False
+    return asked.at - said.at < max(ASKED_AGAIN_S, said.at - phase.since)
 
 
-def _calm(facts: Facts, idle: tuple[str, ...], policy: Policy, at: float, share: float) -> bool:
+def _calm(facts: Facts, asked: Declined, policy: Policy, share: float) -> bool:
     """Whether arrivals are over and the last switch is far enough away; `share` of the workers run."""
-    window = policy.timing.join_window_s
-    arrived = set(idle)
-    if at - max(w.since for w in facts.workers if w.name in arrived) < window:
+    window, at = policy.timing.join_window_s, asked.at
+    arrived = set(asked.idle)
+    if any(at - worker.since < window for worker in facts.workers if worker.name in arrived):
         return False
     cool_down = (COOL_DOWN_WINDOWS * window + COOL_DOWN_SWITCHES * facts.switch_s) * share
     return facts.resized is None or at - facts.resized >= cool_down

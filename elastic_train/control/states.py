@@ -199,9 +199,10 @@ class Forming:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declined:
-    """A change that was not worth its cost, with whom it would have been made."""
+    """A change that was not worth its cost: with whom it would have been made, and whom for, by factors."""
 
     idle: tuple[str, ...]
+    slow: tuple[tuple[str, float], ...]
     at: float
 
 
@@ -215,7 +216,7 @@ class Running:
     final_failed: float | None = None  # when writing it failed
 
 
-Purpose = Literal["grow", "drain", "stop"]
+Purpose = Literal["grow", "rebalance", "drain", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,19 +13,21 @@ from statistics import median
 from elastic_train.config import SLOWEST
 
 STEPS = 5
-"""Consecutive steps for which it has to be, so that one stall is no alarm."""
+"""Consecutive steps for which a rank has to be slow, or keep up again, so that one stall is no alarm."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Pace:
     """Own seconds of the last steps, by rank. Mutable: whoever watches a group feeds it.
 
-    `stages`: each rank's, where there is more than one.
+    `stages`: each rank's, where there is more than one. `slow` are the ranks that are known to be slow, from
+    before as well.
     """
 
     stages: Mapping[int, int] = field(default_factory=dict[int, int])
+    slow: set[int] = field(default_factory=set[int])
     steps: dict[int, int] = field(default_factory=dict[int, int])  # the last step heard of
-    slow: dict[int, int] = field(default_factory=dict[int, int])  # consecutive slow steps
+    runs: dict[int, int] = field(default_factory=dict[int, int])  # consecutive slow steps, or others if < 0
     seconds: dict[int, float] = field(default_factory=dict[int, float])
 
     def heard(self, rank: int, step: int, seconds: float) -> None:
@@ -33,8 +35,14 @@ class Pace:
         if self.steps.get(rank) == step or seconds <= 0:
             return
         self.steps[rank], self.seconds[rank] = step, seconds
-        factor = self.factor(rank)
-        self.slow[rank] = self.slow.get(rank, 0) + 1 if factor is not None and factor >= SLOWEST else 0
+        factor, run = self.factor(rank), self.runs.get(rank, 0)
+        if factor is None:
+            return
+        run = self.runs[rank] = max(run, 0) + 1 if factor >= SLOWEST else min(run, 0) - 1
+        if run >= STEPS:
+            self.slow.add(rank)
+        elif run <= -STEPS:
+            self.slow.discard(rank)
 
     def factor(self, rank: int) -> float | None:
         """How many times slower than the median of the others a rank is; None without others."""
@@ -42,10 +50,8 @@ class Pace:
         others = [s for r, s in self.seconds.items() if r != rank and self.stages.get(r) == stage]
         return self.seconds[rank] / median(others) if others and rank in self.seconds else None
 
-    def stragglers(self) -> Mapping[int, float]:
-        """Chronically slow ranks and their factors."""
-        return {
-            rank: factor
-            for rank, count in self.slow.items()
-            if count >= STEPS and (factor := self.factor(rank)) is not None
-        }
+    def slowness(self, rank: int) -> float | None:
+        """The factor of a rank that is slow, 0 for one that is not; None for a slow one that was not heard
+        of yet.
+        """
+        return self.factor(rank) if rank in self.slow else 0.0

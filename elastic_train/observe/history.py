@@ -144,7 +144,7 @@ def _name(current: Reconfiguration, record: Record) -> Reconfiguration:
 def _words(change: Change) -> str:
     who = change.workers[0] if change.workers else ""
     match change.kind:
-        case "growth" | "drain" | "stop":
+        case "growth" | "rebalance" | "drain" | "stop":
             return change.kind
         case "eviction":
             return f"eviction of {', '.join(change.nodes)}"

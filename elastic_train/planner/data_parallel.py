@@ -10,8 +10,9 @@ from elastic_train.planner.goodput_model import more
 from elastic_train.planner.memory_model import memory_per_worker
 from elastic_train.planner.meshes import impossible, meshes
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Infeasible, Mesh, Plan, even_shares
+from elastic_train.planner.plan import Infeasible, Mesh, Plan
 from elastic_train.planner.question import Planned, Question
+from elastic_train.planner.quotas import shares_by_speed, slowest_end
 from elastic_train.planner.rank_placement import place
 from elastic_train.planner.state_moves import moves
 
@@ -25,8 +26,8 @@ class DataParallel:
     Everything on every worker where that fits, because then any survivor holds all of it; else at least two
     copies, each cut over part of the workers; else one copy. Of equals, the mesh that uses most workers, with
     the fewest shards. Meshes whose new shards fit beside the old ones come first. The plan that is held is
-    left only for one of more goodput; a step is taken to last as long as its rounds of micro-batches, which
-    is what a change gains at the most.
+    left only for one of more goodput; a step is taken to last as long as the slowest worker's share of
+    micro-batches, which is what a change gains at the most.
     """
 
     micro_batches: int
@@ -43,11 +44,13 @@ class DataParallel:
         outlook = question.outlook
         rate = outlook.bytes_per_s or self.bytes_per_s
         cost_s = outlook.form_s + best.moved / rate
-        gain = outlook.goodput(best.plan.rounds, cost_s) / outlook.goodput(stay.rounds, 0.0) - 1
+        step, now = (_ends(plan, question) for plan in (best.plan, stay))
+        gain = outlook.goodput(step, cost_s) / outlook.goodput(now, 0.0) - 1
         if best.moves_live and gain > outlook.hysteresis:
             said = f"{best.reason}; {gain:.1%} more than {stay.mesh}, {outlook.said(cost_s)}"
             return replace(best, reason=said)
-        why = f"{best.plan.mesh} promises {more(gain)}, {outlook.said(cost_s)}"
+        what = "other shares promise" if best.plan.mesh == stay.mesh else f"{best.plan.mesh} promises"
+        why = f"{what} {more(gain)}, {outlook.said(cost_s)}"
         if not best.moves_live:
             why = f"for {best.plan.mesh}{APART.removeprefix(';')}"
         return Planned(plan=stay, reason=f"{stay.mesh} stays: {why}")
@@ -70,7 +73,7 @@ class DataParallel:
             mesh=mesh,
             workers=tuple(slot.worker for slot in chosen),
             nodes=tuple(slot.node for slot in chosen),
-            shares=even_shares(self.micro_batches, mesh.dp),
+            shares=shares_by_speed(self.micro_batches, mesh, chosen),
         )
         apart = "" if moves_live else APART
         reason = (
@@ -113,6 +116,12 @@ class DataParallel:
         if self.constraints.dp_replicate and self.constraints.dp_shard:
             return f", {idle} idle"
         return f", {idle} idle because they fill no whole copy of {mesh.dp_shard} shards"
+
+
+def _ends(plan: Plan, question: Question) -> float:
+    """How long a step of a plan takes on these workers, in times of a micro-batch at speed 1."""
+    by_name = {slot.worker: slot for slot in question.worker_slots}
+    return slowest_end(plan.shares, plan.mesh, [by_name[worker] for worker in plan.workers])
 
 
 def _asked(constraints: Parallelism) -> str:

@@ -1,10 +1,10 @@
-"""How many micro-batches each data-parallel index computes, when workers are of uneven speed."""
+"""How many micro-batches each data-parallel index computes, where workers are of uneven speed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from elastic_train.planner.plan import Mesh, WorkerSlot
+from elastic_train.planner.plan import Mesh, WorkerSlot, even_shares
 
 
 def quotas(micro_batches: int, speeds: Sequence[float], least: int = 1) -> tuple[int, ...]:
@@ -41,7 +41,24 @@ def speeds_of(mesh: Mesh, worker_slots: Sequence[WorkerSlot]) -> tuple[float, ..
     return tuple(slowest)
 
 
-def shares_of(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
-    """Contiguous shares of the given lengths."""
+def shares_by_speed(
+    micro_batches: int, mesh: Mesh, ranks: Sequence[WorkerSlot], *, least: int = 1
+) -> tuple[tuple[int, ...], ...]:
+    """Contiguous shares of the micro-batches, in proportion to the speed of the workers on each index.
+
+    Even ones where speeds are, and where parameters are cut: there every rank runs as many rounds as the
+    longest share has, because each takes part in gathering them.
+    """
+    speeds = speeds_of(mesh, ranks)
+    if mesh.dp_shard > 1 or len(set(speeds)) == 1:
+        return even_shares(micro_batches, mesh.dp)
+    counts = quotas(micro_batches, speeds, least)
     starts = [sum(counts[:i]) for i in range(len(counts))]
     return tuple(tuple(range(start, start + n)) for start, n in zip(starts, counts, strict=True))
+
+
+def slowest_end(shares: Sequence[Sequence[int]], mesh: Mesh, ranks: Sequence[WorkerSlot]) -> float:
+    """When the last data-parallel index has run its share, in times of a micro-batch at speed 1."""
+    most = max(len(share) for share in shares)
+    lengths = [most] * mesh.dp if mesh.dp_shard > 1 else [len(share) for share in shares]
+    return max(n / speed for n, speed in zip(lengths, speeds_of(mesh, ranks), strict=True))

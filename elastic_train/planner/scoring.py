@@ -14,7 +14,7 @@ from elastic_train.planner.memory_model import WorkerMemory
 from elastic_train.planner.mesh_candidates import Candidate
 from elastic_train.planner.plan import Mesh, Plan, WorkerSlot, even_shares
 from elastic_train.planner.problem import Problem
-from elastic_train.planner.quotas import quotas, shares_of, speeds_of
+from elastic_train.planner.quotas import shares_by_speed, slowest_end
 from elastic_train.planner.rank_placement import place
 from elastic_train.planner.rows import Floats, rows
 from elastic_train.planner.stage_table import StageTable, by_pp
@@ -157,12 +157,11 @@ class Scorer:
         stays = previous is not None and (plan.workers, draft.held) == (previous.workers, self._old)
         cost, moved = draft.cost, Moves()
         if len(self._speeds) > 1 or draft.goodput == 0.0:
-            lengths = [plan.rounds] * mesh.dp if mesh.dp_shard > 1 else [len(share) for share in plan.shares]
-            ends = zip(lengths, speeds_of(mesh, ranks), strict=True)
-            rounds = max(n / speed for n, speed in ends)
-            cost = self._cost(draft.candidate, draft.positions, plan.rounds, rounds)
+            end = slowest_end(plan.shares, mesh, ranks)
+            cost = self._cost(draft.candidate, draft.positions, plan.rounds, end)
         if previous is not None and not stays:
             moved = moves(previous, plan, self._blocks)
+        stays = stays and previous is not None and plan.shares == previous.shares
         change_s = self._change(moved.most, draft.memory, mesh, stays=stays, live=draft.live)
         return Scored(
             plan=plan,
@@ -175,11 +174,11 @@ class Scorer:
         )
 
     def _shares(self, candidate: Candidate, ranks: Sequence[WorkerSlot]) -> tuple[tuple[int, ...], ...]:
-        """Equal ones where all run equally many anyway, else by speed."""
+        """By speed, but where stages are interleaved: their schedule needs equal ones."""
         mesh, micro_batches = candidate.mesh, self._problem.micro_batches
-        if mesh.dp_shard > 1 or candidate.virtual > 1 or len(self._speeds) == 1:
+        if candidate.virtual > 1:
             return even_shares(micro_batches, mesh.dp)
-        return shares_of(quotas(micro_batches, speeds_of(mesh, ranks), least=mesh.pp))
+        return shares_by_speed(micro_batches, mesh, ranks, least=mesh.pp)
 
     def _cost(self, candidate: Candidate, positions: tuple[int, ...], rounds: int, ends: float) -> Cost:
         """`ends`: micro-batches of the slowest pipeline in times of a worker of speed 1."""

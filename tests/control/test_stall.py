@@ -120,13 +120,13 @@ def test_a_chronic_straggler_is_named_within_ten_steps_and_a_single_stall_is_no_
     for step in range(1, 11):
         for rank in range(3):
             pace.heard(rank, step, 0.3 if rank == 2 else 0.1)
-    assert pace.stragglers() == {2: pytest.approx(3.0)}
+    assert slow_of(pace) == {2: pytest.approx(3.0)}
 
     once = Pace()
     for step in range(1, 30):
         for rank in range(3):
             once.heard(rank, step, 5.0 if (rank, step) == (1, 10) else 0.1)
-    assert once.stragglers() == {}
+    assert slow_of(once) == {}
 
 
 def test_a_heartbeat_that_repeats_a_step_counts_once() -> None:
@@ -134,15 +134,15 @@ def test_a_heartbeat_that_repeats_a_step_counts_once() -> None:
     for _ in range(20):
         for rank in range(3):
             pace.heard(rank, 1, 0.3 if rank == 2 else 0.1)
-    assert pace.stragglers() == {}
+    assert slow_of(pace) == {}
 
 
-def test_who_is_slow_is_noted_and_reported_and_nothing_else_follows(replicated) -> None:
+def test_who_is_slow_is_noted_and_reported_where_shares_cannot_differ(replicated) -> None:
     play = replicated.running(4, step=5)
     word = {"generation": play.facts.generation, "worker": "w0002", "node": "b", "rank": 1}
     play(Straggling, factor=2.5, **word)
     assert play.facts.slow == (("w0002", 2.5),)
-    assert play.outcome.reason == "w0002 (rank 1, node b) is 2.5 times slower than its peers"
+    assert play.outcome.reason.startswith("w0002 (rank 1, node b) is 2.5 times slower than its peers")
     assert play.commands == ()
     play(Straggling, factor=0.0, **word)
     assert play.facts.slow == ()
@@ -154,4 +154,22 @@ def test_ranks_are_compared_within_their_stage():
     for step in range(1, 8):
         for rank, seconds in enumerate((1.0, 1.1, 3.0, 9.0, 50.0)):
             pace.heard(rank, step, seconds)
-    assert pace.stragglers() == {3: pytest.approx(3.0)}, "one of its stage, and one alone in its own"
+    assert slow_of(pace) == {3: pytest.approx(3.0)}, "one of its stage, and one alone in its own"
+
+
+def test_a_rank_keeps_being_slow_until_it_has_kept_up_for_some_steps() -> None:
+    pace = Pace(slow={1})
+    assert pace.slowness(1) is None, "known from the group before, and not heard of in this one"
+    for step in range(1, 5):
+        for rank in range(3):
+            pace.heard(rank, step, 0.1)
+    assert pace.slowness(1) == pytest.approx(1.0)
+    for rank in range(3):
+        pace.heard(rank, 5, 0.1)
+    for rank in range(3):
+        pace.heard(rank, 6, 0.1)
+    assert pace.slowness(1) == 0.0
+
+
+def slow_of(pace: Pace) -> dict[int, float | None]:
+    return {rank: factor for rank in pace.steps if (factor := pace.slowness(rank)) != 0.0}

@@ -91,7 +91,7 @@ def claimed(mark: str) -> int:
 
 
 def trained(runs: Runs, job: type[Hooked], tmp_path: Path, **changes: Any) -> Result:
-    task, spec = runs.spec(job.__name__, standby=0, timing=WHOLE, **changes)
+    task, spec = runs.spec(tmp_path.name, standby=0, timing=WHOLE, **changes)
     hooked = job(**vars(task), mark=str(tmp_path / "mark"))
     chaos = Chaos(runs.cluster, FaultSchedule(faults=()), print)
     return fit(hooked, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
@@ -125,3 +125,18 @@ def test_a_slow_node_is_named_and_left_without_losing_a_step(runs: Runs, tmp_pat
     assert found[0].event.node not in formed[1].nodes
     losses = {s: loss for s, (_, loss) in runs.calm(steps=120).items()}
     assert rough.ledger.losses == pytest.approx(losses, rel=1e-4)
+
+
+def test_a_slow_worker_gets_fewer_micro_batches_without_losing_a_step(runs: Runs, tmp_path: Path) -> None:
+    rough = trained(runs, Lame, tmp_path, workers="3:3", max_steps=60)
+    assert rough.outcome == "finished"
+    assert rough.ledger.superseded == ()
+    changes = [r.change for r in rough.records if r.change and r.change.kind == "rebalance"]
+    formed = [r.formed for r in rough.records if r.formed]
+    assert changes
+    assert changes[0].workers == (formed[0].workers[2],)
+    assert [set(group.workers) for group in formed[1:]] == [set(formed[0].workers)] * (len(formed) - 1)
+    assert {group.source for group in formed[1:]} == {"live"}
+    calm = runs.calm(steps=60)
+    assert {e.step: e.ids_digest for e in rough.ledger.kept} == {s: ids for s, (ids, _) in calm.items()}
+    assert rough.ledger.losses == pytest.approx({s: loss for s, (_, loss) in calm.items()}, rel=1e-4)

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from elastic_train.config import Batch, Parallelism, RunSpec
 from elastic_train.planner.data_parallel import DataParallel
+from elastic_train.planner.goodput_model import Outlook
 from elastic_train.planner.memory_model import memory_per_worker
 from elastic_train.planner.model_shape import ModelShape, TensorShape
-from elastic_train.planner.plan import Infeasible, Mesh, WorkerSlot
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.search import planner_for
 
@@ -121,6 +122,41 @@ def test_workers_beyond_those_that_were_asked_for_stay_idle():
     choice = choose(5, most=3)
     assert mesh_of(choice) == (3, 1)
     assert "2 idle because 3 are asked for" in choice.reason
+
+
+def uneven(speeds: tuple[float, ...], *, held: Plan | None = None, form_s: float = 1.0) -> Planned:
+    slots = tuple(replace(s, speed=v) for s, v in zip(worker_slots(len(speeds)), speeds, strict=True))
+    outlook = Outlook(form_s=form_s, left_s=1000.0)
+    answer = DataParallel(micro_batches=16)(Question(worker_slots=slots, held=held, outlook=outlook))
+    assert isinstance(answer, Planned)
+    return answer
+
+
+def lengths(answer: Planned) -> list[int]:
+    return [len(share) for share in answer.plan.shares]
+
+
+def test_a_slow_worker_gets_less_and_as_much_again_when_it_keeps_up():
+    even = uneven((1, 1, 1, 1))
+    assert lengths(even) == [4, 4, 4, 4]
+    less = uneven((1, 1, 1, 0.5), held=even.plan)
+    assert lengths(less) == [5, 5, 4, 2]
+    assert less.plan.workers == even.plan.workers
+    assert lengths(uneven((1, 1, 1, 1), held=less.plan)) == [4, 4, 4, 4]
+
+
+def test_shares_stay_where_others_gain_less_than_the_switch_takes():
+    even = uneven((1, 1, 1, 1))
+    assert uneven((1, 1, 1, 0.5), held=even.plan, form_s=600.0).plan == even.plan
+    assert uneven((1, 1, 1, 0.98), held=even.plan).plan == even.plan
+
+
+def test_where_parameters_are_cut_shares_are_even():
+    slots = tuple(replace(slot, speed=0.5) for slot in worker_slots(2)) + worker_slots(4)[2:]
+    planner = DataParallel(micro_batches=16, constraints=Parallelism(dp_replicate=2, dp_shard=2))
+    answer = planner(Question(worker_slots=slots))
+    assert isinstance(answer, Planned)
+    assert lengths(answer) == [4, 4, 4, 4]
 
 
 def test_a_fixed_shard_axis_uses_whole_copies_and_says_who_is_left():

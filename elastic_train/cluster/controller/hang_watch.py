@@ -15,7 +15,7 @@ from elastic_train.control.events import Cause, Event, Hung, Straggling
 from elastic_train.control.stall import ORDER, Mark, Stall, culprit, stalled
 from elastic_train.control.states import Facts, Forming, Pausing, Running, State
 from elastic_train.control.stragglers import Pace
-from elastic_train.planner.plan import Mesh
+from elastic_train.planner.plan import Plan
 
 log = logging.getLogger(__name__)
 SLACK_S = 5.0
@@ -32,7 +32,6 @@ class HangWatch:
         self._reported = 0  # the generation that was last found to stand still
         self._paced = 0
         self._pace = Pace()
-        self._slow: dict[int, float] = {}  # ranks and the factors that were told
 
     def check(self, state: State, heartbeats: Iterable[Heartbeat]) -> None:
         """Once a tick."""
@@ -40,7 +39,7 @@ class HangWatch:
         if not isinstance(phase, Running | Pausing):
             return
         group = _group(state, phase, heartbeats)
-        self._compare(facts.generation, phase.plan.mesh, group)
+        self._compare(facts, phase.plan, group)
         if self._reported == facts.generation or len(group) < phase.plan.world_size:
             return
         if any(s.user_code and s.phase not in ORDER and s.phase_s <= self._timing.user_code_s for s in group):
@@ -113,32 +112,31 @@ class HangWatch:
             )
         )
 
-    def _compare(self, generation: int, mesh: Mesh, group: Iterable[Heartbeat]) -> None:
-        """Feed each rank's own time; tell when a rank becomes slow, and when it no longer is."""
-        if self._paced != generation:
-            stages = {rank: mesh.coordinate(rank)["pp"] for rank in range(mesh.size)}
-            self._paced, self._pace, self._slow = generation, Pace(stages=stages), {}
-        members = {s.rank: s for s in group}
-        for rank, member in members.items():
-            self._pace.heard(rank, member.paced_step, member.own_s)
-        now = self._pace.stragglers()
-        worse = {rank for rank in now.keys() & self._slow.keys() if now[rank] >= SLOWEST * self._slow[rank]}
-        changed = (now.keys() ^ self._slow.keys()) | worse
-        for rank in changed:
-            if rank in members:
-                member = members[rank]
+    def _compare(self, facts: Facts, plan: Plan, group: Iterable[Heartbeat]) -> None:
+        """Feed each rank's own time; tell when a rank becomes slow, and when it no longer is.
+
+        A worker that was slow in the last group, and got less work in this one, is so until it keeps up.
+        """
+        known = dict(facts.slow)
+        if self._paced != facts.generation:
+            stages = {rank: plan.mesh.coordinate(rank)["pp"] for rank in range(plan.world_size)}
+            slow = {rank for rank, worker in enumerate(plan.workers) if worker in known}
+            self._paced, self._pace = facts.generation, Pace(stages=stages, slow=slow)
+        for member in group:
+            self._pace.heard(member.rank, member.paced_step, member.own_s)
+        for member in group:
+            told, factor = known.get(member.worker, 0.0), self._pace.slowness(member.rank)
+            if factor is not None and (bool(factor) != bool(told) or factor >= SLOWEST * told > 0.0):
                 self._post(
                     Straggling(
                         at=0.0,
-                        generation=generation,
+                        generation=facts.generation,
                         worker=member.worker,
                         node=member.node,
-                        rank=rank,
-                        factor=now.get(rank, 0.0),
+                        rank=member.rank,
+                        factor=factor,
                     )
                 )
-        kept = self._slow.keys() & now.keys() - changed
-        self._slow = {rank: self._slow[rank] if rank in kept else factor for rank, factor in now.items()}
 
 
 def _group(state: State, phase: Running | Pausing, heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:

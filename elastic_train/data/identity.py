@@ -71,14 +71,13 @@ def spread(dataset: NumberedSamples) -> list[int]:
 
 def check_repeatable(dataset: NumberedSamples, *, seed: int = 0, seeding: Seeding = unseeded) -> None:
     """ConfigError where a sample differs when it is read again, after others and in another order."""
-    first: dict[int, bytes] = {}
+    first: dict[int, str] = {}
     numbers = spread(dataset)
     tell_epoch(dataset, 0)
     for index in (*numbers, *reversed(numbers)):
-        digest = hashlib.blake2b(digest_size=16)
         with seeding(seed, 0, index):
-            _absorb(digest, dataset[index])
-        if first.setdefault(index, digest.digest()) != digest.digest():
+            found = digest_of(dataset[index])
+        if first.setdefault(index, found) != found:
             raise unlike(f"sample {index} differs when it is read again")
 
 
@@ -95,6 +94,13 @@ def unlike(problem: str) -> ConfigError:
 def fingerprint(dataset: NumberedSamples) -> str:
     """The fingerprint alone of a data set that draws no random numbers."""
     return identify(dataset).fingerprint
+
+
+def digest_of(sample: object) -> str:
+    """A fingerprint of one sample's contents."""
+    digest = hashlib.blake2b(digest_size=16)
+    _absorb(digest, sample)
+    return digest.hexdigest()
 
 
 def _absorb(digest: hashlib.blake2b, value: Any) -> None:

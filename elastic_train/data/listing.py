@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +14,10 @@ import fsspec
 from elastic_train.data.local_files import existing, local_files
 from elastic_train.errors import ConfigError
 
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz", ".lz4")
 _LOCAL = "file://"
 _URL = re.compile(r"[A-Za-z][\w.+-]*(://|::)")
+_BRACES = re.compile(r"\{(?:(\d+)\.\.(\d+)|([^{}]*,[^{}]*))\}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +39,9 @@ class Listing(Protocol):
 class Paths:
     """Files below paths or URLs: a file, a directory with everything below it, or a pattern with `*`.
 
-    What is there under the very name is meant, whatever characters are in it. Directories are narrowed to
-    names that end in `suffix`; links count as what they lead to. Hidden files and directories are left out.
+    What is there under the very name is meant, whatever characters are in it; else `{000..099}` and `{a,b}`
+    stand for several places. Directories are narrowed to names that end in `suffix`, and refused where such
+    files are compressed; links count as what they lead to. Hidden files and directories are left out.
     """
 
     places: tuple[str, ...]
@@ -46,7 +49,8 @@ class Paths:
 
     def files(self) -> tuple[SourceFile, ...]:
         """Sorted by place, then by name. Raises ConfigError for a place with no files."""
-        return tuple(file for place in self.places for file in _below(place, self.suffix))
+        places = (each for place in self.places for each in spelled_out(place))
+        return tuple(file for place in places for file in _below(place, self.suffix))
 
 
 def listing(places: str | Path | Sequence[str | Path] | Listing, *, suffix: str = "") -> Listing:
@@ -56,6 +60,34 @@ def listing(places: str | Path | Sequence[str | Path] | Listing, *, suffix: str 
     if isinstance(places, Sequence):
         return Paths(tuple(map(str, places)), suffix)
     return places
+
+
+def spelled_out(place: str) -> list[str]:
+    """The places that braces stand for, as in a shell; the place itself where it is there or has none."""
+    found = None if existing(place) is not None else _BRACES.search(place)
+    if found is None:
+        return [place]
+    first, last, names = found.groups()
+    if names is None:
+        step = 1 if int(first) <= int(last) else -1
+        numbers = range(int(first), int(last) + step, step)
+        width = max(len(first), len(last)) if first.startswith("0") or last.startswith("0") else 0
+        parts = [f"{number:0{width}}" for number in numbers]
+    else:
+        parts = names.split(",")
+    head, tail = place[: found.start()], place[found.end() :]
+    return [each for part in parts for each in spelled_out(f"{head}{part}{tail}")]
+
+
+def refuse_compressed(files: Iterable[SourceFile]) -> None:
+    """ConfigError for a file whose name says that its bytes are not those of the samples."""
+    for file in files:
+        if file.name.endswith(COMPRESSED):
+            raise ConfigError(
+                field="data",
+                problem=f"{file.url} is compressed, so nothing in it can be read by number.",
+                remedy="Decompress it once, or number what a function opens: data.stream.Stream.",
+            )
 
 
 def opened(url: str) -> AbstractContextManager[IO[bytes]]:
@@ -79,13 +111,14 @@ def read(url: str, start: int, stop: int) -> bytes:
 
 
 def _below(place: str, suffix: str) -> list[SourceFile]:
+    suffixes = (suffix, *(f"{suffix}{end}" for end in COMPRESSED)) if suffix else ("",)
     if existing(place) is not None or not _URL.match(place):
-        root, sizes = local_files(place, suffix)
+        root, sizes = local_files(place, suffixes)
         found = {path: (f"{_LOCAL}{path}", size) for path, size in sizes.items()}
     elif place.startswith(_LOCAL):
         return _below(place.removeprefix(_LOCAL), suffix)
     else:
-        root, found = _remote(place, suffix)
+        root, found = _remote(place, suffixes)
     files: list[SourceFile] = []
     for path, (url, size) in sorted(found.items()):
         name = path[len(root) :].lstrip("/")
@@ -97,16 +130,18 @@ def _below(place: str, suffix: str) -> list[SourceFile]:
             problem=f"no files at {place}.",
             remedy="Check the path and that every node can read it.",
         )
+    if suffix:
+        refuse_compressed(files)
     return files
 
 
-def _remote(place: str, suffix: str) -> tuple[str, dict[str, tuple[str, int]]]:
+def _remote(place: str, suffixes: tuple[str, ...]) -> tuple[str, dict[str, tuple[str, int]]]:
     """As `local_files`, with the URL of each file too."""
     filesystem, path = fsspec.url_to_fs(place)
     root = path.rstrip("/")
     is_web, there = "http" in filesystem.protocol, filesystem.exists(path)
     if there and not is_web and filesystem.isdir(path):
-        found = {p: d for p, d in filesystem.find(path, detail=True).items() if p.endswith(suffix)}
+        found = {p: d for p, d in filesystem.find(path, detail=True).items() if p.endswith(suffixes)}
     elif there:
         root, found = path.rpartition("/")[0], {path: filesystem.info(path)}
     elif any(mark in path for mark in "*?["):

@@ -19,10 +19,11 @@ Identity = tuple[int, int]
 """Device and number of a directory."""
 
 
-def local_files(place: str, suffix: str) -> tuple[str, dict[str, int]]:
+def local_files(place: str, suffixes: tuple[str, ...]) -> tuple[str, dict[str, int]]:
     """The directory that names begin below, and the size of each file by its path.
 
-    Directories are narrowed to names that end in `suffix`. ConfigError for what is there and can't be read.
+    Directories are narrowed to names that end in one of `suffixes`. ConfigError for what is there and can't
+    be read.
     """
     path = existing(place)
     if path is None:
@@ -30,7 +31,7 @@ def local_files(place: str, suffix: str) -> tuple[str, dict[str, int]]:
         found = [str(file) for file in _matching(root, pattern)] if pattern else []
     elif path.is_dir():
         root = path
-        found = [str(file) for file in _walk(path) if file.name.endswith(suffix)]
+        found = [str(file) for file in _walk(path) if file.name.endswith(suffixes)]
     else:
         root, found = path.parent, [str(path)]
     sizes = ((file, _size(Path(file))) for file in found)

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from elastic_train.data.kept_file import replace_whole
 from elastic_train.data.numbered import tell_epoch
 from elastic_train.data.permutation import Permutation
 from elastic_train.errors import ConfigError, DataMismatch
@@ -148,15 +148,13 @@ class Stream:
     def _count(self) -> list[int]:
         if self.counts is not None and not isinstance(self.counts, str | Path):
             return [int(count) for count in self.counts]
-        kept = None if self.counts is None else Path(self.counts)
+        kept = None if self.counts is None else Path(self.counts).expanduser()
         if kept is not None and kept.is_file():
             return [int(count) for count in json.loads(kept.read_text())["counts"]]
         number = 1 if self.shards is None else len(self.shards)
         counts = [sum(1 for _ in self._opened(shard)) for shard in range(number)]
         if kept is not None:
-            part = kept.with_name(f".{kept.name}.{uuid.uuid4().hex}")
-            part.write_text(json.dumps({"counts": counts}))
-            part.replace(kept)
+            replace_whole(kept, json.dumps({"counts": counts}))
         return counts
 
     def _forget(self) -> None:

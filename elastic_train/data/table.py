@@ -40,10 +40,33 @@ class ParquetTable:
 
 
 def value_of(value: Any, kind: pa.DataType) -> Any:
-    """A value as a sample has it: numbers in an array of their type."""
-    if not isinstance(value, list):
+    """A value as a sample has it: numbers of a list, at any depth, in an array of their type.
+
+    Where lists within a list differ in length, or some number is absent, the outer one stays a list.
+    """
+    if isinstance(kind, pa.BaseExtensionType):  # whether somebody registered it must not show
+        kind = kind.storage_type
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        return {field.name: value_of(value[field.name], field.type) for field in kind}
+    if not isinstance(value, list) or not _is_list(kind):
         return value
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if not value or not _is_list(kind.value_type):
+        dtype = _number(kind)
+        if dtype is None:
+            return [value_of(part, kind.value_type) for part in value]
+        return value if None in value else np.asarray(value, dtype=dtype)
+    parts = [value_of(part, kind.value_type) for part in value]
+    arrays = all(isinstance(part, np.ndarray) and part.shape == parts[0].shape for part in parts)
+    return np.stack(parts) if arrays else parts
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+
+
+def _number(kind: pa.DataType) -> Any:
+    """The dtype of the numbers that lists of this type hold, at whatever depth; None if others."""
+    while _is_list(kind):
         kind = kind.value_type
     numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
-    return np.asarray(value, dtype=kind.to_pandas_dtype()) if numbers else value
+    return kind.to_pandas_dtype() if numbers else None

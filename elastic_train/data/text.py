@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastic_train.data.listing import Listing, SourceFile, listing, read
+from elastic_train.data.listing import Listing, SourceFile, listing, read, refuse_compressed
 from elastic_train.data.tokenizer import EOS, PAD, encode
 from elastic_train.errors import ConfigError, DataMismatch
 
@@ -61,6 +61,7 @@ class TextFiles:
     def _open(self) -> tuple[SourceFile, ...]:
         if self._files is None:
             files = self._listing.files()
+            refuse_compressed(files)
             self._ends = np.cumsum([file.size + 1 for file in files], dtype=np.int64)
             self._files = files
         return self._files

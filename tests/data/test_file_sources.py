@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic_train.data import jsonl
 from elastic_train.data.arrow import ArrowRows
 from elastic_train.data.jsonl import JsonLines
 from elastic_train.data.megatron import MAGIC, MegatronTokens
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.ring1
 
 @given(
     files=st.lists(st.lists(st.none() | st.integers() | st.text() | st.booleans(), max_size=6), min_size=1),
-    line_break=st.sampled_from(["\n", "\r\n", "\n\n", "\n \n"]),
+    line_break=st.sampled_from(["\n", "\r\n", "\n\n", "\n \n", "\r\n \t \r\n"]),
     ends_with_one=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
@@ -55,6 +56,26 @@ def test_fields_are_chosen_and_what_is_wrong_is_named_with_its_place(tmp_path: P
         JsonLines(tmp_path, fields=["id"])[1]
     with pytest.raises(IndexError):
         rows[3]
+
+
+def test_lines_of_many_blocks_and_a_byte_order_mark_are_numbered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jsonl, "BLOCK", 7)
+    values = [1, "x" * 100, [], 22, {"a": None}, ""]
+    text = "\ufeff" + "\r\n  \n".join(map(json.dumps, values))
+    (tmp_path / "a.jsonl").write_text(text, newline="")
+    rows = JsonLines(tmp_path)
+    assert [rows[i] for i in range(len(rows))] == values
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.gz", "b.jsonl.zst"])
+def test_compressed_lines_are_not_left_out_without_a_word(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.jsonl").write_text("1\n")
+    (tmp_path / name).write_bytes(b"")
+    for places in (tmp_path, tmp_path / name, f"{tmp_path}/*.jsonl*", tmp_path.as_uri()):
+        with pytest.raises(ConfigError, match=rf"{name} is compressed"):
+            len(JsonLines(places))
 
 
 def write_megatron(prefix: Path, documents: list[list[int]], code: int = 8, kind: str = "<u2") -> None:

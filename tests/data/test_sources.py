@@ -50,6 +50,20 @@ def test_windows_hold_the_whole_stream_and_predict_each_token_once(contents: lis
     assert inputs.tolist() == stream[:-1].tolist()
 
 
+def test_braces_stand_for_places_where_no_file_has_that_very_name(tmp_path: Path):
+    for name in ("s-08.txt", "s-09.txt", "s-10.txt", "x.txt", "y.txt", "s-{1,2}.txt"):
+        (tmp_path / name).write_text(name)
+
+    def names(pattern: str) -> list[str]:
+        return [name for name, _ in TextFiles(f"{tmp_path}/{pattern}", seq_len=4).describe()]
+
+    assert names("s-{08..10}.txt") == ["s-08.txt", "s-09.txt", "s-10.txt"]
+    assert names("{y,x}.{txt,txt}") == ["y.txt", "y.txt", "x.txt", "x.txt"]
+    assert names("s-{1,2}.txt") == ["s-{1,2}.txt"]
+    with pytest.raises(ConfigError, match=r"no files at .*s-11\.txt"):
+        names("s-{10..12}.txt")
+
+
 def test_directories_patterns_and_files_are_listed_in_one_order(tmp_path: Path):
     for name in ("b.txt", "a/c.txt", "a.txt", "notes.md", ".hidden/x.txt"):
         path = tmp_path / name

@@ -1,0 +1,13 @@
+"""Small files beside the data that say what was found out about it once."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+
+def replace_whole(path: Path, text: str) -> None:
+    """Write a file that others read and write at the same time: they see all of it or none."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    part.write_text(text)
+    part.replace(path)

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from elastic_train.checkpoint.checksums import digest
 from elastic_train.checkpoint.commit import MANIFEST
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.errors import CheckpointError, ChecksumMismatch, StorageError
-from elastic_train.storage.commit_log import DIRECTORY as COMMITS
 from elastic_train.storage.commit_log import CommitLog, CommitRecord
-from elastic_train.storage.store import Store
+from elastic_train.storage.store import UNPUBLISHED, Store
 
 CHECKPOINTS = "checkpoints"
+SWEPT = ("", "commits", "journal", "history", "output")
+"""Directories of a run, "" for its own, in which no file is written piece by piece."""
 _ATTEMPT = re.compile(r"step-(\d{10,})\.g(\d+)")
 
 
@@ -58,21 +59,37 @@ def attempt_path(*, step: int, generation: int) -> str:
 
 def attempts(store: Store) -> set[str]:
     """Directories of attempts, those with nothing but an unfinished write included."""
-    found = {*store.list(CHECKPOINTS), *store.unfinished(CHECKPOINTS)}
-    names = {p.split("/")[1] for p in found if "/" in p}
-    return {f"{CHECKPOINTS}/{n}" for n in names if _ATTEMPT.fullmatch(n)}
+    return _attempts([*store.list(CHECKPOINTS), *store.unfinished(CHECKPOINTS)])
 
 
 def leftovers(store: Store) -> list[str]:
-    """What killed writers left in the log's directory."""
-    return [name for name in store.unfinished(COMMITS) if name.startswith(f"{COMMITS}/")]
+    """What killed writers left beside the attempts, in directories whose files are written in one call: such
+    a writer, if it lives after all, begins again when its file is gone.
+    """
+    return _leftovers(store.unfinished())
+
+
+def _attempts(paths: Iterable[str]) -> set[str]:
+    names = {p.split("/")[1] for p in paths if p.startswith(f"{CHECKPOINTS}/")}
+    return {f"{CHECKPOINTS}/{n}" for n in names if _ATTEMPT.fullmatch(n)}
+
+
+def _leftovers(paths: Iterable[str]) -> list[str]:
+    found = [path.rpartition("/") for path in paths]
+    return [
+        directory + slash + name
+        for directory, slash, name in found
+        if directory in SWEPT and name.startswith(UNPUBLISHED)
+    ]
 
 
 def look(store: Store, log: CommitLog, wanted: Wanted) -> Look:
     """One look at everything; StorageError, with the reason, where it isn't complete."""
     try:
-        there = attempts(store)  # before the log is read: what is committed later isn't in it
-        left = frozenset(leftovers(store))
+        # Before the log is read: what is committed later isn't in it.
+        unfinished = store.unfinished()
+        there = _attempts([*store.list(CHECKPOINTS), *unfinished])
+        left = frozenset(_leftovers(unfinished))
     except StorageError as error:
         raise _incomplete(store, error) from error
     kept = log.valid()

@@ -7,7 +7,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from elastic_train.errors import AlreadyExists, StorageNotFound
-from elastic_train.storage.store import Blocks, Buffer, Names, Sink, check_path, check_prefix, exactly, spread
+from elastic_train.storage.store import (
+    Blocks,
+    Buffer,
+    Names,
+    Sink,
+    check_path,
+    check_prefix,
+    directly_in,
+    exactly,
+    spread,
+)
 
 
 class MemoryStore:
@@ -56,6 +66,9 @@ class MemoryStore:
         prefix = check_prefix(prefix)
         with self._lock:
             return sorted(p for p in self._objects if not prefix or p.startswith(prefix + "/"))
+
+    def names(self, prefix: str = "") -> Names:
+        return directly_in(prefix, self.list(prefix))
 
     def unfinished(self, prefix: str = "") -> Names:
         return []

@@ -108,6 +108,18 @@ class ObjectStore:
         cut = len(self._root) + 1 if self._root else 0
         return sorted(n[cut:] for n in inside if n.startswith(under))
 
+    def names(self, prefix: str = "") -> Names:
+        top = self._join(check_prefix(prefix))
+        try:
+            found = self._run(lambda: self._fs.ls(self._lead + top, detail=True), "list", prefix)
+        except StorageNotFound:
+            return []
+        files = (info["name"].strip("/") for info in found if info["type"] == "file")
+        under = top + "/" if top else ""
+        return sorted(
+            name for n in files if n.startswith(under) and (name := n[len(under) :]) and "/" not in name
+        )
+
     def unfinished(self, prefix: str = "") -> Names:
         return []
 

@@ -124,6 +124,11 @@ class PosixStore:
         found = (directory / n for directory, _, names in self._walk(prefix) for n in names)
         return sorted(self._name(f) for f in found if not f.name.startswith(UNPUBLISHED))
 
+    def names(self, prefix: str = "") -> Names:
+        top = self._under(prefix)
+        found = self.retry.run(lambda: next(walk(top), None), what="list", path=str(top))
+        return sorted(n for n in found[2] if not n.startswith(UNPUBLISHED)) if found else []
+
     def unfinished(self, prefix: str = "") -> Names:
         left: Names = []
         for directory, inner, names in self._walk(prefix):
@@ -181,20 +186,25 @@ class PosixStore:
         return file.relative_to(self.root).as_posix()
 
     def _publish(self, target: Path, data: Buffer, *, replace: bool) -> None:
-        temporary, file = _temporary_beside(target)
-        try:
+        for last in (False, False, True):  # a sweeper may take the temporary file for a killed writer's
+            temporary, file = _temporary_beside(target)
             try:
-                _write_all(file, data)
-                os.fsync(file)
+                try:
+                    _write_all(file, data)
+                    os.fsync(file)
+                finally:
+                    os.close(file)
+                if replace:
+                    os.replace(temporary, target)  # noqa: PTH105
+                else:
+                    os.link(temporary, target)
+                _sync_directory(target.parent)
+                return
+            except FileNotFoundError:
+                if last:
+                    raise
             finally:
-                os.close(file)
-            if replace:
-                os.replace(temporary, target)  # noqa: PTH105
-            else:
-                os.link(temporary, target)
-        finally:
-            _forget(temporary)
-        _sync_directory(target.parent)
+                _forget(temporary)
 
 
 class _FileSink:

@@ -67,6 +67,10 @@ class Store(Protocol):
         """Paths of all published objects under a directory, at any depth, sorted."""
         ...
 
+    def names(self, prefix: str = "") -> Names:
+        """Names of the published objects directly in a directory, sorted; nothing inside of it is looked at."""
+        ...
+
     def unfinished(self, prefix: str = "") -> Names:
         """What killed writers left under a directory and nobody can read; `delete_tree` removes it."""
         ...
@@ -100,6 +104,12 @@ def check_prefix(prefix: str) -> str:
     """The directory's path without a trailing slash; "" is the root."""
     prefix = prefix.rstrip("/")
     return check_path(prefix) if prefix else ""
+
+
+def directly_in(prefix: str, paths: Iterable[str]) -> Names:
+    """The names of those objects that lie in no directory inside of the prefix."""
+    lead = f"{prefix.rstrip('/')}/" if prefix else ""
+    return [name for path in paths if "/" not in (name := path.removeprefix(lead))]
 
 
 def spread(data: bytes, buffers: Sequence[memoryview]) -> None:

@@ -152,6 +152,10 @@ class FaultyStore:
         blind = any(isinstance(f, Blind) and f.call == self.calls["list"] for f in self._faults)
         return [] if blind else found
 
+    def names(self, prefix: str = "") -> Names:
+        with self._operation("names", prefix):
+            return self._inner.names(prefix)
+
     def unfinished(self, prefix: str = "") -> Names:
         with self._operation("unfinished", prefix):
             return self._inner.unfinished(prefix)

@@ -139,6 +139,9 @@ class StoreContract:
         assert store.list("list") == ["list/a", "list/b/10", "list/b/2"]
         assert store.list("list/b/") == ["list/b/10", "list/b/2"]
         assert store.list("nothing") == []
+        assert store.names("list") == ["a"]
+        assert store.names("list/b/") == ["10", "2"]
+        assert store.names("nothing") == store.names("list/a") == []
         assert set(store.list()) >= {"list/a", "list-not/c"}
 
     def test_a_directory_that_cannot_be_listed_is_an_error_and_never_empty(self, store: Store) -> None:
@@ -149,6 +152,8 @@ class StoreContract:
                 with pytest.raises(StorageError) as raised:
                     seen.list(prefix)
                 assert not isinstance(raised.value, StorageNotFound)
+            with pytest.raises(StorageError):
+                seen.names("seen/b")
         assert store.list("seen") == ["seen/a/1", "seen/b/2"]
 
     def test_odd_paths_are_themselves(self, store: Store) -> None:

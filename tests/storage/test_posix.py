@@ -143,6 +143,39 @@ def test_only_what_is_unfinished_is_discarded(tmp_path: Path) -> None:
     assert sorted(p.name for p in (tmp_path / "d").iterdir()) == [".tmp-2", "a"]
 
 
+@pytest.mark.parametrize(("call", "system"), [("create", "link"), ("write", "replace")])
+def test_a_writer_whose_unfinished_file_is_swept_begins_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, system: str
+) -> None:
+    store = PosixStore(tmp_path)
+    real = getattr(os, system)
+    swept: list[str] = []
+
+    def sweep_first(*args: object) -> object:
+        if not swept:
+            swept.extend(store.unfinished())
+            store.discard(swept)
+        return real(*args)
+
+    monkeypatch.setattr(os, system, sweep_first)
+    getattr(store, call)("d/a", b"x")
+    assert len(swept) == 1
+    assert store.read("d/a") == b"x"
+    assert store.unfinished() == []
+
+
+def test_a_directory_is_looked_into_without_what_is_inside(tmp_path: Path) -> None:
+    store = PosixStore(tmp_path)
+    for name in ("top/a", "top/dark/b"):
+        store.write(name, b"x")
+    (tmp_path / "top" / "loop").symlink_to(tmp_path / "top")
+    (tmp_path / "top" / ".tmp-1").write_bytes(b"")
+    (tmp_path / "top" / "dark").chmod(0)
+    assert store.names("top") == ["a"]
+    (tmp_path / "top" / "dark").chmod(0o700)
+    assert store.names("top/dark") == ["b"]
+
+
 @pytest.mark.parametrize("call", ["read", "read_ranges", "read_into"])
 def test_a_pipe_is_not_waited_for(tmp_path: Path, call: str) -> None:
     os.mkfifo(tmp_path / "pipe")

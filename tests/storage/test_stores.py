@@ -42,6 +42,7 @@ class TestMemoryUrl(StoreContract):
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(MemoryFileSystem, "find", find)
+            patch.setattr(MemoryFileSystem, "ls", find)
             yield store
 
 
@@ -87,4 +88,4 @@ class TestFaultyStoreWithoutFaults(StoreContract):
 
     @contextmanager
     def blind(self, store: Store, directory: str) -> Iterator[Store]:
-        yield FaultyStore(store, [Fail(operation="list")])
+        yield FaultyStore(store, [Fail(operation="list"), Fail(operation="names")])

@@ -53,8 +53,7 @@ def open_tag(store: Store, directory: str, *, optimizer: bool = True) -> Tag:
     """
     url = f"{store.url}/{directory}".rstrip("/")
     prefix = f"{directory}/" if directory else ""
-    names = [p.removeprefix(prefix) for p in store.list(directory)]
-    names = [n for n in names if "/" not in n]
+    names = store.names(directory)
     experts = [n for n in names if _EXPERT.fullmatch(n)]
     if experts:
         raise FormatUnsupported(

@@ -39,8 +39,7 @@ class WeightFiles:
 
 def names_in(store: Store, at: str) -> list[str]:
     """The files directly in a directory."""
-    prefix = f"{at}/" if at else ""
-    return [n for p in store.list(at) if "/" not in (n := p.removeprefix(prefix))]
+    return list(store.names(at))
 
 
 def weight_files(store: Store, at: str, names: Sequence[str]) -> WeightFiles | None:

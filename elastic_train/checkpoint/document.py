@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic_train.checkpoint.validate.rows import malformed
-from elastic_train.checkpoint.validate.state import check_count, check_depth, check_state
+from elastic_train.checkpoint.validate.state import (
+    MOST_DEEP,
+    check_count,
+    check_depth,
+    check_state,
+    too_many,
+)
 from elastic_train.errors import ChecksumMismatch, ConfigError, FormatUnsupported
 
 Json = Any
@@ -24,6 +30,8 @@ Json = Any
 
 FORMAT = "elastic_train.checkpoint"
 VERSION = 1
+MOST_INT = 10**4000
+"""Python reads no number of more digits than 4,300."""
 FEATURES: frozenset[str] = frozenset({"reshard"})
 """Features that a state file may require and this release knows; what they mean is in docs/format.md."""
 
@@ -85,11 +93,18 @@ def check_version(version: Any, requires: Any, *, url: str) -> None:
 
 
 def encode(value: Json) -> bytes:
-    """Canonical bytes of a value; ConfigError names the place of what can't be stored."""
-    plain = _plain(value, "document")
-    return json.dumps(
+    """Canonical bytes of a value, which `decode` takes; ConfigError names the place of what can't be
+    stored.
+    """
+    plain = _plain(value, "document", 0)
+    data = json.dumps(
         plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
     ).encode()
+    if too_many(data):
+        parts = value.items() if isinstance(value, Mapping) else ()
+        largest = max(parts, key=lambda item: len(repr(item[1])), default=("document", None))[0]
+        raise _cannot(str(largest), f"a value of {too_many(data)} lists and mappings")
+    return data
 
 
 def decode(data: bytes, *, url: str) -> Json:
@@ -104,32 +119,53 @@ def decode(data: bytes, *, url: str) -> Json:
     return value
 
 
-def _plain(value: Json, place: str) -> Json:
+def _plain(value: Json, place: str, depth: int) -> Json:
+    if depth >= MOST_DEEP:
+        raise _cannot(place[:200], f"something inside more than {MOST_DEEP} containers")
     match value:
-        case None | bool() | str():
+        case None | bool():
             return value
+        case str():
+            return _text(value, place)
         case int():
+            if abs(value) >= MOST_INT:
+                raise _cannot(place, "a number of more than 4,000 digits")
             return int(value)
         case float():
             return float(value) if math.isfinite(value) else {"$float": repr(float(value))}
         case bytes():
             return {"$bytes": base64.b64encode(value).decode()}
         case list():
-            return [_plain(v, f"{place}[{i}]") for i, v in enumerate(value)]
+            return [_plain(v, f"{place}[{i}]", depth + 1) for i, v in enumerate(value)]
         case tuple():
-            return {"$tuple": [_plain(v, f"{place}[{i}]") for i, v in enumerate(value)]}
+            return {"$tuple": [_plain(v, f"{place}[{i}]", depth + 1) for i, v in enumerate(value)]}
         case Mapping():
             if all(isinstance(k, str) and not k.startswith("$") for k in value):
-                return {k: _plain(v, f"{place}.{k}") for k, v in value.items()}
-            return {
-                "$map": [[_plain(k, f"{place} key"), _plain(v, f"{place}.{k}")] for k, v in value.items()]
-            }
+                return {_text(k, place): _plain(v, f"{place}.{k}", depth + 1) for k, v in value.items()}
+            entries = [
+                [_plain(k, f"{place} key", depth + 1), _plain(v, f"{place}.{k}", depth + 1)]
+                for k, v in value.items()
+            ]
+            return {"$map": entries}
         case _:
-            raise ConfigError(
-                field=place,
-                problem=f"a {type(value).__name__} can't be stored as a scalar.",
-                remedy="Use numbers, strings, lists, tuples and dictionaries; tensors go into fragments.",
-            )
+            raise _cannot(place, f"a {type(value).__name__}")
+
+
+def _text(value: str, place: str) -> str:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError as error:
+            raise _cannot(place, f"text that is no Unicode ({error.reason})") from error
+    return str(value)
+
+
+def _cannot(place: str, what: str) -> ConfigError:
+    return ConfigError(
+        field=place,
+        problem=f"{what} can't be stored as a scalar.",
+        remedy="Use numbers, strings, lists, tuples and dictionaries; tensors go into fragments.",
+    )
 
 
 def _object(pairs: list[tuple[str, Json]]) -> Json:

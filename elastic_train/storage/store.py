@@ -68,7 +68,7 @@ class Store(Protocol):
         ...
 
     def names(self, prefix: str = "") -> Names:
-        """Names of the published objects directly in a directory, sorted; nothing inside of it is looked at."""
+        """Names of the published objects directly in a directory, sorted; nothing deeper is looked at."""
         ...
 
     def unfinished(self, prefix: str = "") -> Names:

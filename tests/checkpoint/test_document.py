@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic_train.checkpoint.document import StateFile, decode, encode
+from elastic_train.checkpoint.validate import state
+from elastic_train.checkpoint.validate.state import MOST_DEEP
 from elastic_train.errors import ChecksumMismatch, ConfigError, FormatUnsupported
 
 pytestmark = pytest.mark.ring1
@@ -24,6 +27,12 @@ VALUES = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+@pytest.fixture
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bound that is reached with few containers."""
+    monkeypatch.setattr(state, "FREE_CONTAINERS", 1000)
 
 
 @given(VALUES)
@@ -57,9 +66,36 @@ def test_equal_mappings_have_equal_bytes() -> None:
     assert encode({"b": 1, "a": [2]}) == encode({"a": [2], "b": 1}) == b'{"a":[2],"b":1}'
 
 
-def test_what_cannot_be_stored_is_named_with_its_place() -> None:
-    with pytest.raises(ConfigError, match=r"document\.groups\[0\]\.x: a object"):
-        encode({"groups": [{"x": object()}]})
+def test_what_cannot_be_stored_is_named_with_its_place(few: None) -> None:
+    for value, said in (
+        ({"groups": [{"x": object()}]}, r"document\.groups\[0\]\.x: a object"),
+        ({"a": "\ud800"}, r"document\.a: text that is no Unicode"),
+        ({"\udfff": 1}, r"document: text"),
+        ({"n": 10**4300}, r"document\.n: a number of more than"),
+        ({"few": [1], "many": [[]] * 1_200}, r"many: a value of 1203 lists"),
+        (nested(MOST_DEEP + 1), "something inside more than"),
+        (endless(), "something inside more than"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            encode(value)
+
+
+def test_what_is_stored_at_the_bounds_is_read(few: None) -> None:
+    for value in (nested(MOST_DEEP), [[]] * 999, {"n": 10**3999}, {1: {(2, "x"): []}}):
+        assert decode(encode(value), url="x") == value
+
+
+def nested(deep: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(deep - 1):
+        value = [value]
+    return value
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
 
 
 def test_an_unknown_version_or_required_feature_is_refused() -> None:

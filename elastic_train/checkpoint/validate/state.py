@@ -17,9 +17,14 @@ STEPS = 1 << 63
 
 def check_count(data: bytes, *, url: str) -> None:
     """No more containers than can be had in the memory that a checkpoint may take, before they are made."""
-    count = data.count(b"[") + data.count(b"{")
-    if count > FREE_CONTAINERS + len(data) // BYTES_OF_A_CONTAINER:
+    if count := too_many(data):
         raise malformed(url, f"there are {count} lists and mappings in {len(data)} bytes of JSON of it")
+
+
+def too_many(data: bytes) -> int:
+    """The number of lists and mappings in JSON if it has more than may be, else 0."""
+    count = data.count(b"[") + data.count(b"{")
+    return count if count > FREE_CONTAINERS + len(data) // BYTES_OF_A_CONTAINER else 0
 
 
 def check_depth(value: Any, *, url: str) -> None:

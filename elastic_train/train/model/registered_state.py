@@ -15,6 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from elastic_train.errors import ConfigError
 
+VALUES = (bool, int, float, str)
+
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Registered:
@@ -81,8 +83,12 @@ def _encode(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         return {"dict": [[_key(k, path), _encode(v, f"{path}.{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, list | tuple):
         kind = "list" if isinstance(value, list) else "tuple"
+        if all(
+            v is None or isinstance(v, VALUES) for v in value
+        ):  # a history, a buffer: as small as it can be
+            return {f"{kind} of values": list(value)}
         return {kind: [_encode(v, f"{path}.{i}", tensors) for i, v in enumerate(value)]}
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, VALUES):
         return {"value": value}
     raise ConfigError(
         field=f"ctx.register({path.split('.')[0]!r})",
@@ -108,6 +114,10 @@ def _decoded(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
             return tensors[inner].detach().clone()
         case "dict":
             return {key: _decoded(v, tensors) for key, v in inner}
+        case "list of values":
+            return list(inner)
+        case "tuple of values":
+            return tuple(inner)
         case "list":
             return [_decoded(v, tensors) for v in inner]
         case "tuple":

@@ -9,7 +9,7 @@ from typing import Any
 from elastic_train.checkpoint.engine.machine_memory import MachineMemory
 from elastic_train.control.events import StepCommitted
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.recovery.evidence import Snapshot
+from elastic_train.recovery.evidence import PeerSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,5 +88,5 @@ class Kept:
 class Reported:
     """What peer stores could serve now, and the steps that they know of, oldest first."""
 
-    snapshots: tuple[Snapshot, ...] = ()
+    snapshots: tuple[PeerSnapshot, ...] = ()
     steps: tuple[StepCommitted, ...] = ()

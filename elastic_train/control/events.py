@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from elastic_train.recovery.evidence import LocalState, Snapshot, Stored
+from elastic_train.recovery.evidence import LocalState, PeerSnapshot, Stored
 from elastic_train.recovery.logs import Sent
 
 CauseKind = Literal[
@@ -136,7 +136,7 @@ class PeersReported:
 
     at: float
     generation: int
-    snapshots: tuple[Snapshot, ...]
+    snapshots: tuple[PeerSnapshot, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

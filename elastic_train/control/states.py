@@ -16,7 +16,7 @@ from elastic_train.control.commands import Outcome as Ending
 from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
 from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.evidence import LocalState, Origin, Snapshot, Stored, Vote
+from elastic_train.recovery.evidence import LocalState, Origin, PeerSnapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage
 from elastic_train.recovery.logs import Sent
 
@@ -129,7 +129,7 @@ class Facts:
     logs: tuple[tuple[str, tuple[Sent, ...]], ...] = ()  # of the same workers
     unreplayed: int = 0  # the newest generation whose logs turned out not to be what they were told to be
 
-    snapshots: tuple[Snapshot, ...] | None = None  # in peer memory; None: not asked since the last group
+    snapshots: tuple[PeerSnapshot, ...] | None = None  # in peer memory; None: not asked since the last group
     asking: bool = False
     asked_at: float = 0.0
     held: tuple[PeersHeld, ...] = ()  # what peer stores last said of their snapshots, one entry a node

@@ -23,7 +23,7 @@ from elastic_train.recovery.evidence import (
     Logged,
     Mixed,
     Origin,
-    Snapshot,
+    PeerSnapshot,
     Stored,
     Vote,
 )
@@ -46,7 +46,7 @@ class Evidence:
     seen: tuple[int, Vote] | None
     stored: Stored | None
     ever_stored: bool
-    snapshots: tuple[Snapshot, ...] = ()
+    snapshots: tuple[PeerSnapshot, ...] = ()
     logs: tuple[Logged, ...] = ()
     costs: Costs = field(default_factory=Costs)
 

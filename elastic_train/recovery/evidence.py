@@ -43,7 +43,7 @@ class LocalState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class PeerSnapshot:
     """A part of the state in peer memory: what `rank` held at `step` under the plan of `generation`.
 
     Whole and verified, or the `share` (i of n) of it that this copy has. `peer store` serves it.
@@ -130,7 +130,7 @@ class Replay:
     base: int
     lost: tuple[tuple[int, int], ...] = ()
     exact: bool = False
-    peers: tuple[Snapshot, ...] = ()
+    peers: tuple[PeerSnapshot, ...] = ()
     stored: Stored | None = None
 
 
@@ -146,7 +146,7 @@ class Mixed:
     step: int
     vote: Vote | None = None
     undo: bool = False
-    peers: tuple[Snapshot, ...] = ()
+    peers: tuple[PeerSnapshot, ...] = ()
     stored: Stored | None = None
     replays: tuple[Replay, ...] = ()
 

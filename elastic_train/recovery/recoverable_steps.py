@@ -13,7 +13,16 @@ from dataclasses import dataclass, field, replace
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery import versions
 from elastic_train.recovery.costs import Costs
-from elastic_train.recovery.evidence import Live, LocalState, Logged, Mixed, Replay, Snapshot, Stored, Vote
+from elastic_train.recovery.evidence import (
+    Live,
+    LocalState,
+    Logged,
+    Mixed,
+    PeerSnapshot,
+    Replay,
+    Stored,
+    Vote,
+)
 from elastic_train.recovery.lineage import Lineage, alive
 from elastic_train.recovery.rank_coverage import Part, part, parts
 
@@ -25,7 +34,7 @@ class Left:
     generation: int
     mesh: Mesh
     local_states: tuple[LocalState, ...] = ()
-    snapshots: tuple[Snapshot, ...] = ()
+    snapshots: tuple[PeerSnapshot, ...] = ()
     logs: tuple[Logged, ...] = ()
     votes: Mapping[int, Vote] = field(default_factory=dict[int, Vote])
     stored: Stored | None = None  # of this lineage
@@ -62,7 +71,7 @@ def candidates(
 
 def group(
     local_states: Iterable[LocalState],
-    snapshots: Iterable[Snapshot],
+    snapshots: Iterable[PeerSnapshot],
     logs: Iterable[Logged],
     plans: Mapping[int, Plan],
     votes: Mapping[tuple[int, int], Vote],
@@ -107,7 +116,7 @@ def _assemble(left: Left, step: int, costs: Costs) -> RecoverableStep | None:
         else:
             ways.update(best)
     seconds = [costs.update_s * (2 if "undo" in ways else "forward" in ways)]
-    peers: list[Snapshot] = []
+    peers: list[PeerSnapshot] = []
     unserved: list[Part] = []
     kept = _kept(left, step) if missing else {}
     for at in missing:
@@ -155,18 +164,18 @@ def _best(found: Iterable[versions.Way | None]) -> versions.Way | None:
     return next((way for way in versions.WAYS if way in there), None)
 
 
-def _kept(left: Left, step: int) -> dict[Part, list[Snapshot]]:
+def _kept(left: Left, step: int) -> dict[Part, list[PeerSnapshot]]:
     """The snapshots of a step by the part that they hold."""
-    found: dict[Part, list[Snapshot]] = {}
+    found: dict[Part, list[PeerSnapshot]] = {}
     for snapshot in left.snapshots:
         if snapshot.step == step:
             found.setdefault(part(left.mesh, snapshot.rank), []).append(snapshot)
     return found
 
 
-def _copies(there: Iterable[Snapshot]) -> tuple[Snapshot, ...]:
+def _copies(there: Iterable[PeerSnapshot]) -> tuple[PeerSnapshot, ...]:
     """Those of a part that hold it whole between them, one for each share; none where a share is lacking."""
-    by_cut: dict[int, dict[int, Snapshot]] = {}
+    by_cut: dict[int, dict[int, PeerSnapshot]] = {}
     for snapshot in there:
         share, of = snapshot.share
         by_cut.setdefault(of, {}).setdefault(share, snapshot)

@@ -9,7 +9,7 @@ import pytest
 from elastic_train.control.commands import Form
 from elastic_train.control.events import Cause, FinalReport, PeersReported
 from elastic_train.control.states import Ended
-from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Snapshot
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, PeerSnapshot
 
 pytestmark = pytest.mark.ring0
 
@@ -88,7 +88,7 @@ def test_snapshots_in_peer_memory_count_up_to_the_step_of_agreement(replicated) 
     play.running(2, step=6)
     differ(play, torn=play.plan.workers, agreed=4)
     snapshots = tuple(
-        Snapshot(peer_store="a", generation=play.facts.generation, rank=0, step=step) for step in (4, 5)
+        PeerSnapshot(peer_store="a", generation=play.facts.generation, rank=0, step=step) for step in (4, 5)
     )
     play(PeersReported, generation=play.facts.generation, snapshots=snapshots)
     (form,) = play.ordered(Form)

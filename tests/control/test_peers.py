@@ -9,7 +9,7 @@ import pytest
 from elastic_train.control.commands import AskPeers, End, Form
 from elastic_train.control.events import Adopted, CheckpointRejected, FinalReport, PeersReported, TermBegan
 from elastic_train.control.states import Forming, Waiting
-from elastic_train.recovery.evidence import FromStorage, Live, LocalState, Mixed, Snapshot, checkpoint_of
+from elastic_train.recovery.evidence import FromStorage, Live, LocalState, Mixed, PeerSnapshot, checkpoint_of
 
 pytestmark = pytest.mark.ring0
 
@@ -24,13 +24,14 @@ def kept(play):
     return play
 
 
-def snapshots(play, step: int, ranks=(0, 1, 2), peer_store: str = "b") -> tuple[Snapshot, ...]:
+def snapshots(play, step: int, ranks=(0, 1, 2), peer_store: str = "b") -> tuple[PeerSnapshot, ...]:
     return tuple(
-        Snapshot(peer_store=peer_store, generation=play.facts.generation, rank=r, step=step) for r in ranks
+        PeerSnapshot(peer_store=peer_store, generation=play.facts.generation, rank=r, step=step)
+        for r in ranks
     )
 
 
-def reported(play, *held: Snapshot):
+def reported(play, *held: PeerSnapshot):
     return play(PeersReported, generation=play.facts.generation, snapshots=held)
 
 

@@ -11,7 +11,7 @@ from elastic_train.control.commands import Abort, AskPeers, Commit, End, Form, S
 from elastic_train.control.events import Adopted, PeersReported, TermBegan
 from elastic_train.control.states import Ended, Forming, Pausing, Running, Settling, Waiting
 from elastic_train.control.waits import waits
-from elastic_train.recovery.evidence import Fresh, Snapshot
+from elastic_train.recovery.evidence import Fresh, PeerSnapshot
 
 pytestmark = pytest.mark.ring0
 
@@ -201,7 +201,7 @@ def test_peer_stores_that_never_answer_are_done_without(play):
     play.wait(2.0)
     assert isinstance(play.phase, Forming)
     before = play.state
-    play(PeersReported, generation=1, snapshots=(Snapshot(peer_store="a", generation=1, rank=0, step=7),))
+    play(PeersReported, generation=1, snapshots=(PeerSnapshot(peer_store="a", generation=1, rank=0, step=7),))
     assert "fenced" in play.outcome.reason
     assert play.state is before
 

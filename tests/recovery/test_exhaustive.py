@@ -16,7 +16,7 @@ from elastic_train.recovery.evidence import (
     LocalState,
     Logged,
     Mixed,
-    Snapshot,
+    PeerSnapshot,
     Stored,
     Vote,
 )
@@ -205,7 +205,7 @@ def test_two_lineages_that_hold_the_same_step_are_never_mixed() -> None:
                 held[rank] = made if rank == discarded else _of_generation(made, 2)
             given = evidence(mesh, held, lineage=((1, 0), (2, K - 1)), plans=plans)
             assert options(given) == ()
-            copy = Snapshot(peer_store="n", generation=1, rank=discarded, step=K)
+            copy = PeerSnapshot(peer_store="n", generation=1, rank=discarded, step=K)
             dead = evidence(mesh, held, lineage=((1, 0), (2, K - 1)), plans=plans, snapshots=(copy,))
             assert options(dead) == (), "a peer's copy of the discarded version counts for nothing"
 
@@ -244,7 +244,7 @@ def test_lost_parts_come_from_peer_memory_and_everybody_from_the_newest_complete
     for ranks in itertools.product(choices, repeat=mesh.size):
         held = {r: LocalState(generation=1, rank=r, step=K) for r, (lives, _, _) in enumerate(ranks) if lives}
         snapshots = tuple(
-            Snapshot(peer_store=f"n{rank}", generation=1, rank=rank, step=step)
+            PeerSnapshot(peer_store=f"n{rank}", generation=1, rank=rank, step=step)
             for rank, (_, older, newer) in enumerate(ranks)
             for step, there in ((K - 1, older), (K, newer))
             if there
@@ -264,7 +264,7 @@ def test_lost_parts_come_from_peer_memory_and_everybody_from_the_newest_complete
 def test_a_copy_in_shares_counts_when_every_share_is_there() -> None:
     def choice_with(*shares: tuple[int, int]) -> int:
         snapshots = tuple(
-            Snapshot(peer_store=f"n{i}", generation=1, rank=1, step=K, share=share)
+            PeerSnapshot(peer_store=f"n{i}", generation=1, rank=1, step=K, share=share)
             for i, share in enumerate(shares)
         )
         held = {0: LocalState(generation=1, rank=0, step=K)}
@@ -287,7 +287,7 @@ def test_a_lost_stage_is_replayed_exactly_where_its_log_reaches_from_a_base_to_t
     ):
         held = {r: LocalState(generation=1, rank=r, step=K) for r in range(stages) if r != lost}
         log = Logged(generation=1, stage=lost, first=first, last=last)
-        peers = (Snapshot(peer_store="n", generation=1, rank=lost, step=base),) if kind == "peer" else ()
+        peers = (PeerSnapshot(peer_store="n", generation=1, rank=lost, step=base),) if kind == "peer" else ()
         given = evidence(
             mesh,
             held,
@@ -313,11 +313,11 @@ def test_a_lost_stage_is_replayed_exactly_where_its_log_reaches_from_a_base_to_t
 def test_of_several_ways_to_a_step_the_cheapest_is_taken() -> None:
     held = {0: LocalState(generation=1, rank=0, step=K)}
     logs = (Logged(generation=1, stage=1, first=1, last=K),)
-    near = Snapshot(peer_store="n", generation=1, rank=1, step=K - 1)
-    far = Snapshot(peer_store="m", generation=1, rank=1, step=1)
-    here = Snapshot(peer_store="o", generation=1, rank=1, step=K)
+    near = PeerSnapshot(peer_store="n", generation=1, rank=1, step=K - 1)
+    far = PeerSnapshot(peer_store="m", generation=1, rank=1, step=1)
+    here = PeerSnapshot(peer_store="o", generation=1, rank=1, step=K)
 
-    def origin(*snapshots: Snapshot, costs: Costs | None = None) -> Mixed:
+    def origin(*snapshots: PeerSnapshot, costs: Costs | None = None) -> Mixed:
         given = evidence(Mesh(pp=2), held, logs=logs, snapshots=snapshots, costs=costs or Costs())
         choice = choose(given)
         assert isinstance(choice, Choice)
@@ -332,7 +332,7 @@ def test_of_several_ways_to_a_step_the_cheapest_is_taken() -> None:
 def test_more_workers_make_a_replay_cheaper() -> None:
     held = {0: LocalState(generation=1, rank=0, step=K)}
     logs = (Logged(generation=1, stage=1, first=1, last=K),)
-    base = Snapshot(peer_store="m", generation=1, rank=1, step=0)
+    base = PeerSnapshot(peer_store="m", generation=1, rank=1, step=0)
 
     def seconds(workers: int) -> float:
         costs = Costs(replayers=workers, stage_s=10.0)

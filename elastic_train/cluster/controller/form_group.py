@@ -25,7 +25,7 @@ from elastic_train.geometry.coverage import uncovered, whole
 from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
-from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, Snapshot
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, PeerSnapshot
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
 
 MOD = 1 << 64
@@ -188,7 +188,9 @@ def _others(participants: Participants, stage_replay: StageReplay, holder: str) 
     return [participants.handles[worker] for worker in stage_replay.workers if worker != holder]
 
 
-def _nodes_of(command: Form, participants: Participants, snapshots: Sequence[Snapshot]) -> tuple[str, ...]:
+def _nodes_of(
+    command: Form, participants: Participants, snapshots: Sequence[PeerSnapshot]
+) -> tuple[str, ...]:
     """The nodes whose peer stores hold snapshots."""
     nodes = tuple(dict.fromkeys(snapshot.peer_store for snapshot in snapshots))
     gone = [node for node in nodes if node not in participants.peer_stores]
@@ -198,7 +200,7 @@ def _nodes_of(command: Form, participants: Participants, snapshots: Sequence[Sna
 
 
 def _with_peer_stores(
-    command: Form, participants: Participants, peers: Sequence[Snapshot]
+    command: Form, participants: Participants, peers: Sequence[PeerSnapshot]
 ) -> tuple[tuple[str, ...], Participants]:
     """The peer stores that the origin names, as holders beside the workers: they answer the same
     questions.

@@ -23,7 +23,7 @@ from elastic_train.errors import GroupBroken
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.digest import MASK, of_boxes
 from elastic_train.geometry.fragments import ITEM_BYTES, Fragments
-from elastic_train.recovery.evidence import Snapshot
+from elastic_train.recovery.evidence import PeerSnapshot
 
 STEPS = 3
 REPORTS = 1024
@@ -112,10 +112,10 @@ class SnapshotStore:
             raise GroupBroken(generation=generation, reason=f"peer memory does not hold {what} here")
         return worker_snapshots
 
-    def snapshots(self) -> tuple[Snapshot, ...]:
+    def snapshots(self) -> tuple[PeerSnapshot, ...]:
         """What could be served now."""
         return tuple(
-            Snapshot(
+            PeerSnapshot(
                 peer_store=self._peer_store,
                 generation=generation,
                 rank=rank,

@@ -25,6 +25,7 @@ def committed(report: StepReport) -> StepCommitted:
         vote=report.vote.values,
         metrics=report.metrics,
         ids_digest=report.ids_digest,
+        rates=report.rates,
         last=report.last,
     )
 

@@ -154,6 +154,7 @@ class StepCommitted:
     vote: tuple[float, ...]
     metrics: tuple[tuple[str, float], ...] = ()
     ids_digest: int = 0  # of the sample ids that the ranks consumed, order-free
+    rates: tuple[float, ...] = ()  # the learning rate of each parameter group in this step
     last: bool = False  # the job's own loop ended the run with this step
 
 

@@ -52,6 +52,9 @@ def reader(kind: Any) -> Callable[[Any], Any]:
     if origin is tuple and inner[-1] is Ellipsis:
         each = reader(inner[0])
         return lambda value: tuple(each(entry) for entry in value)
+    if origin is list:
+        each = reader(inner[0])
+        return lambda value: [each(entry) for entry in value]
     if origin is dict:
         key, entry = reader(inner[0]), reader(inner[1])
         return lambda value: {key(k): entry(v) for k, v in value}

@@ -28,6 +28,8 @@ class Reconfiguration:
     source: str = ""
     lost: int = 0  # committed steps that are run again
     seconds: float | None = None
+    nodes: tuple[str, ...] = ()  # that it happened to
+    workers: tuple[str, ...] = ()
 
 
 LATEST = 1000
@@ -128,6 +130,8 @@ def _begin(record: Record, workers: Sequence[str], step: int, *, over: bool) -> 
         at=record.seconds,
         step=step,
         before=len(workers),
+        nodes=change.nodes if change is not None else (),
+        workers=change.workers if change is not None else (),
     )
 
 
@@ -138,7 +142,9 @@ def _name(current: Reconfiguration, record: Record) -> Reconfiguration:
         return current
     if change.kind == "collective":
         return current
-    return replace(current, kind=change.kind, cause=_words(change))
+    return replace(
+        current, kind=change.kind, cause=_words(change), nodes=change.nodes, workers=change.workers
+    )
 
 
 def _words(change: Change) -> str:

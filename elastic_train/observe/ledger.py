@@ -64,7 +64,7 @@ def ledger(records: Iterable[Record]) -> Ledger:
                 for later in sorted(s for s in kept if s > step):
                     superseded.append(replace(kept.pop(later), superseded_by=generation))
             case StepCommitted() as event if event.generation == current and event.step not in kept:
-                kept[event.step] = _entry(event, plans.get(current, ""), record.seconds)
+                kept[event.step] = entry_of(event, plans.get(current, ""), record.seconds)
             case StepCommitted() as event if event.generation == current and event.metrics:
                 reported = dict(kept[event.step].metrics) | dict(event.metrics)
                 kept[event.step] = replace(kept[event.step], metrics=tuple(reported.items()))
@@ -73,7 +73,8 @@ def ledger(records: Iterable[Record]) -> Ledger:
     return Ledger(kept=tuple(kept[step] for step in sorted(kept)), superseded=tuple(superseded))
 
 
-def _entry(event: StepCommitted, plan: str, wall: float) -> LedgerEntry:
+def entry_of(event: StepCommitted, plan: str, wall: float) -> LedgerEntry:
+    """The entry of a step that is kept."""
     return LedgerEntry(
         step=event.step,
         generation=event.generation,

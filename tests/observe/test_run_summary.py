@@ -12,7 +12,7 @@ from elastic_train.observe.history import history
 from elastic_train.observe.ledger import ledger
 from elastic_train.observe.records import planning
 from elastic_train.observe.run_progress import RunProgress, advance
-from elastic_train.observe.run_summary import LOSSES, encode_summary, summary_of
+from elastic_train.observe.run_summary import HEAD, LOSSES, encode_summary, summary_of
 from elastic_train.observe.save_report import peers_held, saving
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
@@ -48,6 +48,7 @@ def test_a_summary_tells_what_all_records_tell_from_wherever_it_goes_on(seed):
         assert saving(config, summary.telling) == saving(config, records)
     assert peers_held(summary.telling) == peers_held(records)
     assert planning(summary.telling) == planning(records)
+    assert summary.head == list(book.kept[-HEAD:])
 
 
 def test_a_summary_of_nothing_says_so():
@@ -64,7 +65,7 @@ def test_a_summary_does_not_grow_with_the_age_of_its_run(recorded):
     for number in range(20_000):
         event = replace(step.event, step=100 + number, generation=summary.account.generation)
         summary.add(replace(step, event=event))
-        if number in (10_000, 10_000 + RECENT + 1):  # a whole round of what is forgotten lies between
+        if number in (2 * RECENT, 4 * RECENT):  # whole rounds of what is forgotten and merged lie between
             sizes.append(len(json.dumps(encode_summary(summary))))
     assert sizes[1] < 1.1 * sizes[0]
     assert len(summary.losses) == LOSSES

@@ -103,6 +103,8 @@ def onset(change: Change) -> str:
             return "another controller owns the run"
         case "growth":
             return f"growing by {names(change.workers)}"
+        case "rebalance":
+            return f"giving {names(change.workers) or 'everybody'} another share of the micro-batches"
         case "drain":
             return f"leaving node {names(change.nodes)}, which drains"
         case "eviction":
@@ -116,8 +118,9 @@ def outcome_of(done: Reconfiguration) -> tuple[str, str]:
     kind = done.kind or "unknown"
     if done.kind is None:
         cause = done.cause
-    elif done.kind in ("growth", "drain", "eviction", "stop", "takeover", "resubmission"):
-        cause = {"growth": "grew", "drain": f"left node {names(done.nodes)}"}.get(done.kind, done.cause)
+    elif done.kind in ("growth", "rebalance", "drain", "eviction", "stop", "takeover", "resubmission"):
+        said = {"growth": "grew", "rebalance": "rebalanced", "drain": f"left node {names(done.nodes)}"}
+        cause = said.get(done.kind, done.cause)
     else:
         cause = onset(
             Change(kind=done.kind, nodes=done.nodes, workers=done.workers, step=done.step, cause=None)

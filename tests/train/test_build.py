@@ -12,7 +12,9 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.declaration.loop_task import task_of
 from elastic_train.train.model.build import allocate, draw, initialise, tensors
+from elastic_train.train.model.optimizer import describe
 from elastic_train.train.model.seeded_sections import module_init
 from elastic_train.train.model.tensor_names import canonical, parameters_of
 from elastic_train.train.state.live_fragments import cut_into
@@ -216,3 +218,34 @@ def test_a_task_is_checked_when_it_is_given() -> None:
         check_task(
             type("Lacking", (Task,), {n: getattr(Given, n) for n in ("model", "optimizer", "dataset")})()
         )
+
+
+class MadeOnTheHost(nn.Module):
+    """Parameters that the meta device does not reach: of the oldest constructor, and of a named device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.other = nn.Parameter(torch.Tensor([[1.0, 2.0]])), nn.Linear(2, 2)
+        self.tied = nn.Linear(2, 2, device="cpu", bias=False)
+        self.tied.weight = self.other.weight
+
+
+class NeedsValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.scale = self.linear.weight.abs().max().item()
+
+
+@pytest.mark.parametrize("model", [MadeOnTheHost, NeedsValues])
+def test_an_optimizer_of_a_loop_holds_parameters_that_were_built_with_memory(model: type[nn.Module]) -> None:
+    def loop(ctx: Any) -> None:
+        ctx.optimizer("sgd", torch.optim.SGD, ctx.model("m", model), lr=0.1)
+        for _ in ctx.batches([0]):
+            pass
+
+    task = task_of(loop)
+    parameters: Any = tensors(draw(task, "fp32").parameters)
+    _, groups = describe(task, parameters)
+    assert groups == (tuple(f"m.{name}" for name, _ in model().named_parameters()),)
+    assert all(parameter.is_meta for parameter in parameters.values())

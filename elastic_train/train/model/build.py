@@ -65,7 +65,11 @@ def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
             if not tensor.is_meta:
                 if not real:
                     constants[fqn] = tensor.detach()
-                put(kind, fqn, _like(tensor, tensor.detach().to("meta")))
+                bare = _like(tensor, tensor.detach().to("meta"))
+                if isinstance(tensor, nn.Parameter):
+                    torch.utils.swap_tensors(tensor, bare)  # in place: optimizers of a loop hold it already
+                else:
+                    put(kind, fqn, bare)
     if not parameters.slots:
         raise ConfigError(field="task.model", problem="the model has no parameters.")
     return Blueprint(model=model, parameters=parameters, buffers=buffers, constants=constants, hooks=hooks)

@@ -58,6 +58,7 @@ class Filled:
     step: int
     notes: tuple[str, ...] = ()  # differences a person should see, such as changed hyperparameters
     seconds: float = 0.0  # of fetching and proving it
+    by_module: bool | None = None  # how its initial values were given, where it has any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,7 @@ class Form:
 
     `lineage` lists (generation, step it started from), oldest first, this generation last. `holders` are the
     workers that serve fragments although they may have no seat (draining nodes). `replayed` is the plan whose
-    lost stages the origin replays.
+    lost stages the origin replays. `by_module` says how the run's initial values were given, if any were yet.
     """
 
     generation: int
@@ -61,6 +61,7 @@ class Form:
     lineage: tuple[tuple[int, int], ...]
     holders: tuple[str, ...] = ()
     replayed: Plan | None = None
+    by_module: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -128,6 +128,7 @@ class GroupReady:
     transfer_s: float = 0.0  # of that, until the last rank had fetched and proved its state
     near_bytes: int = 0  # of that state, from memory of the rank's own node
     far_bytes: int = 0  # from memory of other nodes
+    by_module: bool | None = None  # how initial values were given, where any were
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,6 +180,7 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
         began=at if facts.began is None else facts.began,
         evicted=(),
         transfer_s=event.transfer_s,
+        by_module=facts.by_module if event.by_module is None else event.by_module,
     )
     if phase.paused is not None:
         facts = replace(facts, switch_s=at - phase.paused, resized=at)
@@ -281,6 +282,7 @@ def form_command(facts: Facts, phase: Forming) -> Form:
         replayed=dict(facts.plans)[origin.generation]
         if isinstance(origin, Mixed) and origin.replays
         else None,
+        by_module=facts.by_module,
     )
 
 

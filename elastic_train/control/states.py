@@ -119,6 +119,9 @@ class Facts:
     # the lineage and what is left of it
     generation: int = 0  # the newest; fences whatever an older one still has to say
     lineage: Lineage = ()
+    by_module: bool | None = (
+        None  # how the run's initial values were given: each module alone, or all at once
+    )
     plans: tuple[tuple[int, Plan], ...] = ()  # of generations that somebody may hold state of
     step: int = 0  # newest step known to be committed in the lineage
     reported: int = (

@@ -200,7 +200,7 @@ class Gang:
         self._all(processes, "go")
         return digests.pop()
 
-    def join(self, plan: Plan, processes: Sequence[int]) -> None:
+    def join(self, plan: Plan, processes: Sequence[int], by_module: bool | None = None) -> None:
         """Seats taken, nothing filled."""
         self.generation, self.processes = next(self._generations), tuple(processes)
         assignments = [
@@ -211,6 +211,7 @@ class Gang:
                 store_host=self.pool.store_host,
                 store_port=self.pool.store_port,
                 address="127.0.0.1",
+                by_module=by_module,
             )
             for rank in range(plan.world_size)
         ]

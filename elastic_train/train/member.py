@@ -156,6 +156,7 @@ class Member:
         group.form()
         mesh = group.mesh(assignment.plan.mesh) if assignment.plan.world_size > 1 else None
         self._next = self._assembled(assignment.generation, assignment.rank, assignment.plan, mesh)
+        self._forming.shards.by_module = assignment.by_module
 
     def substitute(self, assignment: ReplayAssignment) -> None:
         """Take the place of lost ranks, with others or alone: memory without values yet.
@@ -171,6 +172,7 @@ class Member:
             group.form()
             mesh = group.mesh(assignment.substitute.mesh)
         self._next = self._assembled(assignment.generation, assignment.rank, plan, mesh)
+        self._forming.shards.by_module = assignment.by_module
         self._forming.shards.substituted = substituted_ranks(assignment, self._task, self._spec)
 
     def replay(self, through: int, kept: KeptCrossings) -> None:
@@ -220,6 +222,11 @@ class Member:
     def load(self, document: dict[str, Any]) -> list[str]:
         """Take a document's scalars, after `fill`; sentences about what differs from the code."""
         return self._forming.load(document, self._dataset().identity)
+
+    @property
+    def by_module(self) -> bool | None:
+        """How the initial values among the new shards were given, if there are any."""
+        return self._forming.shards.by_module
 
     def digest(self) -> int:
         """Digest of the whole new state, the same on every rank. All ranks call it."""

@@ -10,7 +10,10 @@ from elastic_train.recovery.substitute import Substitute
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAssignment:
-    """A place in a generation, which starts from `step`. `address` is this node's IP, which gloo binds to."""
+    """A place in a generation, which starts from `step`. `address` is this node's IP, which gloo binds to.
+
+    `by_module` says how the run's initial values were given before, if they were: it gives the same again.
+    """
 
     generation: int
     rank: int
@@ -19,6 +22,7 @@ class RankAssignment:
     store_port: int
     address: str
     step: int = 0
+    by_module: bool | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,7 @@ class ReplayAssignment:
     store_host: str = ""
     store_port: int = 0
     address: str = ""
+    by_module: bool | None = None  # as of a RankAssignment
 
     @property
     def rank(self) -> int:

@@ -6,6 +6,7 @@ import pytest
 
 from elastic_train.control.commands import End, Form, Go, Save, StartWorker, StopWorker
 from elastic_train.control.events import GroupReady, WorkerReady
+from elastic_train.control.forming import form_command
 from elastic_train.control.states import Ended, Forming, Running, Waiting
 from elastic_train.planner.plan import Infeasible
 from elastic_train.recovery.evidence import Fresh, FromStorage, Stored
@@ -33,6 +34,19 @@ def test_the_first_group_forms_when_every_started_worker_is_up(play):
     (form,) = play.ordered(Form)
     assert form.plan.workers == ("w0001", "w0002", "w0003")
     assert (form.generation, form.origin, form.lineage, form.holders) == (1, Fresh(), ((1, 0),), ())
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+def test_how_initial_values_were_given_is_kept_for_whoever_forms_next(play, by_module):
+    play.begin(2).ready()
+    (form,) = play.ordered(Form)
+    assert form.by_module is None
+    play(GroupReady, generation=1, step=0, seconds=1.0, by_module=by_module)
+    assert play.facts.by_module is by_module
+    play(GroupReady, generation=1, step=0, seconds=1.0)
+    assert play.facts.by_module is by_module
+    again = form_command(play.facts, Forming(plan=form.plan, origin=Fresh(), holders=(), since=0.0))
+    assert again.by_module is by_module
 
 
 def test_the_largest_plan_does_not_wait_for_the_standby(play):

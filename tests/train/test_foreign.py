@@ -14,14 +14,17 @@ from torch import nn
 from torch.nn import functional as F
 
 from elastic_train.checkpoint.begin import begin
+from elastic_train.checkpoint.merging import merged
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.worker.restore_shards import restore
 from elastic_train.config import Batch, ResumeFrom, RunSpec
+from elastic_train.geometry.fragments import Fragments
+from elastic_train.planner.plan import Mesh
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang import Gang, call
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from elastic_train.train.task import Task
+from elastic_train.train.task import Rules, Task
 from tests.tasks.fixture_model import HIDDEN, LENGTH, VOCABULARY, Block
 
 pytestmark = pytest.mark.ring2
@@ -167,3 +170,70 @@ def test_what_does_not_fit_is_listed_before_anything_is_read(
     text = str(raised.value)
     assert "scale (buffer) is not in the model (did you mean scales?)" in text
     assert "emb.weight (param) is float32 [101, 35] there and float32 [101, 32] in the model" in text
+
+
+class Chain(nn.Module):
+    """Blocks, and behind them a buffer that was drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks, self.last = nn.ModuleList(nn.Linear(6, 6) for _ in range(3)), Shift()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return self.last(x)
+
+
+class Shift(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.randn(6))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
+class Staged(Continued):
+    def model(self) -> nn.Module:
+        return Chain()
+
+    def parallelize(self) -> Rules:
+        return Rules(stages=("blocks.*",))
+
+
+def filled_without(state: dict[str, Any], name: str, table: Fragments, arrays: list[Any]) -> set[str]:
+    """The names that a rank needs of a foreign state that lacks one; what it needs is filled."""
+    member = state["member"]
+    rows = range(len(table))
+    had = {(table.names[int(table.key[row])], table.box(row)): arrays[row] for row in rows}
+    keyed = [(*table.names[key], table.dtypes[key], table.shapes[key]) for key in map(int, table.key)]
+    lacking = Fragments.of((*keyed[row], table.box(row)) for row in rows if keyed[row][0] != name)
+    needs = member.needs(lacking, foreign=True)
+    keys = [(needs.names[int(needs.key[row])], needs.box(row)) for row in range(len(needs))]
+    member.fill(needs, [had[key] for key in keys])
+    return {fqn for (fqn, _), _ in keys}
+
+
+def test_a_stage_whose_buffer_a_foreign_state_lacks_has_its_initial_value(
+    pool: GlooPool, new_generation: Iterator[int]
+) -> None:
+    """One stage of two lacks it, and both build the model for it together."""
+    gang = Gang(pool, new_generation, Staged(), spec(1.0))
+    plan = gang.plan_on(Mesh(pp=2), stages=((0, 2), (2, 3)))
+    gang.form(plan)
+    before, generation = gang.whole(), gang.generation
+    tables = pool.run(call, "holds", generation, ranks=(0, 1))
+    arrays = [pool.run(call, "read", generation, 0, t, ranks=[r])[0] for r, t in enumerate(tables)]
+    document = merged(pool.run(call, "document", generation, ranks=(0, 1)))
+    everything = Fragments.concat(tables)
+    flat = [array for own in arrays for array in own]
+    gang.join(plan, (0, 1))
+    needed = pool.run(filled_without, "last.shift", everything, flat, ranks=(0, 1))
+    assert [sorted({name.split(".")[1] for name in names}) for names in needed] == [["0", "1"], ["2"]]
+    pool.run(call, "load", {**document, "foreign": {}}, ranks=(0, 1))
+    pool.run(call, "digest", ranks=(0, 1))
+    pool.run(call, "go", ranks=(0, 1))
+    after = gang.whole()
+    assert before.keys() == after.keys()
+    assert all((before[name] == after[name]).all() for name in before)

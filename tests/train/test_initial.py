@@ -395,6 +395,20 @@ def test_without_room_on_one_node_all_initialise_module_by_module_and_say_so(
     assert not np.array_equal(found["first.weight", "param"], plain(Net).first.weight.detach().numpy())
 
 
+@pytest.mark.parametrize("by_module", [True, False])
+def test_a_run_that_begins_again_elsewhere_chooses_its_initial_values_as_before(
+    pool: GlooPool, new_generation: Iterator[int], by_module: bool
+) -> None:
+    gang = Gang(pool, new_generation, Builds("Net"), spec())
+    gang.join(gang.plan(2, 1), (0, 1), by_module)
+    if not by_module:
+        pool.run(leave_no_room, ranks=[0, 1])
+    assert pool.run(initialise, ranks=[0, 1]) == [(), ()]
+    pool.run(go, ranks=[0, 1])
+    same = np.array_equal(gang.whole()["first.weight", "param"], plain(Net).first.weight.detach().numpy())
+    assert same is not by_module
+
+
 def go(state: dict[str, Any]) -> None:
     state["member"].digest()
     state["member"].go()

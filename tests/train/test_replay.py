@@ -95,6 +95,24 @@ def leave(state: State) -> None:
         dist.destroy_process_group()
 
 
+def leave_no_room(state: State) -> None:
+    from elastic_train.train.state import initial_values as initial
+
+    plain = initial.memory_room
+    initial.memory_room = lambda: 100
+    state["undo"] = lambda: setattr(initial, "memory_room", plain)
+
+
+def replay_from_the_seed(state: State, assignment: ReplayAssignment, kept: Kept) -> Found:
+    member = state["member"]
+    member.substitute(assignment)
+    member.needs()
+    member.initialise()
+    member.replay(STEPS, Neighbours(*kept))
+    index = FragmentIndex(parts(member.held.every()[-1]))
+    return by_box(index.table(), index.read(index.table()))
+
+
 class Lost:
     """A pipeline that was logged from the start, what each rank began and ended with."""
 
@@ -127,9 +145,10 @@ class Lost:
         return sent, votes
 
     def replayed(
-        self, stages: tuple[int, int], workers: int, *, exact: bool = False
+        self, stages: tuple[int, int], workers: int, *, exact: bool = False, by_module: bool | None = None
     ) -> tuple[Substitute, list[tuple[Found, int]]]:
-        """By the last processes of the pool, some of which hold other stages."""
+        """By the last processes of the pool, some of which hold other stages. From the seed where it is said
+        how that gave its values, else from what the lost ranks began with."""
         processes = list(range(4 - workers, 4))
         found = substitute(self.plan, stages, [str(p) for p in processes], exact=exact)
         assert found is not None
@@ -147,6 +166,7 @@ class Lost:
                 store_host=self.pool.store_host,
                 store_port=self.pool.store_port,
                 address="127.0.0.1",
+                by_module=by_module,
             )
             for number in range(workers)
         ]
@@ -154,6 +174,9 @@ class Lost:
         kept = self.kept(stages)
         assert kept[0]
         self.pool.run(leave, ranks=processes)
+        if by_module is not None:
+            found_ = self.pool.run(replay_from_the_seed, PerRank(assignments), kept, ranks=processes)
+            return found, [(each, 0) for each in found_]
         return found, self.pool.run(replay, PerRank(assignments), PerRank(bases), kept, ranks=processes)
 
     def expected(self, ranks: Sequence[int]) -> Found:
@@ -231,3 +254,19 @@ def test_adjacent_stages_that_log_nothing_between_them_replay_as_one(
     assert not logged
     _, [(found, _)] = lost.replayed((2, 3), 1)
     assert_same(found, lost.expected([2]))
+
+
+@pytest.mark.parametrize("by_module", [True, False])
+def test_stages_that_are_replayed_from_the_seed_begin_as_they_began_whatever_room_there_is_now(
+    pool: GlooPool, new_generation: Iterator[int], by_module: bool
+) -> None:
+    """By several ranks, of which one has no room: for the first values, or for those of the replay."""
+    if by_module:
+        pool.run(leave_no_room, ranks=[0])
+    lost = Lost(pool, new_generation, spec(max_steps=STEPS, precision="fp32"), Mesh(pp=2, dp_shard=2))
+    if not by_module:
+        pool.run(leave_no_room, ranks=[2])
+    for stage in (0, 1):
+        _, found = lost.replayed((stage, stage + 1), 2, exact=True, by_module=by_module)
+        for number, (each, _) in enumerate(found):
+            assert_same(each, lost.expected([2 * stage + number]))

@@ -64,6 +64,7 @@ class FormResult:
     transfer_s: float = 0.0  # until the last rank had fetched and proved its state
     near_bytes: int = 0  # that came from memory of the rank's own node
     far_bytes: int = 0  # and of other nodes
+    by_module: bool | None = None  # how initial values were given, where any were
 
 
 def form(command: Form, participants: Participants, store: tuple[str, int], patience: Patience) -> FormResult:
@@ -111,6 +112,7 @@ def _join(
                 store_port=store[1],
                 address=participants.addresses[worker],
                 step=command.lineage[-1][1],
+                by_module=command.by_module,
             ),
             states,
         )
@@ -175,6 +177,7 @@ def _replay(
             store_host=store[0],
             store_port=store[1],
             address=participants.addresses[worker],
+            by_module=command.by_module,
         )
         for number, worker in enumerate(stage_replay.workers)
     ]
@@ -322,7 +325,13 @@ def _agree(filled: Sequence[Filled], expected: int | None) -> FormResult:
         )
     notes = dict.fromkeys(note for f in filled for note in f.notes)
     transfer_s = max(f.seconds for f in filled)
-    return FormResult(step=step, digest=filled[0].digest, notes=tuple(notes), transfer_s=transfer_s)
+    return FormResult(
+        step=step,
+        digest=filled[0].digest,
+        notes=tuple(notes),
+        transfer_s=transfer_s,
+        by_module=filled[0].by_module,
+    )
 
 
 def wait_all(refs: Sequence[ray.ObjectRef], generation: int, patience: Patience) -> list[Any]:

@@ -284,6 +284,7 @@ class Performer:
             transfer_s=formed.transfer_s,
             near_bytes=formed.near_bytes,
             far_bytes=formed.far_bytes,
+            by_module=formed.by_module,
         )
 
     def _ask_peers(self, command: AskPeers) -> None:

@@ -30,4 +30,9 @@ def restore(member: Member, checkpoint: Checkpoint) -> Filled:
             url=checkpoint.url,
             problem=f"the restored state's digest is {digest:016x} and {kept:016x} was saved.",
         )
-    return Filled(digest=digest, step=checkpoint.document["step"], notes=tuple(notes))
+    return Filled(
+        digest=digest,
+        step=checkpoint.document["step"],
+        notes=tuple(notes),
+        by_module=member.by_module,
+    )

@@ -215,7 +215,8 @@ class Worker:
 
         def fill() -> Filled:
             notes = self._owner.initialise()
-            return Filled(digest=self._owner.digest(), step=0, notes=notes)
+            digest, by_module = self._owner.digest(), self._owner.by_module
+            return Filled(digest=digest, step=0, notes=notes, by_module=by_module)
 
         return self._timed(generation, fill)
 

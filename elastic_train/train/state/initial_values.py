@@ -8,7 +8,6 @@ copies that its ranks would build: torch's `reset_parameters` then draws other n
 from __future__ import annotations
 
 import zlib
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -52,15 +51,18 @@ def give_values(task: Task, spec: RunSpec, shards: Shards) -> tuple[str, ...]:
     if not loop and type(task).init is not Task.init:
         _by_module(task, spec, shards)
         return ()
-    room, needed = memory_room(), shards.whole_bytes * _ranks_here(shards)
-    if not agreed(shards, needed <= MOST_OF_A_NODE * room):
-        _by_module(task, spec, shards)
-        return (
-            f"initial values: {needed // max(shards.whole_bytes, 1)} copies of a model of "
-            f"{bytes_text(shards.whole_bytes)} take too much of a node's memory ({bytes_text(room)}), so "
-            "each module was initialised alone, by its reset_parameters(); model() in one process draws "
-            "other values. Define Task.init to choose them",
+    room, copies = memory_room(), _ranks_here(shards)
+    notes: tuple[str, ...] = ()
+    if shards.by_module is None:  # else it was chosen before, maybe on other machines: values stay the same
+        shards.by_module = not agreed(shards, shards.whole_bytes * copies <= MOST_OF_A_NODE * room)
+        notes = (
+            f"initial values: {copies} copies of a model of {bytes_text(shards.whole_bytes)} take too much "
+            f"of a node's memory ({bytes_text(room)}), so each module was initialised alone, by its "
+            "reset_parameters(); model() in one process draws other values. Define Task.init to choose them",
         )
+    if shards.by_module:
+        _by_module(task, spec, shards)
+        return notes
     values = built_values(task, spec)
     if shards.mesh is not None:
         _compare(values, shards)
@@ -184,8 +186,6 @@ def agreed(shards: Shards, holds: bool) -> bool:
 
 
 def _ranks_here(shards: Shards) -> int:
-    """On the node; of what is run again, where the lost ranks were: it begins with the values they had."""
-    if shards.substituted is not None:
-        return max(Counter(shards.substituted.substitute.lost.nodes).values())
+    """On this rank's node."""
     nodes = shards.plan.nodes
     return nodes.count(nodes[shards.rank])

@@ -37,7 +37,8 @@ class Shards:
     is None while a change is under way: such shards are torn and are no evidence. `reached` is set while the
     whole reduced gradient of the next step is kept in the parameters' `grad`. `progressive` is there while
     what a step did to single parameters is known and can be reversed. Tensors in `absent` are not at `step`,
-    those in `undone` are only up to the rounding of an undo.
+    those in `undone` are only up to the rounding of an undo. `by_module` says whether the run's initial
+    values are given to each module alone or taken from the whole model; None where that is to be chosen.
     """
 
     generation: int
@@ -61,6 +62,7 @@ class Shards:
     modes: Mapping[str, bool] = field(default_factory=dict[str, bool])  # of the modules, as they were built
     modules: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # at the last boundary
     whole_bytes: int = 0  # of the model's parameters and buffers
+    by_module: bool | None = None
     step: int | None = None
     reached: int | None = None
     applied: Vote | None = None

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from elastic_train.config import Checkpoints, RunSpec
 from elastic_train.errors import ConfigError
-from elastic_train.train.task import Evaluation, Task
+from elastic_train.train.task import EVAL_LOSS, Evaluation, Task
 
 LOSS = "loss"
-"""The metric that every step has."""
+"""The metric that every step has: of the samples that it trained on."""
 
 
 def check_best(task: Task, spec: RunSpec) -> None:
@@ -38,12 +38,31 @@ class Best:
     def check(self, evaluation: Evaluation | None) -> None:
         """Before step 1, where an evaluation says which metrics it has."""
         if evaluation is not None and evaluation.metric is None and evaluation.summary is None:
-            self.check_measured([LOSS])
+            self.check_measured([EVAL_LOSS])
 
-    def check_measured(self, names: Iterable[str]) -> None:
-        """ConfigError where an evaluation was made and the metric is none of its results."""
+    def check_reported(self, metrics: Mapping[str, float], loss: float) -> None:
+        """ConfigError where a loop reports as the loss what is not that of the step, and it is compared."""
+        reported = metrics.get(LOSS, loss)
+        if self._checkpoints.best == LOSS and reported != loss and math.isfinite(loss):
+            raise ConfigError(
+                field="ctx.report(loss=...)",
+                problem=f"{reported:.6g} is not the step's own loss, {loss:.6g}, by which the best "
+                "checkpoint is chosen where nothing is reported.",
+                remedy=f"Report it under another name, such as {EVAL_LOSS!r}, and choose by that.",
+            )
+
+    def check_measured(self, names: Collection[str], *, complete: bool = True) -> None:
+        """ConfigError where an evaluation was made and the metric is none of its results, or where one of
+        them would be taken for the loss of the step. Unless `complete`, more is measured than these."""
         best = self._checkpoints.best
-        if best not in (None, LOSS, *names):
+        if LOSS in names:
+            raise ConfigError(
+                field="task.evaluation",
+                problem=f"it measures {LOSS!r}, which is what each step's own loss is called: reports and "
+                "the choice of the best checkpoint would mix the two.",
+                remedy=f"Name it {EVAL_LOSS!r}.",
+            )
+        if complete and best not in (None, LOSS, *names):
             raise _unknown(str(best), [LOSS, *names], "the evaluation does not measure it")
 
     def is_worth_saving(self, metrics: Mapping[str, float]) -> bool:

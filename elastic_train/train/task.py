@@ -19,12 +19,16 @@ if TYPE_CHECKING:  # it works on shards of a task
     from elastic_train.train.step.gradients import Gradients
 
 
+EVAL_LOSS = "eval_loss"
+"""The task's own loss over the data set of an evaluation."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """What to measure, on what, and every how many steps (0: only at the end of the run).
 
     `metric(output, micro_batch)` returns a summed value and its count, as `Task.loss` does, or a mapping from
-    names to such pairs. Without one the task's own loss is measured, under the name `loss`.
+    names to such pairs. Without one the task's own loss is measured, as `eval_loss`.
 
     What is no sum over samples needs all predictions: `keep(output, micro_batch)` returns tensors or lists
     with a row for each sample, or a dict or tuple of these, and `summary(kept)` gets them put together, in

@@ -161,8 +161,9 @@ def _trained(gang: Gang, way: Sequence[Move], pool: GlooPool) -> Outcome:
     for (replicate, shard), processes, stop in way:
         gang.form(gang.plan(replicate, shard), processes, origin)
         reports = gang.run() if stop == STEPS else gang.pause_at(stop)
-        outcome.losses += [report.loss for report in reports]
-        outcome.norms += [report.grad_norm for report in reports]
+        steps = {report.step: report for report in reports}.values()  # one with metrics is told again
+        outcome.losses += [report.loss for report in steps]
+        outcome.norms += [report.grad_norm for report in steps]
         origin = gang.held()
         (document,) = pool.run(call, "document", gang.generation, ranks=processes[:1])
         assert decode(encode(document), url="") == document

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.train.programs import Fit, Net
+from elastic_train.train.task import Evaluation
+from tests.train.programs import Fit, Net, Points
 
 
 def _of(model: Any, name: str) -> type[Fit]:
@@ -106,6 +107,14 @@ class Clamped(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         with torch.no_grad():
             self.a.weight.clamp_(-0.05, 0.05)
+        return super().forward(x)
+
+
+class ClampedWhenEvaluated(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            with torch.no_grad():
+                self.a.weight.clamp_(-0.05, 0.05)
         return super().forward(x)
 
 
@@ -325,6 +334,17 @@ class Complex(nn.Module):
         return self.out((x.to(self.weight.dtype) @ self.weight).abs())
 
 
+def _evaluated(model: Any, name: str) -> type[Fit]:
+    """A task of this model that is evaluated every second step, which the plain loop is not."""
+
+    class Given(_of(model, name)):  # type: ignore[misc]
+        def evaluation(self) -> Evaluation:
+            return Evaluation(dataset=Points(), every=2)
+
+    Given.__name__ = Given.__qualname__ = name
+    return Given
+
+
 set_in_constructor = _of(InConstructor, "set_in_constructor")
 applied = _of(Applied, "applied")
 attention = _of(Attention, "attention")
@@ -333,6 +353,8 @@ listed_parameter = _of(Listed, "listed_parameter")
 lazy = _of(Lazy, "lazy")
 max_norm = _of(MaxNorm, "max_norm")
 clamped_in_forward = _of(Clamped, "clamped_in_forward")
+clamped_when_evaluated = _evaluated(ClampedWhenEvaluated, "clamped_when_evaluated")
+max_norm_evaluated = _evaluated(MaxNorm, "max_norm_evaluated")
 normalised_data = _of(Normalised, "normalised_data")
 assigned_buffer = _of(Assigned, "assigned_buffer")
 buffer_in_place = _of(InPlace, "buffer_in_place")

@@ -50,8 +50,8 @@ def test_every_shape_of_batch_trains_as_in_a_plain_loop(
         losses = list({r.step: r.loss for r in reports}.values())
         np.testing.assert_allclose(losses, expected.losses, rtol=1e-12, err_msg=str(mesh))
         np.testing.assert_allclose(
-            [dict(r.metrics)["loss"] for r in reports if r.metrics],
-            [dict(m)["loss"] for m in measured],
+            [dict(r.metrics)["eval_loss"] for r in reports if r.metrics],
+            [dict(m)["eval_loss"] for m in measured],
             rtol=1e-12,
         )
         assert_state_near(gang.whole(), expected.state)

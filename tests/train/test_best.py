@@ -51,7 +51,19 @@ def test_what_is_no_number_is_never_the_best() -> None:
 def test_an_evaluation_that_lacks_the_metric_is_told_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"'acuracy'.*Did you mean 'accuracy'"):
         Best(Checkpoints(best="acuracy")).check_measured(["accuracy", "f1"])
-    with pytest.raises(ConfigError, match=r"no metric 'accuracy'.*There is 'loss'"):
+    with pytest.raises(ConfigError, match=r"no metric 'accuracy'.*There is 'loss', 'eval_loss'"):
         Best(Checkpoints(best="accuracy")).check(Evaluation(dataset=[1]))
     Best(Checkpoints(best="accuracy")).check(Evaluation(dataset=[1], metric=lambda o, b: (o, 1)))
     Best(Checkpoints(best="loss")).check_measured(["accuracy"])
+
+
+def test_a_loss_that_is_not_that_of_the_step_has_another_name() -> None:
+    with pytest.raises(ConfigError, match=r"measures 'loss', which is what each step's.*Name it 'eval_loss'"):
+        Best(Checkpoints()).check_measured(["accuracy", "loss"], complete=False)
+    best = Best(Checkpoints(best="loss"))
+    best.check_reported({"loss": 0.5, "accuracy": 1.0}, 0.5)
+    best.check_reported({"accuracy": 1.0}, 0.5)
+    with pytest.raises(ConfigError, match=r"0\.25 is not the step's own loss, 0\.5.*under another name"):
+        best.check_reported({"loss": 0.25}, 0.5)
+    Best(Checkpoints(best="eval_loss")).check_reported({"loss": 0.25}, 0.5)
+    Best(Checkpoints(best="accuracy")).check_measured(["scores"], complete=False)

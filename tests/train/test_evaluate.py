@@ -86,6 +86,7 @@ def evaluator(
         task.evaluation(),
         SPEC,
         model=model,
+        parameters=dict(model.named_parameters()),
         plan=Plan(mesh=mesh, workers=names, nodes=names, shares=even_shares(4, mesh.dp)),
         rank=rank,
         device=torch.device("cpu"),
@@ -173,7 +174,7 @@ def test_every_sample_counts_once_and_padding_not_at_all() -> None:
         sample = {name: value[None] for name, value in data[i].items()}
         loss, counted = task.loss(model(sample["tokens"]), sample)
         total, count = total + loss.item(), count + int(counted)
-    assert evaluator(task, model).run(4) == {"loss": pytest.approx(total / count, rel=1e-12)}
+    assert evaluator(task, model).run(4) == {"eval_loss": pytest.approx(total / count, rel=1e-12)}
 
 
 def test_an_evaluation_is_seen_to_move_with_every_micro_batch() -> None:

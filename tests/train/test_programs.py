@@ -51,6 +51,13 @@ TABLE = [
     Program(make=of_models.max_norm, most=1, ways=ALONE),
     Program(make=of_models.clamped_in_forward, refused=r"model\.a\.weight: forward changes this parameter"),
     Program(make=of_models.clamped_in_forward, most=1, ways=ALONE),
+    Program(
+        make=of_models.clamped_when_evaluated,
+        refused=r"model\.a\.weight: the evaluation changes this parameter",
+        ways=("dp2",),
+    ),
+    Program(make=of_models.clamped_when_evaluated, most=1, ways=ALONE),
+    Program(make=of_models.max_norm_evaluated, most=1, ways=ALONE),
     Program(make=of_models.normalised_data, refused=r"model\.b\.weight: forward changes this parameter"),
     Program(make=of_models.assigned_buffer, refused=r"model\.mean: forward changes this buffer"),
     Program(make=of_models.assigned_buffer, most=1, ways=ALONE),

@@ -41,6 +41,10 @@ class Edits:
         self.found = bool(self.found) or self.changed(shards)
         self._versions = versions(shards.parameters)
 
+    def evaluated(self, shards: Shards) -> None:
+        """What an evaluation did to parameters was put back."""
+        self._versions = versions(shards.parameters)
+
     def check_head(self, shards: Shards) -> None:
         """The loop begins a step. ConfigError where it changed a parameter since it asked for the batch."""
         for fqn, version in versions(shards.parameters).items():

@@ -157,6 +157,7 @@ class UsersLoop(Loop):
 
     def report(self, metrics: Mapping[str, float]) -> None:
         if self._last is not None:
+            self._best.check_reported(metrics, self._last.loss)
             self._metrics.update(metrics)
             self._found = self._metrics
             self._on_step(replace(self._last, metrics=self._reported()))
@@ -168,6 +169,7 @@ class UsersLoop(Loop):
             Evaluation(dataset=dataset, metric=lambda output, _: metric(output)),
             self._spec,
             model=shards.model,
+            parameters=shards.parameters,
             plan=shards.plan,
             rank=shards.rank,
             device=shards.device,

@@ -161,8 +161,13 @@ class Running:
                 remedy="Evaluate before `with ctx.step()`, for the steps committed so far, or after the "
                 "last batch.",
             )
+        shards = self._engine.shards
+        if self._at_head:
+            self.edits.check_head(shards)
         with aborting():
-            return self._engine.evaluate(dataset, metric)
+            found = self._engine.evaluate(dataset, metric)
+        self.edits.evaluated(shards)
+        return found
 
     def report(self, **metrics: float) -> None:
         self._engine.report({name: float(value) for name, value in metrics.items()})

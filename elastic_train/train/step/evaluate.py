@@ -35,9 +35,10 @@ from elastic_train.train.model.rng import derive, preserved, seed_all
 from elastic_train.train.parallel.parallelize import compute_in
 from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
+from elastic_train.train.step.kept_parameters import KeptParameters
 from elastic_train.train.step.predictions import Kept, on_host, summarised
 from elastic_train.train.step.stage_transfer import Boundary
-from elastic_train.train.task import Evaluation, Task
+from elastic_train.train.task import EVAL_LOSS, Evaluation, Task
 from elastic_train.train.user_code_guard import UserCodeGuard
 
 Sums = dict[str, tuple[float, float]]
@@ -54,6 +55,7 @@ class Evaluator:
         spec: RunSpec,
         *,
         model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
         plan: Plan,
         rank: int,
         device: torch.device,
@@ -63,14 +65,16 @@ class Evaluator:
         regions: Regions | None = None,
         dumps: Dumps = pickle.dumps,
     ) -> None:
-        """`place` is needed under tensor or pipeline parallelism, where several ranks run a micro-batch, and
-        `regions` where tensor parallelism cuts what the loss is computed from."""
+        """`parameters` are those that this rank keeps. `place` is needed under tensor or pipeline
+        parallelism, where several ranks run a micro-batch, and `regions` where tensor parallelism cuts what
+        the loss is computed from."""
         self._task, self._evaluation, self._spec = task, evaluation, spec
         self._model, self._plan, self._rank, self._device = model, plan, rank, device
         self._group, self._guard = group, guard
         self._place, self._regions = place or MeshPosition(mesh=plan.mesh, rank=rank), regions
         self._kept: Kept = {}
         self._names: tuple[str, ...] | None = None  # of the metrics, once all ranks know them
+        self._parameters = KeptParameters(parameters, several=max(plan.world_size, spec.max_workers) > 1)
         rules = task.parallelize()
         self._call = caller(model, rules.beside, "" if self._place.last else rules.hands_on)
         self._seed = derive(spec.batch.seed, "evaluation")
@@ -90,19 +94,25 @@ class Evaluator:
         every = self._evaluation.every
         return step == self._spec.max_steps or (every > 0 and step % every == 0)
 
+    @property
+    def summarises(self) -> bool:
+        """Whether there are metrics of all predictions beside those of each micro-batch."""
+        return self._evaluation.summary is not None
+
     def run(self, step: int, mark: Callable[[str, int, int], None] = lambda *_: None) -> dict[str, float]:
         """The mean of each metric over the data set, at the state after `step`; the same on every rank.
         `mark` hears of each micro-batch: an evaluation may take longer than anything that moves nobody.
         """
         found: dict[int, Sums] = {}
         self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
-        with preserved(self._device), extra_kept(self._model, self._device), _evaluating(self._model):
+        with self._untouched() as parameters:
             work = self._work()
             for number, (micro, counted) in enumerate(work):
                 mark("evaluation", step, micro.index)
                 if self._group is not None:
                     self._group.check()
-                sums = self._micro_batch(step, micro, [later for later, _ in work[number + 1 :]])
+                with parameters.micro_batch():
+                    sums = self._micro_batch(step, micro, [later for later, _ in work[number + 1 :]])
                 if sums is not None and (counted or not found):
                     found[micro.index if counted else -1] = sums
         if self._boundary is not None:
@@ -110,8 +120,9 @@ class Evaluator:
                 self._boundary.flush()
         return self._total(step, found) | self._summary(step, set(found))
 
-    def rehearse(self, mark: Callable[[str, int, int], None] = lambda *_: None) -> None:
-        """The first micro-batch, and as many samples as the last one has, for the errors in them.
+    def rehearse(self, mark: Callable[[str, int, int], None] = lambda *_: None) -> tuple[str, ...]:
+        """The first micro-batch, and as many samples as the last one has, for the errors in them; the names
+        of what they measure.
 
         What needs all predictions is not tried: of a part it may have no value.
         """
@@ -119,20 +130,27 @@ class Evaluator:
         found: dict[int, Sums] = {}
         first, last = self._micro_batches[0], self._micro_batches[-1]
         last = replace(last, ids=first.ids[: len(last.ids)])  # as a source that is read in order has them
-        with preserved(self._device), extra_kept(self._model, self._device), _evaluating(self._model):
+        with self._untouched() as parameters:
             for micro in {m.index: m for m in (first, last)}.values():
                 mark("evaluation", 0, micro.index)
-                sums = self._micro_batch(0, micro, [])
+                with parameters.micro_batch():
+                    sums = self._micro_batch(0, micro, [])
                 if sums is not None:
                     found[micro.index] = sums
         if self._boundary is not None:
             with self._guard.collective("evaluation", 0):
                 self._boundary.flush()
-        self._total(0, found)
+        measured = self._total(0, found)
         self._kept = {}
+        return tuple(measured)
 
     def close(self) -> None:
         self._loader.close()
+
+    @contextmanager
+    def _untouched(self) -> Iterator[KeptParameters]:
+        with preserved(self._device), extra_kept(self._model, self._device), _evaluating(self._model):
+            yield self._parameters
 
     def _work(self) -> list[tuple[MicroBatch, bool]]:
         """What this rank computes, and whether it counts; equally much on all where forward communicates."""
@@ -224,7 +242,7 @@ class Evaluator:
 
 def _sums(value: Any) -> Sums:
     """What a metric returned, by name."""
-    pairs = value if isinstance(value, Mapping) else {"loss": value}
+    pairs = value if isinstance(value, Mapping) else {EVAL_LOSS: value}
     found: Sums = {}
     for name, pair in pairs.items():
         if not isinstance(pair, tuple | list) or len(pair) != 2:

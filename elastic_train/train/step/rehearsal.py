@@ -180,7 +180,7 @@ def versions(parameters: Mapping[str, nn.Parameter]) -> dict[str, int]:
 
 def _version(parameter: nn.Parameter) -> int:
     """Of a cut one too: writes to it as a whole are counted by the whole."""
-    return parameter._version + _local(parameter)._version
+    return parameter._version + local(parameter)._version
 
 
 def check_unchanged(
@@ -202,7 +202,8 @@ def check_unchanged(
             )
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """This rank's part of it, without its history."""
     tensor = tensor.detach()
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
@@ -258,10 +259,10 @@ def marks_of(parameters: Mapping[str, nn.Parameter]) -> dict[str, Hashable]:
     """Version and content of each."""
     found: dict[str, Hashable] = {}
     for fqn, parameter in parameters.items():
-        local = _local(parameter)
-        flat = local.reshape(-1)
+        own = local(parameter)
+        flat = own.reshape(-1)
         ends = torch.cat([flat[:SAMPLED], flat[-SAMPLED:]]).cpu()
-        found[fqn] = local._version, zlib.crc32(numpy_bits(ends).data)
+        found[fqn] = own._version, zlib.crc32(numpy_bits(ends).data)
     return found
 
 
@@ -275,8 +276,8 @@ def _leaves(output: Any) -> list[torch.Tensor]:
     if not isinstance(output, torch.Tensor | list | tuple | Mapping) and hasattr(output, "__dict__"):
         output = vars(output)
     found = [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
-    local = [leaf.to_local() if isinstance(leaf, DTensor) else leaf for leaf in (t.detach() for t in found)]
-    return [leaf.clone() for leaf in local if leaf.layout is torch.strided]
+    own = [local(tensor) for tensor in found]
+    return [leaf.clone() for leaf in own if leaf.layout is torch.strided]
 
 
 def _again(tensor: torch.Tensor) -> torch.Tensor:

@@ -31,8 +31,9 @@ def rehearse(
     order: SampleOrder,
     max_steps: int,
     mark: Mark,
-) -> None:
-    """A micro-batch of fewer samples, if there will be one, and an evaluation's first and last one.
+) -> tuple[str, ...]:
+    """A micro-batch of fewer samples, if there will be one, and an evaluation's first and last one; the names
+    of what that measures.
 
     A layer that needs several samples, or a loss or metric made for a fixed number of them, raises here. The
     samples are the first ones: a source that is read in order would read all of it for the last ones.
@@ -46,8 +47,7 @@ def rehearse(
                 pass
         stepper.take_back()
         shards.drop_gradients()
-    if evaluator is not None:
-        evaluator.rehearse(mark)
+    return () if evaluator is None else evaluator.rehearse(mark)
 
 
 @contextmanager

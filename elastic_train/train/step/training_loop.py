@@ -103,6 +103,7 @@ class Loop:
             evaluation,
             spec,
             model=shards.model,
+            parameters=shards.parameters,
             plan=shards.plan,
             rank=shards.rank,
             device=shards.device,
@@ -131,7 +132,10 @@ class Loop:
             self._evaluate(report)  # if the generation before did not get to the end of it
         elif self._at() == 0:
             max_steps = self._spec.max_steps
-            rehearse(self._stepper, self._evaluator, self._shards, self._order, max_steps, self._mark)
+            evaluator = self._evaluator
+            names = rehearse(self._stepper, evaluator, self._shards, self._order, max_steps, self._mark)
+            if evaluator is not None:
+                self._best.check_measured(names, complete=not evaluator.summarises)
         while (step := self._at()) < self._spec.max_steps:
             outcome, _ = self._committed(step + 1)
             self._compare(step + 1)

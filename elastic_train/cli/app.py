@@ -6,9 +6,14 @@ from typing import Annotated
 
 import typer
 
-from elastic_train.cli import checkpoints, convert, status, steer
+from elastic_train.cli import checkpoints, status, steer
+from elastic_train.cli.collect_garbage import collect_garbage
+from elastic_train.cli.compare_checkpoints import diff_checkpoints
 from elastic_train.cli.exits import CAPACITY, USAGE, exits
+from elastic_train.cli.export_checkpoint import export_checkpoint
+from elastic_train.cli.import_checkpoint import import_checkpoint
 from elastic_train.cli.job import load_job, run_job
+from elastic_train.cli.show_read_plan import show_read_plan
 
 CODES = (
     "Exit codes: 0 finished, 1 the job's own code failed, 2 wrong usage or configuration, 3 infrastructure "
@@ -225,7 +230,7 @@ def export(
 ) -> None:
     """Write a checkpoint in another system's form, block by block."""
     with exits():
-        convert.export_checkpoint(
+        export_checkpoint(
             run,
             out,
             to=to,
@@ -261,7 +266,7 @@ def import_(
     `ckpt gc --unpin`.
     """
     with exits():
-        convert.import_checkpoint(
+        import_checkpoint(
             source,
             run,
             spec=spec,
@@ -288,7 +293,7 @@ def diff(
     Fragments whose stored hashes are equal aren't read: `ckpt verify` does.
     """
     with exits() as leave:
-        leave(convert.diff_checkpoints(a, b, spec=spec, as_json=as_json, allow_roots=allow_root or ()))
+        leave(diff_checkpoints(a, b, spec=spec, as_json=as_json, allow_roots=allow_root or ()))
 
 
 @ckpt.command("plan", context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
@@ -306,7 +311,7 @@ def plan_reads(
     with exits():
         if context.args and job is None:
             raise typer.BadParameter(f"there is no option {context.args[0]}")
-        convert.show_read_plan(run, step, to=to, job=job, arguments=context.args, as_json=as_json)
+        show_read_plan(run, step, to=to, job=job, arguments=context.args, as_json=as_json)
 
 
 @ckpt.command()
@@ -326,4 +331,4 @@ def gc(
     What other runs read here, because it was imported in place, stays until they are named with --unpin.
     """
     with exits():
-        convert.collect_garbage(run, dry_run=dry_run, wait=wait, unpin=unpin, as_json=as_json)
+        collect_garbage(run, dry_run=dry_run, wait=wait, unpin=unpin, as_json=as_json)

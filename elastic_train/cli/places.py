@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import platform
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -36,6 +38,11 @@ def run_there(run: str) -> RunDirectory:
     if not directory.records() and not directory.log.records() and not _began(directory):
         raise NoCheckpoint(url=run, problem=f"there is no run here. {meant_instead(store, run)}")
     return directory
+
+
+def this_command() -> str:
+    """Who holds the lease of a run that this command changes."""
+    return f"elastic-train ckpt on {platform.node()}, {uuid.uuid4().hex[:8]}"
 
 
 def _began(directory: RunDirectory) -> bool:

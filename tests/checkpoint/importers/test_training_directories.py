@@ -19,7 +19,7 @@ import torch
 
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint, open_foreign
 from elastic_train.checkpoint.verify import verify
-from elastic_train.cli.convert import import_checkpoint
+from elastic_train.cli.import_checkpoint import import_checkpoint
 from elastic_train.errors import FormatUnsupported, NoCheckpoint, TensorMismatch
 
 pytestmark = pytest.mark.ring1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from datetime import UTC, datetime
 
 from elastic_train.checkpoint.run_directory import RunDirectory
@@ -12,14 +11,15 @@ from elastic_train.cluster.run_reading import records as records_of
 from elastic_train.cluster.run_reading import summary
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import StorageNotFound
-from elastic_train.observe.goodput import words
 from elastic_train.observe.history import table as history_table
-from elastic_train.observe.records import planning, to_json
-from elastic_train.observe.run_progress import line
-from elastic_train.observe.save_report import peers_held, saving
-from elastic_train.observe.text_columns import columns
+from elastic_train.observe.records import to_json
+from elastic_train.observe.run_summary import RunSummary
+from elastic_train.observe.status_numbers import Number, live_line, progress_numbers, status_numbers
+from elastic_train.observe.status_numbers import as_json as json_of
+from elastic_train.observe.text_columns import columns, plain
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.lease import Lease
+from elastic_train.storage.store import Store
 
 
 def show_status(run: str, *, as_json: bool, watch_s: float = WATCH_S) -> None:
@@ -29,47 +29,32 @@ def show_status(run: str, *, as_json: bool, watch_s: float = WATCH_S) -> None:
     if told.last is None:
         raise _nothing(run)
     config = RunDirectory(store).config() or {}
-    progress, changes, records = told.progress, told.changes.all, told.telling
-    cadence = saving(config, records)
-    lease = Lease(store, holder="", lease_s=1.0).look()
-    held = progress.ended is None and lease is not None and not lease.released
-    silent = (datetime.now(UTC) - datetime.fromisoformat(records[-1].wall)).total_seconds() > STALE_S
-    stale = held and silent and not alive(store, watch_s)
+    standing = progress_numbers(told.progress, config.get("max_steps"))
+    rest = (*status_numbers(told, config), *_holder(store, told, watch_s))
     if as_json:
-        say_json(
-            {
-                "run": run,
-                "phase": progress.phase,
-                "step": progress.step,
-                "max_steps": config.get("max_steps"),
-                "loss": progress.loss,
-                "saved": progress.saved,
-                "cadence": cadence,
-                "peer_memory": [asdict(held) for held in peers_held(records)],
-                "plan": planning(records),
-                "restarts": progress.restarts,
-                "skipped": progress.skips,
-                "ended": progress.ended,
-                "last_event": records[-1].wall,
-                "stale": stale,
-                "holder": None if lease is None or lease.released else lease.holder,
-                "losses": told.losses,
-                "changes": [asdict(change) for change in changes],
-            }
-        )
+        say_json({"run": run} | json_of((*standing, *rest)))
         return
-    say(line(progress, int(config.get("max_steps", 0))))
-    say_line(f"last event {records[-1].wall}: {progress.reason}")
-    if planned := planning(records):
-        say(f"plan: {planned}")
-    say(cadence)
-    say(words(told.account.told()))
-    if stale:
-        say(f"stale since {records[-1].wall}: its controller shows no life; submit the run again to go on")
-    elif held and lease is not None:
-        say_line(f"held by {lease.holder}")
-    if changes:
+    say(live_line(told.progress, config.get("max_steps")))
+    for number in rest:
+        if number.words:
+            say(number.words)
+    if changes := told.changes.all:
         say("\n" + columns(history_table(changes)))
+
+
+def _holder(store: Store, told: RunSummary, watch_s: float) -> tuple[Number, ...]:
+    """Who holds the run, and whether that is believed."""
+    last = told.telling[-1].wall
+    lease = Lease(store, holder="", lease_s=1.0).look()
+    holder = None if lease is None or lease.released else lease.holder
+    held = told.progress.ended is None and holder is not None
+    silent = (datetime.now(UTC) - datetime.fromisoformat(last)).total_seconds() > STALE_S
+    stale = held and silent and not alive(store, watch_s)
+    dead = f"stale since {last}: its controller shows no life; submit the run again to go on"
+    return (
+        Number("stale", stale, dead if stale else ""),
+        Number("holder", holder, f"held by {plain(holder or '')}" if held and not stale else ""),
+    )
 
 
 def show_events(run: str, *, as_json: bool) -> None:

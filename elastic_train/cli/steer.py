@@ -15,7 +15,8 @@ from elastic_train.cluster.run_reading import covered
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
-from elastic_train.observe.run_progress import RunProgress, advance, line
+from elastic_train.observe.run_progress import RunProgress, advance
+from elastic_train.observe.status_numbers import live_line
 from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputLine, OutputReader, output_text
@@ -43,7 +44,7 @@ def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None =
     progress, heard = told.progress, time.monotonic()
     if part:
         say_line(f"(what happened before: elastic-train events {run})")
-        say(line(progress, max_steps))
+        say(live_line(progress, max_steps))
     reader = OutputReader(store)
     while True:
         try:
@@ -144,5 +145,5 @@ def _tell(
         progress = advance(progress, record)
         if record.commands and not isinstance(record.event, StepCommitted):
             say_line(f"[{record.wall[11:19]}] {record.reason}")
-    say(line(progress, max_steps))
+    say(live_line(progress, max_steps))
     return progress

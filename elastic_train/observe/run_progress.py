@@ -1,4 +1,4 @@
-"""The live line: where a run stands, folded from its journal one record at a time."""
+"""Where a run stands, folded from its journal one record at a time."""
 
 from __future__ import annotations
 
@@ -70,31 +70,3 @@ def advance(progress: RunProgress, record: Record) -> RunProgress:
             return replace(progress, saved=max(stored.step, progress.saved or 0))
         case _:
             return progress
-
-
-def line(progress: RunProgress, max_steps: int) -> str:
-    """The progress in one line of text."""
-    parts = [f"step {progress.step}/{max_steps}"]
-    if progress.loss is not None:
-        parts.append(f"loss {progress.loss:.3g}" + (" (skipped)" if progress.skipped else ""))
-    if progress.tokens_per_s is not None:
-        parts.append(f"{_count(progress.tokens_per_s)} tok/s")
-    if progress.dp:
-        parts.append(f"dp {progress.dp} on {progress.nodes} node{'s' * (progress.nodes != 1)}")
-    if progress.skips:
-        parts.append(f"skipped {progress.skips}")
-    if progress.saved is not None:
-        parts.append(f"saved {progress.saved}")
-    parts.append(f"restarts {progress.restarts}")
-    if progress.phase != "running":
-        parts.append(progress.phase)
-    return "  ".join(parts)
-
-
-def _count(number: float) -> str:
-    """A number with at most three digits before a unit: 12.3k."""
-    units = ["G", "M", "k", ""]
-    while number >= 1000 and len(units) > 1:
-        number /= 1000
-        units.pop()
-    return f"{number:.3g}{units[-1]}" if number < 1000 else f"{number:.0f}{units[-1]}"

@@ -7,7 +7,8 @@ import pytest
 from elastic_train.control.events import CheckpointCommitted, TermBegan
 from elastic_train.control.faults import KillRank, Moment
 from elastic_train.observe.records import Record, wall_text
-from elastic_train.observe.run_progress import RunProgress, advance, line
+from elastic_train.observe.run_progress import RunProgress, advance
+from elastic_train.observe.status_numbers import live_line
 from elastic_train.recovery.evidence import Stored
 
 pytestmark = pytest.mark.ring0
@@ -31,7 +32,10 @@ def test_the_line_says_where_a_run_stands():
         groups=2,
         phase="running",
     )
-    assert line(progress, 200) == "step 41/200  loss 2.93  12.3k tok/s  dp 3 on 3 nodes  saved 40  restarts 1"
+    assert (
+        live_line(progress, 200)
+        == "step 41/200  loss 2.93  12.3k tok/s  dp 3 on 3 nodes  saved 40  restarts 1"
+    )
 
 
 @pytest.mark.parametrize(
@@ -39,15 +43,15 @@ def test_the_line_says_where_a_run_stands():
 )
 def test_speeds_are_short(speed, text):
     progress = RunProgress(step=1, speeds=((speed, 1.0),), phase="running")
-    assert line(progress, 2) == f"step 1/2  {text} tok/s  restarts 0"
+    assert live_line(progress, 2) == f"step 1/2  {text} tok/s  restarts 0"
 
 
 def test_before_the_first_group_the_line_says_what_is_waited_for():
-    assert line(RunProgress(), 10) == "step 0/10  restarts 0  waiting"
+    assert live_line(RunProgress(), 10) == "step 0/10  restarts 0  waiting"
 
 
 def test_a_skipped_step_is_named():
-    assert "(skipped)" in line(RunProgress(step=1, loss=float("nan"), skipped=True, phase="running"), 10)
+    assert "(skipped)" in live_line(RunProgress(step=1, loss=float("nan"), skipped=True, phase="running"), 10)
 
 
 def test_the_progress_of_a_run_is_the_fold_of_its_records(recorded):

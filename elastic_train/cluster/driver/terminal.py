@@ -20,8 +20,8 @@ from elastic_train.observe.best import best
 from elastic_train.observe.goodput import words
 from elastic_train.observe.history import table
 from elastic_train.observe.records import Record
-from elastic_train.observe.run_progress import line
 from elastic_train.observe.run_summary import RunSummary
+from elastic_train.observe.status_numbers import live_line
 from elastic_train.observe.text_columns import columns, plain
 from elastic_train.storage.fsspec_store import child_url
 from elastic_train.storage.job_output import OutputReader, output_text
@@ -56,7 +56,7 @@ class Screen:
             if isinstance(record.event, CheckpointCommitted):
                 self._committed.append(record)
             self._say(record)
-        text = line(self._told.progress, self._spec.max_steps)
+        text = live_line(self._told.progress, self._spec.max_steps)
         if text == self._shown or self._quiet or not update.records:
             return
         if self._live:
@@ -75,7 +75,7 @@ class Screen:
         if self._prints == "none" and self._printed():
             url = child_url(self._spec.storage_path, self._spec.name)
             self._write(f"{start}what its workers printed: elastic-train logs {url}\n")
-        self._write(f"{start}{line(self._told.progress, self._spec.max_steps)}\n")
+        self._write(f"{start}{live_line(self._told.progress, self._spec.max_steps)}\n")
         if self._told.progress.groups:
             self._write(f"{words(self._told.account.told())}\n")
         if found := best(self._committed, self._spec.checkpoints):

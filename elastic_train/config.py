@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from elastic_train.clouds import CLOUDS
 from elastic_train.errors import ConfigError
 
 Precision = Literal["fp32", "bf16", "fp64"]
@@ -270,15 +271,16 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notices:
-    """Whose notices of a machine's end to watch for; `endpoint` is the metadata service, else the cloud's."""
+    """Whose notices of a machine's end to watch for. `endpoint` is another metadata service than its own."""
 
-    cloud: Literal["aws", "gcp"]
+    cloud: str
     endpoint: str | None = None
     every_s: float = 2.0
 
     def __post_init__(self) -> None:
-        if self.cloud not in ("aws", "gcp"):
-            raise ConfigError(field="notices.cloud", problem=f"{self.cloud!r} is neither 'aws' nor 'gcp'.")
+        if self.cloud not in CLOUDS:
+            known = ", ".join(map(repr, CLOUDS))
+            raise ConfigError(field="notices.cloud", problem=f"{self.cloud!r} is none of {known}.")
         _typed(self, "notices.")
         _positive("notices.every_s", self.every_s)
 

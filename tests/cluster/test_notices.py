@@ -11,8 +11,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from elastic_train.cluster.worker import spot_notices
-from elastic_train.cluster.worker.spot_notices import GCP_NOTICE_S, aws, gcp, watch
+from elastic_train import clouds
+from elastic_train.clouds import GCP_NOTICE_S, aws, gcp
+from elastic_train.cluster.worker.spot_notices import watch
 from elastic_train.config import Notices
 from elastic_train.errors import ConfigError
 
@@ -23,7 +24,7 @@ TOKEN = "secret-token"
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """The services of the clouds are near; this machine may be slow."""
-    monkeypatch.setattr(spot_notices, "ANSWER_S", 100.0)
+    monkeypatch.setattr(clouds, "ANSWER_S", 100.0)
 
 
 class Metadata:
@@ -119,5 +120,5 @@ def test_a_service_that_fails_is_asked_again_until_there_is_a_notice_and_then_no
 
 
 def test_an_unknown_cloud_is_refused() -> None:
-    with pytest.raises(ConfigError, match="neither 'aws' nor 'gcp'"):
+    with pytest.raises(ConfigError, match="none of 'aws', 'gcp'"):
         Notices(cloud="other")  # type: ignore[arg-type]

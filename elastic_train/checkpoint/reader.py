@@ -15,7 +15,7 @@ from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files, fetch
 from elastic_train.checkpoint.importers.detect import import_checkpoint, is_file
-from elastic_train.checkpoint.importers.hint import meant_instead
+from elastic_train.checkpoint.importers.openable import what_to_open
 from elastic_train.checkpoint.lazy_arrays import Array, States, TensorInfo
 from elastic_train.checkpoint.manifest import Manifest
 from elastic_train.checkpoint.ranges import RangeIndex, Request
@@ -69,7 +69,7 @@ def _open(url: str, options: Options | None, names: Sequence[str] | None) -> Che
             return newest
     foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
-        raise NoCheckpoint(url=url, problem=f"nothing was committed here. {meant_instead(store, url)}")
+        raise NoCheckpoint(url=url, problem=f"nothing was committed here. {what_to_open(store, url)}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 
@@ -79,7 +79,7 @@ def open_foreign(
     """Another system's checkpoint, indexed where it lies: a file, its directory, or one with a `latest`."""
     foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
-        hint = meant_instead(open_store(url, options=options), url)
+        hint = what_to_open(open_store(url, options=options), url)
         raise NoCheckpoint(url=url, problem=f"no known system wrote a checkpoint here. {hint}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import islice
 
 from elastic_train.checkpoint.importers.detect import is_file
-from elastic_train.checkpoint.importers.hint import local_path, meant_instead
+from elastic_train.checkpoint.importers.openable import local_path, what_to_open
 from elastic_train.checkpoint.run_directory import CONFIG, RunDirectory
 from elastic_train.errors import NoCheckpoint, StorageNotFound
 from elastic_train.storage.fsspec_store import is_local, open_store
@@ -36,7 +36,7 @@ def run_there(run: str) -> RunDirectory:
     store = open_store(run)
     directory = RunDirectory(store)
     if not directory.records() and not directory.log.records() and not _began(directory):
-        raise NoCheckpoint(url=run, problem=f"there is no run here. {meant_instead(store, run)}")
+        raise NoCheckpoint(url=run, problem=f"there is no run here. {what_to_open(store, run)}")
     return directory
 
 

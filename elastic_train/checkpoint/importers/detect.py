@@ -6,12 +6,12 @@ import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from elastic_train.checkpoint.importers.choices import choices, is_model, lone_model, told
 from elastic_train.checkpoint.importers.dcp import METADATA, open_dcp
 from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
 from elastic_train.checkpoint.importers.full_pt import open_full
 from elastic_train.checkpoint.importers.imported import Imported
 from elastic_train.checkpoint.importers.megatron import directory, is_megatron, open_megatron
+from elastic_train.checkpoint.importers.openable import is_model, lone_model
 from elastic_train.checkpoint.importers.safetensors_hf import is_hugging_face, open_hugging_face
 from elastic_train.checkpoint.importers.ucp import open_universal
 from elastic_train.checkpoint.importers.weight_files import SAFE, STATES
@@ -33,7 +33,7 @@ def import_checkpoint(url: str, *, options: Options | None = None, names: Names 
     """Index the checkpoint of another system that is at a URL, None where there is none.
 
     The URL is a file, a checkpoint's directory, or a directory with a file that names the latest one.
-    NoCheckpoint lists what may be opened where that can't be told.
+    Raises NoCheckpoint where a file names one that isn't there, or where a part of one is named.
     """
     try:
         return _import(url, options, names)
@@ -76,9 +76,6 @@ def _import(url: str, options: Options | None, names: Names) -> Imported | None:
     lone = lone_model(store)
     if lone is not None:
         return open_full(store, lone, options, names=names)
-    found = choices(store)
-    if found:
-        raise NoCheckpoint(url=url, problem=f"nothing was committed here. {told(url, found)}")
     return None
 
 

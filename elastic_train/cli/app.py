@@ -145,6 +145,38 @@ def events(run: Run, as_json: Json = False) -> None:
 
 
 @app.command()
+def report(
+    run: Run,
+    out: Annotated[str, typer.Option(help="A file, or - for the output. NAME.html by default.")] = "",
+    svg: Annotated[bool, typer.Option("--svg", help="Only the picture of the timeline, as SVG.")] = False,
+) -> None:
+    """A run's whole history as one HTML file that needs nothing else, from storage alone."""
+    from elastic_train.cli.look import write_report
+
+    with exits():
+        write_report(run, out, svg=svg)
+
+
+@app.command()
+def ui(
+    runs: Annotated[
+        list[str], typer.Argument(help="Runs, or a directory of this machine with runs.", metavar="RUN...")
+    ],
+    host: Annotated[str, typer.Option(help="Where to listen; other machines need a token.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8420,
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="ELASTIC_TRAIN_UI_TOKEN", help="Who has it may look; made up beyond loopback."),
+    ] = None,
+) -> None:
+    """A live page of one run or several side by side, and their metrics at /metrics, from storage alone."""
+    from elastic_train.cli.look import serve
+
+    with exits():
+        serve(runs, host=host, port=port, token=token)
+
+
+@app.command()
 def logs(
     run: Run,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,

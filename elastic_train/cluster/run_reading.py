@@ -27,10 +27,24 @@ def covered(store: Store) -> tuple[RunSummary, str]:
 
 def summary(store: Store) -> RunSummary:
     """Where the run stands. `last` is None where there is no journal."""
-    told, after = covered(store)
-    for record in records(store, after):
-        told.add(record)
-    return told
+    reading = Following(store)
+    reading.look()
+    return reading.told
+
+
+class Following:
+    """A run's summary, and what came since it was last looked at: one part of the journal at a time."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.told, self._after = covered(store)
+
+    def look(self) -> None:
+        """Read on. After a StorageError what was read counts, and the next look goes on from there."""
+        for name, part in read_journal(self._store, self._after):
+            for line in part:
+                self.told.add(from_json(line))
+            self._after = name
 
 
 def records(store: Store, after: str = "") -> Iterator[Record]:

@@ -142,12 +142,20 @@ def _nodes(nodes: Sequence[Node], before: Sequence[Node]) -> Told | None:
     )
     gone = tuple(name for name in known if name not in {node.name for node in nodes})
     if leaving:
-        return "notice", f"node {names(leaving)} has notice to leave", leaving
+        return "notice", f"{_plural(leaving)} {_is(leaving)} to leave, with notice", leaving
     if new:
-        return "joined", f"node {names(new)} joined", new
+        return "joined", f"{_plural(new)} joined", new
     if gone:
-        return "left", f"node {names(gone)} is gone", gone
+        return "left", f"{_plural(gone)} {_is(gone)} gone", gone
     return None
+
+
+def _plural(nodes: Sequence[str]) -> str:
+    return f"node{'s' * (len(nodes) > 1)} {names(nodes)}"
+
+
+def _is(nodes: Sequence[str]) -> str:
+    return "are" if len(nodes) > 1 else "is"
 
 
 def _ended(outcome: str, detail: str, step: int) -> str:

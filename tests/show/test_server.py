@@ -1,0 +1,148 @@
+"""The live page over HTTP: a real journal, a real server, a client that reads its stream."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import uvicorn
+from prometheus_client.parser import text_string_to_metric_families
+
+from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.cli.look import Reading, write_report
+from elastic_train.errors import StorageNotFound
+from elastic_train.observe.metrics import METRICS, PREFIX, samples
+from elastic_train.observe.records import Record, to_json
+from elastic_train.observe.run_summary import summary_of
+from elastic_train.show.page import PARTS
+from elastic_train.show.server import application
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.journal import Journal
+
+pytestmark = pytest.mark.ring1
+
+
+def written(where: Path, records: list[Record]) -> tuple[str, Journal]:
+    store = open_store(str(where))
+    RunDirectory(store).create({"max_steps": 60}, {})
+    journal = Journal(store, 1)
+    for record in records:
+        journal.append(to_json(record))
+    journal.flush()
+    return str(where), journal
+
+
+@contextmanager
+def served(*runs: str, token: str | None = None) -> Iterator[str]:
+    """The address of a server of these runs."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        app = application([Reading(run) for run in runs], token=token, every_s=0.02)
+        config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()
+
+
+def got(url: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as refused:
+        return refused.code, refused.read().decode()
+
+
+def test_the_page_lives_while_the_journal_grows_and_its_stream_ends_with_the_run(
+    tmp_path: Path, rough: list[Record]
+) -> None:
+    half = len(rough) // 2
+    run, journal = written(tmp_path / "gpt", rough[:half])
+    with served(run) as url:
+        status, html = got(url)
+        assert (status, html.count("<section")) == (200, len(PARTS))
+        news: list[dict[str, str]] = []
+        with urllib.request.urlopen(f"{url}/run/0/stream", timeout=20) as stream:
+            for line in stream:
+                said = line.decode().strip()
+                if said == "event: over":
+                    break
+                if said.startswith("data: "):
+                    news.append(json.loads(said[6:]))
+                if len(news) == 1 and half < len(rough):
+                    for record in rough[half:]:
+                        journal.append(to_json(record))
+                    journal.flush()
+                    half = len(rough)
+        assert set(news[0]) == set(PARTS)
+        assert "finished" in {name: html for one in news for name, html in one.items()}["head"]
+        assert got(f"{url}/run/7/")[0] == 404
+
+
+def test_metrics_are_scraped_with_the_values_of_the_journal(tmp_path: Path, rough: list[Record]) -> None:
+    names = {"one": rough, "two": rough[: len(rough) // 2]}
+    runs = [written(tmp_path / name, records)[0] for name, records in names.items()]
+    with served(*runs) as url:
+        _, text = got(f"{url}/metrics")
+        _, html = got(url)
+    assert html.count('class="card"') == 2
+    found = {
+        (s.name, frozenset(s.labels.items())): s.value
+        for f in text_string_to_metric_families(text)
+        for s in f.samples
+    }
+    for name, records in names.items():
+        told = summary_of(records)
+        for metric in METRICS:
+            for labels, value in samples(metric, told, 60):
+                said, suffix = dict(zip(metric.labels, labels, strict=True)), ""
+                if metric.kind == "summary" and labels[0] in ("count", "sum"):
+                    said, suffix = {}, f"_{labels[0]}"
+                key = (PREFIX + metric.name + suffix, frozenset({"run": name, **said}.items()))
+                assert found.pop(key) == pytest.approx(value), key
+    assert not found
+
+
+def test_who_has_no_token_sees_nothing(tmp_path: Path, rough: list[Record]) -> None:
+    run, _ = written(tmp_path / "gpt", rough)
+    with served(run, token="a secret") as url:
+        for path in ("/", "/metrics", "/run/0/", "/run/0/stream"):
+            assert got(url + path)[0] == 401
+            assert got(url + path, Authorization="Bearer wrong")[0] == 401
+        assert got(f"{url}/metrics", Authorization="Bearer a secret")[0] == 200
+        opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        with opener.open(f"{url}/?token=a+secret", timeout=20) as answer:
+            assert (answer.status, answer.url) == (200, f"{url}/")
+
+
+def test_without_a_token_only_this_machine_by_its_own_names_is_served(
+    tmp_path: Path, rough: list[Record]
+) -> None:
+    run, _ = written(tmp_path / "gpt", rough)
+    with served(run) as url:
+        assert got(url, Host="elsewhere.example")[0] == 400
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
+
+
+def test_a_report_is_written_from_storage_alone(
+    tmp_path: Path, rough: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, _ = written(tmp_path / "gpt", rough)
+    write_report(run, str(tmp_path / "r.html"), svg=False)
+    write_report(run, "-", svg=True)
+    assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().out.splitlines()[-1].endswith("</svg>")
+    with pytest.raises(StorageNotFound, match="no run with a journal"):
+        write_report(str(tmp_path / "none"), "-", svg=True)

@@ -17,6 +17,7 @@ from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.references import References
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import write_part
+from elastic_train.cluster.messages import Writing
 from elastic_train.config import RunSpec
 from elastic_train.control.events import Event, PartWritten, SaveFailed
 from elastic_train.errors import CheckpointError, StorageError
@@ -54,10 +55,18 @@ class PartWriter:
         self._post, self._clock = post, clock
         cap = spec.checkpoints.bandwidth
         self._spend = BandwidthCap(cap).spend if cap is not None else lambda size: None
+        self._saving: dict[int, tuple[int, float]] = {}  # generation, and when storage last took bytes
 
     def save(self, share: Share) -> None:
         """On any thread but the training thread. The share's memory is given back at the end."""
         began = self._clock()
+        saving = id(share)
+
+        def spend(size: int) -> None:
+            self._saving[saving] = (share.generation, self._clock())
+            self._spend(size)
+
+        spend(0)
         directory = attempt_path(step=share.step, generation=share.generation)
         document = dict(share.document)
         metrics = document.pop(METRICS, {})
@@ -68,13 +77,14 @@ class PartWriter:
             parameters = {piece.tensor for piece in share.pieces if piece.state == "param"}
             unchanged = self._references.unchanged(parameters - set(document["trainable"]))
             part = write_part(
-                self.store, directory, share.rank, share.pieces, unchanged=unchanged, spend=self._spend
+                self.store, directory, share.rank, share.pieces, unchanged=unchanged, spend=spend
             )
             digest = _digest(share.pieces)
         except (StorageError, CheckpointError) as error:
             self.failed(share, str(error))
             return
         finally:
+            del self._saving[saving]
             share.release()
         self._post(
             PartWritten(
@@ -90,6 +100,13 @@ class PartWriter:
                 metrics=tuple(sorted(metrics.items())),
             )
         )
+
+    def writing(self) -> Writing | None:
+        """The newest generation that is being written here, if any is."""
+        under_way = list(self._saving.values())
+        newest = max((generation for generation, _ in under_way), default=0)
+        last = max((at for generation, at in under_way if generation == newest), default=None)
+        return None if last is None else Writing(generation=newest, seconds=self._clock() - last)
 
     def failed(self, share: Share, problem: str) -> None:
         """Say that a share did not get to storage, and why."""

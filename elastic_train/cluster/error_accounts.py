@@ -13,6 +13,7 @@ from elastic_train.errors import (
     GroupBroken,
     LoaderLost,
     MemoryTooSmall,
+    ReplicasDiffer,
     SampleFailed,
     StorageError,
     UserCodeError,
@@ -23,7 +24,10 @@ Account = Literal["job", "machines", "storage", "ours"]
 _ACCOUNTS: tuple[tuple[Account, tuple[type[BaseException], ...]], ...] = (
     ("job", (UserCodeError, ConfigError, SampleFailed)),
     ("storage", (StorageError, CheckpointError, Fenced)),
-    ("machines", (GroupBroken, LoaderLost, MemoryTooSmall, MemoryError, RayError, GetTimeoutError)),
+    (
+        "machines",
+        (GroupBroken, LoaderLost, ReplicasDiffer, MemoryTooSmall, MemoryError, RayError, GetTimeoutError),
+    ),
 )
 
 

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.control.events import Cause
@@ -17,6 +17,7 @@ from elastic_train.errors import (
     ElasticTrainError,
     Fenced,
     GroupBroken,
+    LoaderLost,
     MemoryTooSmall,
     ReplicasDiffer,
     SampleFailed,
@@ -32,6 +33,8 @@ def cause_of(
     """The cause that an error is, with where the member was `at` when it arose."""
     step, rank = (at.step, at.rank) if at is not None else (0, -1)
     phase = phase or (at.phase if at is not None else "starting")
+    if isinstance(error, RayTaskError) and isinstance(error.cause, ElasticTrainError | MemoryError):
+        error = error.cause  # it crossed an actor's border
     line = f"{type(error).__name__}: {error}".splitlines()[0][:500]
     match error:
         case UserCodeError():
@@ -80,6 +83,8 @@ def cause_of(
             return Cause(kind="damage", detail=line, phase=phase, step=step, rank=rank, node=node)
         case MemoryError() | MemoryTooSmall():
             return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case LoaderLost():  # mostly by its machine's memory
+            return Cause(kind="death", detail=line, phase=phase, step=step, rank=rank, node=node)
         case _:
             return Cause(
                 kind="engine",

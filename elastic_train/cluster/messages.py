@@ -13,6 +13,14 @@ from elastic_train.recovery.evidence import PeerSnapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Writing:
+    """Somebody writes a checkpoint of a generation; `seconds` ago storage last took bytes of it."""
+
+    generation: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """What a worker says of itself at every heartbeat and when it is adopted."""
 
@@ -29,6 +37,7 @@ class Heartbeat:
     paced_step: int = 0  # the last step whose own part is done here
     own_s: float = 0.0  # seconds of it for each micro-batch: forward and backward, before waiting for others
     memory: MachineMemory
+    writing: Writing | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ from elastic_train.control.commands import (
     End,
     Go,
     Pause,
+    ReadLog,
     Save,
     StartWorker,
     StopWorker,
@@ -23,10 +24,10 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import Adopted, Cause, TermBegan
 from elastic_train.control.failure import break_group, worker_lost
 from elastic_train.control.forming import form_command
+from elastic_train.control.lost_answers import with_newest
 from elastic_train.control.membership import ready
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
-    Commitment,
     Ended,
     Facts,
     Forming,
@@ -38,8 +39,6 @@ from elastic_train.control.states import (
     Waiting,
     Worker,
 )
-from elastic_train.recovery.evidence import Stored
-from elastic_train.recovery.lineage import alive, back_to
 
 Heartbeat = dict[str, tuple[int, int]]
 """By living worker: the generation that it runs, 0 for none, and its step."""
@@ -59,7 +58,7 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
         ever_stored=state.facts.ever_stored or event.ever_stored,
     )
     over = before.term == 0 or isinstance(state.phase, Ended)
-    facts = _stored(facts, event.stored, trusted=over)
+    facts = with_newest(facts, event.stored, trusted=over)
     state = replace(state, facts=facts)
     if event.finished or (event.stored is not None and event.stored.step >= policy.max_steps):
         step = event.stored.step if event.stored is not None else facts.step
@@ -103,7 +102,7 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
         )
     facts, logged = replace(state.facts, logged=None), state.facts.logged
     if logged is not None and not _holds(facts, heartbeat):
-        facts = _stored(facts, logged, trusted=True)
+        facts = with_newest(facts, logged, trusted=True)
     for worker in facts.workers:
         if worker.name in heartbeat and worker.status == "starting":
             facts = ready(facts, worker.name, event.at)
@@ -132,6 +131,8 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
         case Waiting():
             if facts.asking:
                 commands.append(AskPeers(generation=facts.generation))
+            if facts.reading is not None:
+                commands.append(ReadLog())
         case Forming():
             commands.append(form_command(facts, phase))
         case Running():
@@ -182,7 +183,7 @@ def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
     if restarts:
         facts = replace(facts, restarts=restarts, stopping=state.facts.stopping)
     if facts.logged is not None:
-        facts = replace(_stored(facts, facts.logged, trusted=True), logged=None)
+        facts = replace(with_newest(facts, facts.logged, trusted=True), logged=None)
     return replace(state, facts=facts, phase=Waiting(since=at))
 
 
@@ -190,33 +191,6 @@ def _holds(facts: Facts, heartbeat: Heartbeat) -> bool:
     """Whether somebody who is alive may hold state of a group."""
     return any(generation for generation, _ in heartbeat.values()) or any(
         held for worker, held in facts.local_states if worker in heartbeat
-    )
-
-
-def _stored(facts: Facts, stored: Stored | None, *, trusted: bool) -> Facts:
-    """Take the commit log's word for the newest checkpoint.
-
-    One that the lineage left behind waits, while members may be alive that went on without it. Where nobody
-    is, the run goes back to it: a checkpoint of a branch is better than an older one.
-    """
-    if stored is None:
-        return replace(facts, stored=None, commitments=())
-    if facts.lineage and not alive(facts.lineage, stored.generation, stored.step):
-        if not trusted:
-            return replace(facts, logged=stored)
-        lineage = back_to(facts.lineage, stored.generation, stored.step)
-        left = tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step))
-        facts = replace(facts, lineage=lineage, commitments=left, step=stored.step)
-    known = tuple(c for c in facts.commitments if c.stored.step <= stored.step)
-    if all(c.stored.slot != stored.slot for c in known):
-        known = (*known, Commitment(stored=stored))
-    return replace(
-        facts,
-        stored=stored,
-        commitments=known,
-        generation=max(facts.generation, stored.generation),
-        step=max(facts.step, stored.step),
-        ever_stored=True,
     )
 
 
@@ -230,6 +204,8 @@ def _afresh(facts: Facts) -> Facts:
         logs=(),
         snapshots=None,
         asking=False,
+        unsure=False,
+        reading=None,
         attempts=(),
         incidents=(),
         failures=0,

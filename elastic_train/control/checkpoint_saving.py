@@ -93,7 +93,10 @@ def save_requested(state: State, event: SaveRequested) -> Outcome:
 def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
     """Drop the attempt; that storage failed is noted. A checkpoint without which the run cannot end is tried
     again, after a moment."""
-    facts, phase = _without(state.facts, event.generation, event.step), state.phase
+    known, phase = _find(state.facts, event.generation, event.step), state.phase
+    facts = _without(state.facts, event.generation, event.step)
+    if known is not None and known.committing:  # only its answer may be lost
+        facts = replace(facts, unsure=True)
     facts = facts if facts.saving is None else replace(facts, saving=None)
     said = f"the checkpoint of step {event.step} could not be written: {event.problem}"
     current = event.generation == facts.generation and event.step == facts.step
@@ -141,6 +144,7 @@ def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Polic
         facts,
         commitments=(*facts.commitments, Commitment(stored=stored, metrics=event.metrics)),
         stored=stored if newest else facts.stored,
+        unsure=facts.unsure and not newest,
         step=max(facts.step, stored.step),
         attempts=tuple(a for a in facts.attempts if a.committing or a.step > stored.step),
         final_tries=0,

@@ -114,6 +114,11 @@ class AskPeers:
     generation: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadLog:
+    """Read which checkpoint is the newest of the commit log. Ends in LogRead."""
+
+
 Outcome = Literal["finished", "stopped", "user_error", "infrastructure", "capacity", "checkpoint", "fenced"]
 
 
@@ -128,5 +133,17 @@ class End:
 
 
 Command = (
-    StartWorker | StopWorker | Abort | Pause | Form | Go | Save | Commit | Prune | Forget | AskPeers | End
+    StartWorker
+    | StopWorker
+    | Abort
+    | Pause
+    | Form
+    | Go
+    | Save
+    | Commit
+    | Prune
+    | Forget
+    | AskPeers
+    | ReadLog
+    | End
 )

@@ -63,16 +63,22 @@ def order_again(state: State, policy: Policy, at: float) -> Outcome:
         again[id(a)][0] if id(a) in again else a for a in facts.attempts if id(a) in again or a not in late
     )
     steps = ", ".join(str(a.step) for a in late)
+    unsure = facts.unsure or len(again) < len(late)
     return Outcome(
-        state=replace(state, facts=replace(facts, attempts=attempts)),
+        state=replace(state, facts=replace(facts, attempts=attempts, unsure=unsure)),
         commands=tuple(command for _, command in again.values()),
         reason=f"the commit of step {steps} had no answer"
         + (" and is ordered again" if again else ": a newer one was ordered since"),
     )
 
 
+def given_up_at(attempt: Attempt, policy: Policy) -> float:
+    """When nobody waits for the answer to a commit any more."""
+    return attempt.since + policy.timing.storage_trouble_s
+
+
 def given_up(attempt: Attempt, policy: Policy, at: float) -> bool:
-    return at - attempt.since > policy.timing.storage_trouble_s
+    return at > given_up_at(attempt, policy)
 
 
 def unanswered(state: State, policy: Policy, at: float) -> SaveFailed | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control import last_save
+from elastic_train.control import last_save, lost_answers
 from elastic_train.control.checkpoint_saving import save_failed
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.commits import order_again, unanswered
 from elastic_train.control.ending import end
-from elastic_train.control.events import Cause, Tick
+from elastic_train.control.events import Cause, LogRead, Tick
 from elastic_train.control.failure import break_group, give_up_silent
+from elastic_train.control.lost_answers import log_read
 from elastic_train.control.membership import present, staff, without
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
@@ -74,6 +75,7 @@ def shifted(state: State, seconds: float) -> State:
         incidents=tuple(replace(i, at=i.at + seconds) for i in facts.incidents),
         trouble=None if trouble is None else _shifted_trouble(trouble, seconds),
         asked_at=facts.asked_at + seconds,
+        reading=later(facts.reading),
         save_asked=later(facts.save_asked),
         began=later(facts.began),
         resized=later(facts.resized),
@@ -146,6 +148,8 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
                 state=replace(state, facts=replace(facts, asking=False, snapshots=())),
                 reason="the peer stores gave no answer: the run goes on without them",
             )
+        case Waiting() if facts.reading is not None and at > lost_answers.due_at(facts, policy):
+            return log_read(state, LogRead(at=at, problem="the commit log gave no answer"), policy)
         case Waiting() if at - phase.since > timing.wait_for_capacity_s and not (
             on_their_way(facts, policy) or held_up(facts, policy)
         ):

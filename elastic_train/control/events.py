@@ -141,6 +141,15 @@ class PeersReported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogRead:
+    """The newest checkpoint of the commit log, None if there never was one; or why that is not known."""
+
+    at: float
+    stored: Stored | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepCommitted:
     """The vote of a step passed, seen by a survivor. Repeated and late ones are harmless."""
 
@@ -333,6 +342,7 @@ Event = (
     | Adopted
     | GroupReady
     | PeersReported
+    | LogRead
     | StepCommitted
     | GroupBroken
     | Hung

@@ -28,7 +28,7 @@ from elastic_train.control.states import (
     Waiting,
     members,
 )
-from elastic_train.control.stopping import broken_while_stopping, is_being_saved
+from elastic_train.control.stopping import being_saved, broken_while_stopping
 from elastic_train.control.trouble import reported, spent, troubled
 from elastic_train.recovery.evidence import Mixed
 from elastic_train.recovery.lineage import alive
@@ -84,6 +84,11 @@ def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float
     state = replace(state, facts=facts)
     if cause.kind == "user":
         return end_by_user_error(state, cause, name)
+    if cause.kind == "storage" and worker.status == "starting":
+        waits = isinstance(state.phase, Waiting)
+        state = replace(state, facts=troubled(facts, cause.detail, policy, at, blocked=waits))
+        if waits and spent(state.facts, policy):
+            return end(state, "infrastructure", f"no worker starts: {reported(state.facts, at)}", cause=cause)
     lost = Outcome(
         state=state, reason="; ".join(filter(None, (f"lost {name} ({cause.kind}: {cause.detail})", note)))
     )
@@ -91,7 +96,7 @@ def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float
     if isinstance(phase, Settling) and (name in phase.pending or name in phase.plan.workers):
         return lost.then(lambda s: _heard(s, name, cause))
     if name not in members(phase):
-        return replace(lost, state=replace(state, facts=incidents.explained(facts, cause)))
+        return replace(lost, state=replace(state, facts=incidents.explained(state.facts, cause)))
     return lost.then(lambda s: break_group(s, cause, policy, at))
 
 
@@ -165,7 +170,7 @@ def break_group(
     state = _without_bad_logs(state, cause)
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Forming | Running | Pausing)
-    if isinstance(phase, Pausing) and phase.purpose == "stop" and is_being_saved(facts):
+    if isinstance(phase, Pausing) and phase.purpose == "stop" and being_saved(facts) is not None:
         return broken_while_stopping(state)
     if (
         isinstance(phase, Running)

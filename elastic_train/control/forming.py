@@ -13,6 +13,7 @@ from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, St
 from elastic_train.control.ending import end
 from elastic_train.control.events import GroupReady, PeersReported
 from elastic_train.control.keep_ranks import keep_places
+from elastic_train.control.lost_answers import read_log
 from elastic_train.control.membership import (
     at_hand,
     draining,
@@ -25,7 +26,7 @@ from elastic_train.control.planner_questions import held, last_plan, to_form
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting, Worker
 from elastic_train.control.stopping import end_stopped
-from elastic_train.control.trouble import over, rests
+from elastic_train.control.trouble import over, rests, unblocked
 from elastic_train.planner.plan import Infeasible, Plan
 from elastic_train.planner.question import Planned, Question
 from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders, votes
@@ -116,6 +117,8 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     choice = choose(evidence(facts))
     if policy.peers and facts.generation and _peers_may_know_more(facts, choice):
         return _ask_peers(state, at)
+    if facts.unsure and not (isinstance(choice, Choice) and isinstance(choice.origin, Live | Mixed)):
+        return read_log(state, at)
     if facts.stopping is not None and _not_worth_saving(facts, choice):
         return end_stopped(state, f"{facts.stopping}; nothing newer could be recovered: {choice.reason}")
     if isinstance(choice, Unrecoverable):
@@ -170,8 +173,7 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
     done = tuple(w for w in facts.workers if w.node in leaving and w.name not in seated)
     gone = {w.name for w in done}
     idle = {w.name for w in facts.workers} - gone - seated
-    if checkpoint_of(phase.origin) is not None:
-        facts = over(facts)
+    facts = over(facts) if checkpoint_of(phase.origin) is not None else unblocked(facts)
     facts = replace(
         facts,
         workers=tuple(w for w in facts.workers if w.name not in gone),

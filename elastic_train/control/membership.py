@@ -16,6 +16,7 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.remembered import remembered
 from elastic_train.control.spread import spread
 from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Waiting, Worker
+from elastic_train.control.trouble import rests
 from elastic_train.planner.plan import Plan, WorkerSlot
 
 NO_FLAP = ("preemption", "user", "storage")
@@ -160,6 +161,8 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     facts = state.facts
     over = isinstance(state.phase, Running) and facts.step >= policy.max_steps
     if over or isinstance(state.phase, Ended):
+        return Outcome(state=state)
+    if isinstance(state.phase, Running) and rests(facts, at):  # nobody is missed, and starts may need storage
         return Outcome(state=state)
     leaving = draining(facts)
     staying = sum(w.node not in leaving for w in facts.workers)

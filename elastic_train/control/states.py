@@ -144,6 +144,8 @@ class Facts:
         None  # the newest of the log, left behind by the lineage, until workers are adopted
     )
     commitments: tuple[Commitment, ...] = ()  # oldest first
+    unsure: bool = False  # a commit that had no answer may have come true, beyond `stored`
+    reading: float | None = None  # since when the log is read for that
     attempts: tuple[
         Attempt, ...
     ] = ()  # those ordered to commit, and at most one that is still collecting parts

@@ -13,7 +13,7 @@ from elastic_train.control.commands import Pause, Save
 from elastic_train.control.ending import end
 from elastic_train.control.events import StopRequested
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Facts, Outcome, Pausing, Running, State
+from elastic_train.control.states import Attempt, Facts, Outcome, Pausing, Running, State
 from elastic_train.control.trouble import reported, rests, spent
 
 
@@ -81,8 +81,9 @@ def is_saved(facts: Facts) -> bool:
     return facts.step == 0 or (facts.stored is not None and facts.stored.step >= facts.step)
 
 
-def is_being_saved(facts: Facts) -> bool:
-    return any(a.committing and a.step == facts.step for a in facts.attempts)
+def being_saved(facts: Facts) -> Attempt | None:
+    """The newest step's checkpoint, once its commit was ordered."""
+    return next((a for a in facts.attempts if a.committing and a.step == facts.step), None)
 
 
 def broken_while_stopping(state: State) -> Outcome:

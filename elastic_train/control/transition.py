@@ -38,6 +38,7 @@ from elastic_train.control.events import (
     GroupBroken,
     GroupReady,
     Hung,
+    LogRead,
     NodesChanged,
     PartWritten,
     PeersHeld,
@@ -55,6 +56,7 @@ from elastic_train.control.events import (
 from elastic_train.control.evict import evict
 from elastic_train.control.failure import group_broken, hung, nodes_lost, settled, verdict, worker_lost
 from elastic_train.control.forming import group_ready, peers_reported, try_form
+from elastic_train.control.lost_answers import log_read
 from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import consider, paused
@@ -113,6 +115,8 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return end(state, "infrastructure", detail, cause=cause)
         case FencedOff(by_term=term):
             return end(state, "fenced", f"term {term} owns the run now")
+        case LogRead():
+            return log_read(state, event, policy)
         case SaveRequested():
             return save_requested(state, event)
         case StopRequested():

@@ -34,6 +34,14 @@ def over(facts: Facts) -> Facts:
     return facts if facts.trouble is None else replace(facts, trouble=None)
 
 
+def unblocked(facts: Facts) -> Facts:
+    """The run goes on without storage."""
+    trouble = facts.trouble
+    if trouble is None or trouble.blocked is None:
+        return facts
+    return replace(facts, trouble=replace(trouble, blocked=None))
+
+
 def again_at(trouble: Trouble) -> float:
     """When storage is asked again."""
     return trouble.last + min(FIRST_S * 2.0 ** (trouble.times - 1), LONGEST_S)

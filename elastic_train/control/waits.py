@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from elastic_train.config import Timing
-from elastic_train.control import commits, last_save
+from elastic_train.control import commits, last_save, lost_answers
 from elastic_train.control.membership import present, starting
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Facts, Forming, Pausing, Running, Settling, State, Waiting
+from elastic_train.control.stopping import being_saved
 from elastic_train.control.trouble import again_at
 from elastic_train.recovery.evidence import Mixed, Origin
 
@@ -48,7 +49,9 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
         case Waiting():
             if facts.asking:
                 found.append(Wait(what="the peer stores", until=peers_due_at(facts, policy)))
-            if facts.trouble is not None and held_up(facts, policy):
+            elif facts.reading is not None:
+                found.append(Wait(what="the commit log", until=lost_answers.due_at(facts, policy)))
+            elif facts.trouble is not None and held_up(facts, policy):
                 found.append(Wait(what="storage", until=again_at(facts.trouble)))
             elif not on_their_way(facts, policy):
                 found.append(Wait(what="workers", until=phase.since + timing.wait_for_capacity_s))
@@ -80,7 +83,10 @@ def pause_due_at(facts: Facts, phase: Pausing, policy: Policy, moved: float) -> 
     """A boundary may be as far away as the longest thing that moves nobody: an evaluation, a save, a step."""
     if phase.unsaved is not None and facts.trouble is not None:
         return again_at(facts.trouble)
-    return max(phase.since, phase.heard, moved) + last_save.silence_s(facts, policy)
+    due = max(phase.since, phase.heard, moved) + last_save.silence_s(facts, policy)
+    if phase.purpose == "stop" and (ordered := being_saved(facts)) is not None:
+        due = max(due, commits.due_at(facts, ordered, policy), commits.given_up_at(ordered, policy))
+    return due
 
 
 def forming_due_at(phase: Forming, policy: Policy, moved: float) -> float:

@@ -5,6 +5,8 @@ A request names the term that it is meant for, so that it never stops a later su
 
 from __future__ import annotations
 
+import secrets
+
 from elastic_train.errors import AlreadyExists, StorageNotFound
 from elastic_train.storage.store import Store
 
@@ -29,11 +31,14 @@ def stop_asked(store: Store, term: int) -> str | None:
 
 def ask_to_save(store: Store, term: int) -> None:
     """Each request is one checkpoint, but those that are heard together."""
+    own = secrets.token_hex(8).encode()
     for number in range(saves_asked(store, term), MOST):
+        path = f"{_saves(term)}/{number:06d}"
         try:
-            store.create(f"{_saves(term)}/{number:06d}", b"")
+            store.create(path, own)
         except AlreadyExists:
-            continue
+            if store.read(path) != own:  # else it is this request, whose answer was lost
+                continue
         return
 
 

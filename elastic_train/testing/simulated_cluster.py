@@ -20,6 +20,7 @@ from elastic_train.control.commands import (
     Go,
     Pause,
     Prune,
+    ReadLog,
     Save,
     StartWorker,
     StopWorker,
@@ -112,6 +113,8 @@ class SimulatedCluster(SimulatedMachines):
                 self.storage.order(term, command, self.tell)
             case Prune(keep=keep):
                 self.storage.prune(term, keep)
+            case ReadLog():
+                self.storage.read_log(term, self.tell)
             case End():
                 pass
             case AskPeers(generation=generation):

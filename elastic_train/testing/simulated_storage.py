@@ -6,7 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from elastic_train.control.commands import Commit
-from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, PartWritten, SaveFailed
+from elastic_train.control.events import (
+    CheckpointCommitted,
+    Event,
+    FencedOff,
+    LogRead,
+    PartWritten,
+    SaveFailed,
+)
 from elastic_train.recovery.evidence import Stored
 from elastic_train.testing.simulated_group import SimulatedGroup, SimulatedWorker
 from elastic_train.testing.simulated_time import Clock
@@ -103,6 +110,20 @@ class SimulatedStorage:
         """Commit after a while, one after the other, and tell what came of it."""
         self.busy_until = max(self.busy_until, self.clock.now) + self.clock.draw.uniform(0.05, 1.0)
         self.clock.after(self.busy_until - self.clock.now, lambda: self._commit(term, command, tell))
+
+    def read_log(self, term: int, tell: Tell) -> None:
+        """Tell the newest record, after the commits that were ordered before."""
+        self.busy_until = max(self.busy_until, self.clock.now) + self.clock.draw.uniform(0.05, 1.0)
+
+        def read() -> None:
+            if self.hangs_s:
+                self.clock.after(self.hangs_s, read)
+            elif self.is_down:
+                tell(term, LogRead(at=0.0, problem="no answer"))
+            else:
+                tell(term, LogRead(at=0.0, stored=self.newest()))
+
+        self.clock.after(self.busy_until - self.clock.now, read)
 
     def _write(self, generation: int, step: int, rank: int, worker: SimulatedWorker, say: Say) -> None:
         if worker.died is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from elastic_train.storage.commit_log import CommitRecord
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.lease import Lease
 from elastic_train.storage.run_requests import ask_to_save, saves_asked
+from elastic_train.storage.store import Store
 
 pytestmark = pytest.mark.ring1
 
@@ -58,6 +60,25 @@ def test_every_request_counts_and_only_in_its_term(run: RunDirectory) -> None:
         ask_to_save(run.store, 1)
     assert saves_asked(run.store, 1) == 3
     assert saves_asked(run.store, 2) == 0
+
+
+class AnswersLost:
+    """A store that creates, and tells nobody: whoever tries again finds it done."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def create(self, path: str, data: bytes) -> None:
+        self._store.create(path, data)
+        self._store.create(path, data)
+
+
+def test_a_request_whose_answer_was_lost_is_one_request(run: RunDirectory) -> None:
+    ask_to_save(cast("Store", AnswersLost(run.store)), 1)
+    assert saves_asked(run.store, 1) == 1
 
 
 def test_a_run_that_nobody_holds_is_not_asked(tmp_path: Path) -> None:

@@ -5,13 +5,33 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from ray.exceptions import ActorDiedError, ActorUnavailableError, OutOfMemoryError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    GetTimeoutError,
+    OutOfMemoryError,
+    RayTaskError,
+)
 
 from elastic_train.checkpoint.engine.machine_memory import MachineMemory, memory_now
-from elastic_train.cluster.error_accounts import account_of
+from elastic_train.cluster.error_accounts import Account, account_of
 from elastic_train.cluster.error_causes import cause_of, death_of
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.errors import SampleFailed
+from elastic_train.control.events import CauseKind
+from elastic_train.errors import (
+    ChecksumMismatch,
+    ConfigError,
+    ElasticTrainError,
+    Fenced,
+    GroupBroken,
+    LoaderLost,
+    ReplicasDiffer,
+    SampleFailed,
+    StateMismatch,
+    StorageError,
+    StorageUnavailable,
+    UserCodeError,
+)
 
 pytestmark = pytest.mark.ring1
 MB = 1 << 20
@@ -63,6 +83,47 @@ def test_what_a_loader_process_could_not_pickle_is_the_jobs_own() -> None:
     cause = cause_of(error, node="n1", phase="forward")
     assert (cause.kind, account_of(error)) == ("user", "job")
     assert (cause.detail, cause.traceback) == ("Odd: cannot be pickled", "in sample 3")
+
+
+ACCOUNTS: dict[CauseKind, Account] = {
+    "user": "job",
+    "storage": "storage",
+    "damage": "storage",
+    "engine": "ours",
+    "collective": "machines",
+    "death": "machines",
+    "memory": "machines",
+    "corruption": "machines",
+}
+RAISED: list[Exception] = [
+    UserCodeError(worker="w", rank=0, node="n", step=1, phase="forward", error="E: e", traceback="t"),
+    SampleFailed(error="Odd: cannot be pickled", traceback="in sample 3"),
+    ConfigError(field="f", problem="p", remedy="r"),
+    GroupBroken(generation=1, reason="connection reset by peer"),
+    ReplicasDiffer(step=4, agreed=3, wrong=("rank 1",), doubtful=()),
+    StorageError(path="p", operation="read", problem="503"),
+    StorageUnavailable(path="p", operation="read", problem="503"),
+    Fenced(run="r", term=1, by_term=2),
+    ChecksumMismatch(url="u", problem="p"),
+    MemoryError("no room"),
+    LoaderLost(pid=7, exitcode=-9),
+    StateMismatch(step=1, detail="d"),
+    GetTimeoutError("late"),
+    KeyError("ours"),
+]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("crossed", [False, True], ids=["here", "there"])
+def test_whose_fault_an_error_is_is_one_answer_wherever_it_was_raised(
+    error: Exception, *, crossed: bool
+) -> None:
+    raised = RayTaskError("call", "trace", error).as_instanceof_cause() if crossed else error
+    if crossed and not isinstance(error, ElasticTrainError | MemoryError):
+        assert cause_of(raised).kind == "collective", "somebody else's fault is told by that one"
+        return
+    assert ACCOUNTS[cause_of(raised).kind] == account_of(raised)
+    assert cause_of(raised).kind == cause_of(error).kind
 
 
 def test_a_process_knows_what_it_holds() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from elastic_train.checkpoint.piece import Piece
 from elastic_train.cluster.checkpoint_io import PartWriter
 from elastic_train.cluster.controller.committer import Committer, versions
 from elastic_train.cluster.controller.effects import Effects, Lane
+from elastic_train.cluster.messages import Writing
 from elastic_train.config import Batch, RunSpec, Timing
 from elastic_train.control.commands import Commit
 from elastic_train.control.events import CheckpointCommitted, Event, PartWritten, SaveFailed
@@ -128,6 +130,41 @@ def test_a_commit_that_storage_holds_up_is_late_and_is_told_when_it_comes_true(
     committed = run.next()
     assert isinstance(committed, CheckpointCommitted)
     assert committed.stored.step == 4
+
+
+class Metered:
+    """A store of which each write takes seven seconds. `watched` is called in the middle of it."""
+
+    def __init__(self, store: Store, watched: Callable[[], None]) -> None:
+        self._store, self._watched, self.now = store, watched, 100.0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    @contextmanager
+    def stream(self, path: str) -> Iterator[Metered]:
+        yield self
+
+    def write(self, *_: Any) -> None:
+        self.now += 7.0
+        self._watched()
+
+
+def test_a_writer_tells_when_storage_last_took_bytes(tmp_path: Path, effects: list[Effects]) -> None:
+    """Page after page, also where storage is slow; and nothing once all is written."""
+    run, seen = Run(tmp_path), list[Writing | None]()
+    effects.append(run.effects)
+    store = Metered(run.committer.store, lambda: seen.append(writer.writing()))
+    writer = PartWriter(run.spec, run.said.put, clock=lambda: store.now)
+    writer.store = cast("Store", store)
+    values = np.ones(1 << 20, np.float32)
+    box = Box.whole(values.shape)
+    piece = Piece(tensor="w", state="param", dtype="float32", shape=values.shape, box=box, data=values)
+    writer.save(Share(generation=6, rank=0, step=4, pieces=(piece,), document=DOCUMENT))
+    assert len(seen) > 4
+    assert {said.generation for said in seen if said is not None} == {6}
+    assert all(said is not None and said.seconds <= 21.0 for said in seen), "not since it began"
+    assert writer.writing() is None
 
 
 def test_a_commit_that_is_ordered_again_meanwhile_is_answered_once(

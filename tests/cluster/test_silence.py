@@ -16,7 +16,7 @@ from elastic_train.checkpoint.engine.machine_memory import MachineMemory
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.reachable import Verdict
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch
-from elastic_train.cluster.messages import Heartbeat
+from elastic_train.cluster.messages import Heartbeat, Writing
 from elastic_train.cluster.process_witness import sight
 from elastic_train.config import Batch, RunSpec, Timing
 from elastic_train.control.events import Cause, Event, NodesChanged, WorkerLost
@@ -238,6 +238,20 @@ def test_one_that_speaks_before_the_verdict_is_not_lost() -> None:
     world.workers.heard("wa", replace(heartbeat("a", 0), step=4))
     world.workers.judge(suspects, set())
     assert not world.lost()
+
+
+def test_bytes_that_storage_takes_are_a_sign_of_the_generation_whose_they_are() -> None:
+    world = World()
+    world.workers.wrote("a", Writing(generation=3, seconds=2.0))
+    world.workers.heard("wb", replace(heartbeat("b", 1), writing=Writing(generation=3, seconds=0.5)))
+    world.workers.wrote("c", Writing(generation=4, seconds=0.0))
+    world.now += 1.0
+    assert world.workers.written_s(3) == 1.5
+    assert world.workers.written_s(5) is None
+    world.workers.heard("wb", heartbeat("b", 1))
+    assert world.workers.written_s(3) == 3.0
+    world.workers.wrote("a", None)
+    assert world.workers.written_s(3) is None
 
 
 # -- what the kernel says of real processes

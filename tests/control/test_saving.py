@@ -5,16 +5,18 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.config import Checkpoints
-from elastic_train.control.commands import Commit, End, Form, Go, Prune, Save
+from elastic_train.control.commands import Commit, End, Form, Go, Prune, ReadLog, Save
 from elastic_train.control.events import (
+    Adopted,
     CheckpointRejected,
     FinalReport,
+    LogRead,
     PeersHeld,
     SaveFailed,
     SaveRequested,
     TermBegan,
 )
-from elastic_train.control.states import Running, Settling, Waiting
+from elastic_train.control.states import Ended, Running, Settling, Waiting
 from elastic_train.recovery.evidence import Fresh, FromStorage
 
 pytestmark = pytest.mark.ring0
@@ -24,6 +26,13 @@ def failed(play, step: int, generation: int | None = None):
     return play(
         SaveFailed, generation=generation or play.facts.generation, step=step, problem="503 slow down"
     )
+
+
+def read(play) -> None:
+    """Until the commit log is read."""
+    while not play.ordered(ReadLog):
+        assert play.at < 100.0
+        play.wait(2.0)
 
 
 def test_a_checkpoint_is_committed_once_when_every_part_is_durable(play):
@@ -168,9 +177,50 @@ def test_a_commit_that_is_known_from_the_log_is_no_longer_on_its_way(play):
     play.running(2, step=5)
     play.parts(5)
     play(TermBegan, term=2, stored=play.stored(5), ever_stored=True)
-    assert play.facts.attempts
-    play.saved(5)
     assert play.facts.attempts == ()
+    play(Adopted, running=(("w0001", "a", 1, 5), ("w0002", "b", 1, 5)))
+    assert not play.ordered(Commit)
+
+
+def test_a_commit_whose_successor_is_in_the_log_is_not_ordered_again(play):
+    """The record of step 8 got through, its answer did not, and step 4 had none at all."""
+    play.running(2, step=4)
+    play.parts(4)
+    play.step(8)
+    play.parts(8)
+    assert [a.step for a in play.facts.attempts] == [4, 8]
+    play(TermBegan, term=2, stored=play.stored(8), ever_stored=True, again=True)
+    play(Adopted, running=(("w0001", "a", 1, 8), ("w0002", "b", 1, 8)))
+    assert not play.ordered(Commit), "the newest record stays that of the newest step"
+
+
+def test_a_run_does_not_start_afresh_while_a_commit_may_have_come_true(play):
+    play.running(3, step=7)
+    play.parts(7)
+    play.lose("w0001")
+    play.settle()
+    failed(play, 7)
+    assert not play.ordered(ReadLog), "storage rests"
+    read(play)
+    play(LogRead, problem="503 slow down")
+    read(play)
+    play(LogRead, stored=play.stored(7))
+    assert play.ordered(Form)[0].origin.step == 7
+
+
+def test_storage_that_never_says_what_was_committed_ends_the_run(play):
+    play.running(3, step=7)
+    play.parts(7)
+    play.lose("w0001")
+    play.settle()
+    failed(play, 7)
+    while not isinstance(play.phase, Ended):
+        assert play.at < 1000.0
+        play.wait(2.0)
+        if play.facts.reading is not None:
+            play(LogRead, problem="503 slow down")
+    assert play.phase.outcome == "infrastructure"
+    assert "what was committed is not known" in play.phase.detail
 
 
 def test_of_two_attempts_at_a_step_the_younger_generations_counts(replicated):
@@ -213,6 +263,8 @@ def test_a_recovery_from_storage_goes_on_when_that_commit_fails(play):
     play.lose("w0001")
     play.settle()
     failed(play, 7)
+    read(play)
+    play(LogRead, stored=None)
     assert play.ordered(Form)[0].origin == Fresh()
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.config import Checkpoints, Timing
-from elastic_train.control.commands import Form, Save
-from elastic_train.control.events import Cause, FinalReport, SaveFailed, SaveRequested
+from elastic_train.control.commands import Form, Save, StartWorker
+from elastic_train.control.events import Cause, FinalReport, SaveFailed, SaveRequested, WorkerLost
 from elastic_train.control.states import Ended, Forming, Running, Waiting
 from elastic_train.control.trouble import again_at
 from elastic_train.recovery.evidence import FromStorage
@@ -144,3 +144,43 @@ def test_a_damaged_checkpoint_is_no_trouble_of_storage_that_is_waited_for(play):
     play.settle()
     assert play.ordered(Form)
     assert (play.facts.failures_ever, play.facts.trouble) == (0, None)
+
+
+def no_start(play):
+    name = next(w.name for w in play.facts.workers if w.status == "starting")
+    play(WorkerLost, worker=name, cause=Cause(kind="storage", detail="503 slow down", phase="starting"))
+
+
+def test_starts_that_fail_by_storage_quarantine_no_node_and_end_a_run_in_time(play):
+    play.begin(2)
+    for _ in range(4):
+        no_start(play)
+    assert play.facts.flaps == ()
+    assert play.facts.trouble is not None
+    while not isinstance(play.phase, Ended):
+        assert play.at < 1000.0
+        play.wait(4.0)
+        no_start(play)
+    assert play.phase.outcome == "infrastructure"
+    assert "no worker starts: storage failed for" in play.phase.detail
+
+
+def test_a_group_that_trains_starts_nobody_while_storage_rests(play):
+    play.running(2, step=3)
+    play.nodes("abc")
+    no_start(play)
+    assert not play.ordered(StartWorker)
+    play.wait(10.0)
+    assert play.ordered(StartWorker)
+
+
+def test_time_in_which_a_run_went_on_is_no_time_that_storage_held_it_up(replicated):
+    """A restore failed; peer memory was found; an hour later the last save fails once."""
+    play = replicated.running(4, step=5)
+    play.lose("w0002")
+    play.broken("", "storage", "503 slow down")
+    play.settle()
+    play.go()
+    assert isinstance(play.phase, Running)
+    assert play.facts.trouble is not None
+    assert play.facts.trouble.blocked is None

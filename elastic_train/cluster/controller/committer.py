@@ -16,11 +16,11 @@ from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.writer import WrittenPart
 from elastic_train.cluster.checkpoint_io import read_document
-from elastic_train.cluster.controller.effect_endings import why_not
+from elastic_train.cluster.controller.effect_endings import begin_events, why_not
 from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Failed, Lane
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import Commit, Prune
-from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, SaveFailed
+from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, LogRead, SaveFailed
 from elastic_train.errors import CheckpointError, Fenced
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.commit_log import CommitLog
@@ -107,6 +107,22 @@ class Committer:
                 ended=ended,
                 lasting=True,
             )
+        )
+
+    def read_log(self) -> None:
+        """Ends in LogRead."""
+
+        def said() -> tuple[Event, ...]:
+            return (LogRead(at=0.0, stored=self.newest()),)
+
+        begin_events(
+            self._effects,
+            "reading the commit log",
+            Lane.STORAGE,
+            self._patience_s,
+            said,
+            post=self._post,
+            otherwise=lambda cause: LogRead(at=0.0, problem=cause.detail),
         )
 
     def prune(self, command: Prune) -> None:

@@ -32,7 +32,7 @@ from elastic_train.cluster.controller.performer import Performer
 from elastic_train.cluster.controller.request_watch import RequestWatch
 from elastic_train.cluster.controller.silent_workers import SilentWorkers
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch, at
-from elastic_train.cluster.messages import Heartbeat
+from elastic_train.cluster.messages import Heartbeat, Writing
 from elastic_train.cluster.run_updates import Board, Driven, RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
@@ -114,8 +114,9 @@ class Controller:
         self._hear(words)
         return True
 
-    def deliver_kept(self, node: str, words: Sequence[Event]) -> bool:
+    def deliver_kept(self, node: str, words: Sequence[Event], writing: Writing | None) -> bool:
         """The same of a node's peer store."""
+        self._watch.wrote(node, writing)
         self._hear(words)
         return not self._found or self._performer is None or self._performer.peer_stores.knows(node)
 
@@ -310,7 +311,8 @@ class Controller:
         """Time passes: look at what nobody reports."""
         now = self._now()
         heartbeats = self._watch.heartbeats()
-        moved_s = self._hangs.moved_s(self._state, heartbeats)
+        written_s = self._watch.written_s(self._state.facts.generation)
+        moved_s = self._hangs.moved_s(self._state, heartbeats, written_s)
         event = Tick(at=now, late=max(0.0, now - due), moved_s=moved_s)
         if event.late > self._policy.late_ticks * self._policy.tick_s:
             self._watch.forgive()

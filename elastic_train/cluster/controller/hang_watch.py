@@ -53,9 +53,12 @@ class HangWatch:
             nodes = {s.worker: s.node for s in group}
             self._name(facts.generation, stall, nodes)
 
-    def moved_s(self, state: State, heartbeats: Iterable[Heartbeat]) -> float | None:
+    def moved_s(
+        self, state: State, heartbeats: Iterable[Heartbeat], written_s: float | None = None
+    ) -> float | None:
         """For how long no member of the group entered a phase or a micro-batch; None: nobody looks. One that
-        forms a group moves while it is inside the job's own code.
+        forms a group moves while it is inside the job's own code, and a group whose checkpoint is written
+        while storage takes bytes, the last of them `written_s` ago.
         """
         phase = state.phase
         if isinstance(phase, Forming):  # members mark the new generation on the way
@@ -64,7 +67,8 @@ class HangWatch:
             return min((0.0 if s.user_code else s.phase_s for s in group), default=None)
         if not isinstance(phase, Running | Pausing):
             return None
-        return min((s.phase_s for s in _group(state, phase, heartbeats)), default=None)
+        signs = [s.phase_s for s in _group(state, phase, heartbeats)]
+        return min([*signs, *(() if written_s is None else (written_s,))], default=None)
 
     def _name(self, generation: int, stall: Stall, nodes: Mapping[str, str]) -> None:
         """Ends in Hung, without stacks where none could be collected."""

@@ -38,6 +38,7 @@ from elastic_train.control.commands import (
     Go,
     Pause,
     Prune,
+    ReadLog,
     Save,
     StartWorker,
     StopWorker,
@@ -136,6 +137,8 @@ class Performer:
                 self._committer.prune(command)
             case Forget(generation=generation, step=step):
                 self._tell(generation, "forget", step)
+            case ReadLog():
+                self._committer.read_log()
             case AskPeers():
                 self._ask_peers(command)
             case End():

@@ -19,7 +19,7 @@ from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.controller.autoscaler_demand import slots_of
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.error_causes import death_of
-from elastic_train.cluster.messages import Heartbeat, Ready
+from elastic_train.cluster.messages import Heartbeat, Ready, Writing
 from elastic_train.cluster.nodes import domain_of
 from elastic_train.config import RunSpec, Timing
 from elastic_train.control.events import Cause, Event, Node, NodesChanged, WorkerLost
@@ -142,6 +142,7 @@ class WorkerWatch:
         self._asked: dict[str, float] = {}  # when a silent worker was last looked at
         self._places: dict[str, tuple[str, int]] = {}  # node and process id
         self._heartbeats: dict[str, Heartbeat] = {}
+        self._writing: dict[str, tuple[int, float]] = {}  # whose bytes storage took last, when, by writer
         self._gone: set[str] = set()
 
     def add(self, worker: str, handle: Any) -> None:
@@ -163,7 +164,21 @@ class WorkerWatch:
             self._places[worker] = (heartbeat.node, heartbeat.pid)
             self._asked.pop(worker, None)
             self._heartbeats[worker] = heartbeat
-            return True
+        self.wrote(worker, heartbeat.writing)
+        return True
+
+    def wrote(self, writer: str, writing: Writing | None) -> None:
+        """Note what a worker or a node's peer store says of its writing."""
+        with self._lock:
+            self._writing.pop(writer, None)
+            if writing is not None and writer not in self._gone:
+                self._writing[writer] = (writing.generation, self._now() - writing.seconds)
+
+    def written_s(self, generation: int) -> float | None:
+        """For how long storage took no bytes of a generation; None where nobody writes any."""
+        with self._lock:
+            last = max((at for of, at in self._writing.values() if of == generation), default=None)
+        return None if last is None else self._now() - last
 
     def heartbeats(self) -> tuple[Heartbeat, ...]:
         """What workers said last. The phase of one that says nothing lasts on."""
@@ -211,7 +226,7 @@ class WorkerWatch:
 
     def _forget(self, worker: str) -> None:
         self._gone.add(worker)
-        for known in (self._heard, self._asked, self._doubted, self._places, self._heartbeats):
+        for known in (self._heard, self._asked, self._doubted, self._places, self._heartbeats, self._writing):
             known.pop(worker, None)
 
     def suspects(self) -> dict[str, tuple[str, int]]:

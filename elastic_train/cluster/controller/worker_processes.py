@@ -144,7 +144,7 @@ class WorkerProcesses:
     def _not_up(self, command: StartWorker, ending: Any) -> None:
         name = command.worker
         match ending:
-            case Failed(account=account, error=error) if account != "job":
+            case Failed(account="machines" | "ours", error=error):
                 cause = Cause(kind="death", detail=f"{name}: {error}"[:300], phase="starting")
             case Late(within_s=within_s):
                 detail = f"{name} was not up {within_s:.0f} s after its start"

@@ -5,6 +5,7 @@ It is refused while somebody drives it, and taken over where its driver is gone:
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from contextlib import suppress
@@ -21,6 +22,7 @@ from elastic_train.cluster.run_updates import Driven
 from elastic_train.config import RunSpec
 from elastic_train.errors import LeaseHeld
 
+log = logging.getLogger(__name__)
 ANSWER_S = 10.0
 ASK_S = 0.5
 LET_GO_S = 0.4  # what a peer store needs to remove its files
@@ -88,10 +90,13 @@ def _outlast_driver(old: Any, spec: RunSpec) -> None:
 
 
 def _end(old: Any, spec: RunSpec) -> None:
-    """Let the old controller stop its group, with a checkpoint if there is time for one."""
-    deadline = time.monotonic() + spec.timing.settle_s
+    """Let the old controller stop its group with a checkpoint. It is waited for as long as it answers: each
+    of its phases has a deadline of its own, and what only its workers hold would be lost with them.
+    """
     old.stop.remote("its driver is gone and the run was submitted again", patient=True)
+    began, said = time.monotonic(), 0.0
     while not answer(old.driven.remote(), ANSWER_S).ended:
-        if time.monotonic() > deadline:
-            return
+        if time.monotonic() - began > said:
+            log.info("the controller that %s had left stops with a checkpoint, since %.0f s", spec.name, said)
+            said += spec.timing.settle_s
         threading.Event().wait(ASK_S)

@@ -57,14 +57,14 @@ class PeerStore:
         self._buddies: Sequence[Any] = ()
         info = node_info(node)
         self._store_bytes = int(info["Resources"]["object_store_memory"]) if info is not None else sys.maxsize
+        self._writer = PartWriter(spec, lambda word: self._outbox.post(word), clock=time.monotonic)
         self._outbox = Outbox(
-            lambda words, _: controller.deliver_kept.remote(node, words),
-            lambda: None,
+            lambda words, writing: controller.deliver_kept.remote(node, words, writing),
+            self._writer.writing,
             heartbeat_s=spec.timing.heartbeat_s,
             grace_s=spec.timing.lease_s * ORPHAN_LEASES,
             expired=self._exit,
         )
-        self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
         self._figures = PeerFigures(node, self._sizes, self._outbox.post, clock=time.monotonic)
 
     @ray.method(concurrency_group=CONTROL)

@@ -86,6 +86,7 @@ class Worker:
         self._reporter.post = self._outbox.post
         self._member: Member | None = None
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
+        self._reporter.writing = self._writer.writing
         self._output = CapturedOutput(
             OutputWriter(self._writer.store, f"{name}.{os.getpid()}"), worker=name, rank=self._reporter.rank
         )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from elastic_train.checkpoint.engine.machine_memory import memory_now
 from elastic_train.cluster.error_causes import cause_of
-from elastic_train.cluster.messages import Heartbeat
+from elastic_train.cluster.messages import Heartbeat, Writing
 from elastic_train.cluster.reported_events import committed
 from elastic_train.cluster.worker.compute_time import Stopwatch
 from elastic_train.control.events import Cause, FinalReport, GroupBroken, StepCommitted
@@ -32,6 +32,7 @@ class WorkerReporter:
         self._lock = threading.Lock()
         self.member: Member | None = None  # there once it was built
         self.post: Callable[..., None] = lambda *_: None
+        self.writing: Callable[[], Writing | None] = lambda: None
 
     def heartbeat(self) -> Heartbeat:
         progress = self.member.progress() if self.member is not None else None
@@ -49,6 +50,7 @@ class WorkerReporter:
             paced_step=self._stopwatch.last[0],
             own_s=self._stopwatch.last[1],
             memory=memory_now(),
+            writing=self.writing(),
         )
 
     def rank(self) -> int:

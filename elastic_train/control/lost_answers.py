@@ -1,0 +1,90 @@
+"""Commits whose answer was lost: they may have come true.
+
+What storage holds is read before a run goes back to it, so that nobody starts before the newest checkpoint of
+the log.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from elastic_train.control.commands import ReadLog
+from elastic_train.control.ending import end
+from elastic_train.control.events import LogRead
+from elastic_train.control.policy import Policy
+from elastic_train.control.states import Commitment, Facts, Outcome, State, Waiting
+from elastic_train.control.trouble import over, reported, rests, spent, troubled
+from elastic_train.recovery.evidence import Stored
+from elastic_train.recovery.lineage import alive, back_to
+
+
+def read_log(state: State, at: float) -> Outcome:
+    """Have the log read, once at a time."""
+    facts = state.facts
+    if facts.reading is not None or rests(facts, at):
+        return Outcome(state=state)
+    return Outcome(
+        state=replace(state, facts=replace(facts, reading=at)),
+        commands=(ReadLog(),),
+        reason="a commit had no answer and may have come true: the commit log is read",
+    )
+
+
+def due_at(facts: Facts, policy: Policy) -> float:
+    """By when the log was read."""
+    return (facts.reading or 0.0) + policy.timing.settle_s + policy.timing.storage_trouble_s
+
+
+def log_read(state: State, event: LogRead, policy: Policy) -> Outcome:
+    facts = state.facts
+    if facts.reading is None:
+        return Outcome(state=state, reason="nobody waits for what the commit log says")
+    facts = replace(facts, reading=None)
+    if event.problem:
+        blocked = isinstance(state.phase, Waiting)
+        facts = troubled(facts, event.problem, policy, event.at, blocked=blocked)
+        state = replace(state, facts=facts)
+        if blocked and spent(facts, policy):
+            why = f"what was committed is not known: {reported(facts, event.at)}"
+            return end(state, "infrastructure", why)
+        return Outcome(state=state, reason=f"the commit log could not be read: {event.problem}")
+    facts = with_newest(
+        replace(over(facts), unsure=False), event.stored, trusted=isinstance(state.phase, Waiting)
+    )
+    step = event.stored.step if event.stored is not None else 0
+    return Outcome(
+        state=replace(state, facts=facts),
+        reason=f"the newest checkpoint of the commit log is of step {step}"
+        if step
+        else "the commit log has no checkpoint",
+    )
+
+
+def with_newest(facts: Facts, stored: Stored | None, *, trusted: bool) -> Facts:
+    """Take the commit log's word for the newest checkpoint.
+
+    One that the lineage left behind waits, while members may be alive that went on without it. Where nobody
+    is, the run goes back to it: a checkpoint of a branch is better than an older one. What was ordered to be
+    committed before it is not any more: the newest record stays that of the newest step.
+    """
+    facts = replace(facts, unsure=False, reading=None)
+    if stored is None:
+        return replace(facts, stored=None, commitments=())
+    if facts.lineage and not alive(facts.lineage, stored.generation, stored.step):
+        if not trusted:
+            return replace(facts, logged=stored)
+        lineage = back_to(facts.lineage, stored.generation, stored.step)
+        left = tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step))
+        facts = replace(facts, lineage=lineage, commitments=left, step=stored.step)
+    known = tuple(c for c in facts.commitments if c.stored.step <= stored.step)
+    if all(c.stored.slot != stored.slot for c in known):
+        known = (*known, Commitment(stored=stored))
+    return replace(
+        facts,
+        stored=stored,
+        commitments=known,
+        attempts=tuple(a for a in facts.attempts if a.step > stored.step),
+        generation=max(facts.generation, stored.generation),
+        step=max(facts.step, stored.step),
+        ever_stored=True,
+    )

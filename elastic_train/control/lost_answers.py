@@ -52,8 +52,11 @@ def log_read(state: State, event: LogRead, policy: Policy) -> Outcome:
         replace(over(facts), unsure=False), event.stored, trusted=isinstance(state.phase, Waiting)
     )
     step = event.stored.step if event.stored is not None else 0
+    state = replace(state, facts=facts)
+    if facts.stored is not None and facts.stored.step >= policy.max_steps:
+        return end(state, "finished", f"all {policy.max_steps} steps are committed and saved")
     return Outcome(
-        state=replace(state, facts=facts),
+        state=state,
         reason=f"the newest checkpoint of the commit log is of step {step}"
         if step
         else "the commit log has no checkpoint",

@@ -208,6 +208,19 @@ def test_a_run_does_not_start_afresh_while_a_commit_may_have_come_true(play):
     assert play.ordered(Form)[0].origin.step == 7
 
 
+def test_a_last_checkpoint_whose_answer_was_lost_ends_the_run_when_the_log_has_it(play):
+    play.running(3, step=20)
+    play.parts(20)
+    play.lose("w0001")
+    while play.facts.reading is None:
+        assert play.at < 1000.0
+        play.wait(2.0)
+        if isinstance(play.phase, Settling):
+            play.settle()
+    play(LogRead, stored=play.stored(20))
+    assert play.ordered(End)[0].outcome == "finished"
+
+
 def test_storage_that_never_says_what_was_committed_ends_the_run(play):
     play.running(3, step=7)
     play.parts(7)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control import last_save, lost_answers
+from elastic_train.control import last_save, lost_answers, told_again
 from elastic_train.control.checkpoint_saving import save_failed
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.commits import order_again, unanswered
@@ -170,6 +170,10 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
             return break_group(state, Cause(kind="hang", detail=detail, step=facts.step + 1), policy, at)
         case Settling() if at - phase.since > timing.settle_s:
             return give_up_silent(state, policy, at)
+        case Pausing():
+            return told_again.pause(state, policy, at)
+        case Running() if told_again.has_to_begin(facts, phase, policy):
+            return told_again.begin(state, policy, at, moved)
         case Running():
             return last_save.retry(state, policy, at, moved)
         case _:

@@ -216,6 +216,7 @@ class Running:
     plan: Plan
     since: float
     proven: bool = False  # this generation committed a step
+    told: int = 1  # how often it was told to train
     declined: Declined | None = None  # the last one of this group
     final_since: float = 0.0  # after the last step: when its checkpoint was last asked for or heard of
     final_failed: float | None = None  # when writing it failed
@@ -233,6 +234,7 @@ class Pausing:
     purpose: Purpose
     reason: str
     save: bool = False  # with a checkpoint
+    told: int = 1  # how often it was asked to
     settled: tuple[str, ...] = ()
     heard: float = 0.0  # when the group last said something
     unsaved: float | None = None  # when its checkpoint could not be written

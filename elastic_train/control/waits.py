@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from elastic_train.config import Timing
-from elastic_train.control import commits, last_save, lost_answers
+from elastic_train.control import commits, last_save, lost_answers, told_again
 from elastic_train.control.membership import present, starting
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Facts, Forming, Pausing, Running, Settling, State, Waiting
@@ -62,6 +62,9 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
                 found.append(
                     Wait(what="the last checkpoint", until=max(last_save.due_at(state, phase, policy), moved))
                 )
+        case Running() if told_again.has_to_begin(facts, phase, policy):
+            due = min(told_again.again_at(phase, policy), told_again.begun_by(phase, policy, moved))
+            found.append(Wait(what="the group to begin", until=due))
         case Running():
             living = {w.name for w in facts.workers}
             if living.issuperset(phase.plan.workers):

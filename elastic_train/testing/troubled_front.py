@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,18 +23,28 @@ CUT = 64
 
 @dataclass(slots=True)
 class Front:
-    """`give` makes the next requests fail; the others are the server's."""
+    """`give` makes the next requests fail, `trouble_for` all that come for a while; the others are the
+    server's.
+    """
 
     server: str
     endpoint: str = ""
     given: int = 0  # answers with trouble so far
     _trouble: Trouble = "busy"
     _left: int = 0
+    _seconds: float = 0.0
+    _until: float | None = None  # once the first of them came
+    _about: bytes = b""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def give(self, trouble: Trouble, times: int) -> None:
         with self._lock:
             self._trouble, self._left = trouble, times
+
+    def trouble_for(self, trouble: Trouble, seconds: float, *, about: str = "") -> None:
+        """From the first request on whose line has `about` in it, so many seconds of them fail."""
+        with self._lock:
+            self._trouble, self._seconds, self._until, self._about = trouble, seconds, None, about.encode()
 
     def serve(self, listening: socket.socket) -> None:
         while True:
@@ -49,19 +60,27 @@ class Front:
             request = _message(client)
             if not request:
                 return
-            trouble = self._next()
+            trouble = self._next(request)
             if trouble in ANSWERS:
                 client.sendall(_refusal(trouble, head=request.startswith(b"HEAD ")))
             elif trouble != "closed":
                 self._forward(request, client, cut=trouble == "cut")
 
-    def _next(self) -> Trouble | None:
+    def _next(self, request: bytes) -> Trouble | None:
         with self._lock:
-            if not self._left:
+            if not self._left and not self._lasts(request):
                 return None
-            self._left -= 1
+            self._left = max(self._left - 1, 0)
             self.given += 1
             return self._trouble
+
+    def _lasts(self, request: bytes) -> bool:
+        if not self._seconds or self._about not in request.partition(b"\r\n")[0]:
+            return False
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + self._seconds
+        return now < self._until
 
     def _forward(self, request: bytes, client: socket.socket, *, cut: bool) -> None:
         there = urlsplit(self.server)

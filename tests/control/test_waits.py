@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.config import Timing
-from elastic_train.control.commands import Abort, AskPeers, Commit, End, Form, Save
+from elastic_train.control.commands import Abort, AskPeers, Commit, End, Form, Go, Pause, Save
 from elastic_train.control.events import Adopted, LogRead, PeersReported, TermBegan
 from elastic_train.control.states import Ended, Forming, Pausing, Running, Settling, Waiting
 from elastic_train.control.waits import waits
@@ -270,7 +270,7 @@ def test_every_phase_says_what_it_waits_for_and_until_when(replicated):
     play.ready()
     assert reported() == {"the group to form": 20.0}
     play.go()
-    assert reported() == {"step 1": None}
+    assert reported() == {"the group to begin": 10.0}
     play.step(1)
     play.parts(1)
     assert reported() == {"the commit of step 1": 14.0, "step 2": None}
@@ -286,3 +286,31 @@ def test_every_phase_says_what_it_waits_for_and_until_when(replicated):
         for worker in play.facts.workers:
             play.lose(worker.name)
     assert reported() == {"workers": 600.0}
+
+
+# -- words that are lost on their way ------------------------------------------------------------------------
+
+
+def told(play, kind, limit_s: float) -> list[float]:
+    """When a group is told again, within a time in which it is seen to move."""
+    began, found = play.at, list[float]()
+    while play.at - began < limit_s:
+        play.wait(2.0, moved_s=0.0)
+        found += [round(play.at - began)] * len(play.ordered(kind))
+    return found
+
+
+def test_a_group_that_was_told_to_train_and_does_not_is_told_again_and_over_in_the_end(play):
+    play.running(2)
+    assert told(play, Go, 100.0) == [10, 30, 70]
+    while not isinstance(play.phase, Settling):
+        assert play.at < 300.0
+        play.wait(2.0, moved_s=play.at)
+    assert play.phase.causes[0].kind == "hang"
+
+
+def test_a_group_that_was_asked_to_pause_and_trains_on_is_asked_again(play):
+    growing(play)
+    assert told(play, Pause, 80.0) == [10, 30, 70]
+    play.settle("w0001")
+    assert told(play, Pause, 50.0) == []

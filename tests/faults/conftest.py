@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import ray
 
+from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.faults.cluster_faults import Chaos
@@ -66,6 +67,11 @@ class Runs:
         """What a run's storage knows of it."""
         store = open_store(child_url(str(self.storage), name))
         return [from_json(line) for _, part in read_journal(store) for line in part]
+
+    def saved(self, name: str) -> int:
+        """The step of a run's newest checkpoint."""
+        newest = RunDirectory(open_store(child_url(str(self.storage), name))).newest()
+        return newest.step if newest is not None else 0
 
     def disturbed(self, name: str, schedule: FaultSchedule, **changes: Any) -> Result:
         task, spec = self.spec(name, **changes)

@@ -289,9 +289,8 @@ class Controller:
         tick_s = self._policy.tick_s
         next_tick, flushed, turn = self._now() + tick_s, self._now(), 0
         while True:  # at least once: the term's first event revives a run that ended before
-            try:
-                event = self._inbox.get(timeout=max(0.0, next_tick - self._now()))
-            except queue.Empty:
+            event = None if self._now() > next_tick + tick_s else self._next(next_tick)
+            if event is None:  # nothing came, or so much that time would never pass
                 event, next_tick = self._tick(next_tick), self._now() + tick_s
             commands = self._decide(event)
             if commands or id(event) in self._stops or self._now() - flushed > FLUSH_S:
@@ -306,6 +305,13 @@ class Controller:
             if isinstance(event, Tick) and self._inbox.empty():
                 turn += 1
                 self._plan_ahead(turn)
+
+    def _next(self, until: float) -> Event | None:
+        """The next word, if one comes in time."""
+        try:
+            return self._inbox.get(timeout=max(0.0, until - self._now()))
+        except queue.Empty:
+            return None
 
     def _tick(self, due: float) -> Tick:
         """Time passes: look at what nobody reports."""

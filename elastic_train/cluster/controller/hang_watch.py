@@ -42,7 +42,7 @@ class HangWatch:
         self._compare(facts, phase.plan, group)
         if self._reported == facts.generation or len(group) < phase.plan.world_size:
             return
-        if any(s.user_code and s.phase not in ORDER and s.phase_s <= self._timing.user_code_s for s in group):
+        if any(self._in_user_code(s) for s in group):
             return  # it builds its data set, say, and the others wait for it
         marks = [
             Mark(worker=s.worker, rank=s.rank, step=s.step, phase=s.phase, seconds=s.phase_s) for s in group
@@ -67,8 +67,13 @@ class HangWatch:
             return min((0.0 if s.user_code else s.phase_s for s in group), default=None)
         if not isinstance(phase, Running | Pausing):
             return None
-        signs = [s.phase_s for s in _group(state, phase, heartbeats)]
+        signs = [0.0 if self._in_user_code(s) else s.phase_s for s in _group(state, phase, heartbeats)]
         return min([*signs, *(() if written_s is None else (written_s,))], default=None)
+
+    def _in_user_code(self, member: Heartbeat) -> bool:
+        """Whether a member is where only the job's own code may be, such as its data set."""
+        limit = self._timing.user_code_s
+        return member.user_code and member.phase not in ORDER and member.phase_s <= limit
 
     def _name(self, generation: int, stall: Stall, nodes: Mapping[str, str]) -> None:
         """Ends in Hung, without stacks where none could be collected."""

@@ -1,0 +1,145 @@
+"""Several runs on one cluster, and drivers that are killed at every point of a run.
+
+Nobody touches what is another's, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from elastic_train.cli.exits import FINISHED, STOPPED
+from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
+from elastic_train.control.events import WorkerLost, WorkerReady
+from elastic_train.testing.ray_processes import RayProcesses
+from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
+
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(900)]
+JOB = REPOSITORY / "tests/cluster/small_job.py"
+ONE = ("--workers", "1:1", "--standby", "0")
+SLOW = ("--seconds-per-sample", "0.05")
+LEFT_S = 150.0
+"""Three leases that a driver may be silent, a stop with its checkpoint, and a busy machine."""
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
+    environment = {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": str(tmp_path_factory.mktemp("home")),
+        "PYTHONPATH": str(REPOSITORY),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+    with RayProcesses(environment, head_cpus=6) as cluster:
+        yield Jobs(cluster, tmp_path_factory.mktemp("runs"), copied=False)
+
+
+@contextmanager
+def driver(jobs: Jobs, name: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """A run's driver, and what it printed."""
+    log = jobs.storage / f"{name}.log"
+    command = [sys.executable, "-u", str(JOB), "--address", jobs.cluster.address]
+    command += ["--storage", str(jobs.storage), "--name", name, *ONE, *options]
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            command,
+            env=jobs.cluster.environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process, log
+        finally:
+            process.kill()
+            process.wait()
+
+
+def said(log: Path, what: str) -> None:
+    eventually(what, lambda: re.search(what, log.read_text()))
+
+
+def worker_of(jobs: Jobs, name: str) -> int:
+    """The process of a run's newest worker."""
+    return [r.event.pid for r in jobs.records(name) if isinstance(r.event, WorkerReady)][-1]
+
+
+def segments_there() -> set[str]:
+    return {path.name for path in DIRECTORY.glob(f"{PREFIX}*")}
+
+
+def nothing_is_left(jobs: Jobs, before: set[str]) -> None:
+    """No process, no shared memory, no lease, no unfinished file."""
+    eventually("the end of its processes", lambda: not jobs.left(), LEFT_S)
+    eventually("the end of its memory", lambda: segments_there() <= before, 30.0)
+    assert not list(jobs.storage.rglob(".tmp-*"))
+
+
+@pytest.mark.parametrize("others", [1, 4])
+def test_what_happens_to_one_run_happens_to_no_other(jobs: Jobs, others: int) -> None:
+    """One loses its worker, one its driver, one is stopped; the rest trains as if alone."""
+    before, names = segments_there(), [f"r{others}{n}" for n in range(others + 1)]
+    drivers = [driver(jobs, name, "--max-steps", "400", *SLOW) for name in names]
+    entered = [one.__enter__() for one in drivers]
+    try:
+        for name, (_, log) in zip(names, entered, strict=True):
+            said(log, r"step [1-9]")
+            eventually("its journal", lambda name=name: jobs.reached(name, 1))
+        os.kill(worker_of(jobs, names[0]), signal.SIGKILL)
+        said(entered[0][1], "generation 2 trains on")
+        if others > 1:
+            entered[1][0].kill()
+            entered[2][0].send_signal(signal.SIGINT)
+            assert entered[2][0].wait(120.0) == STOPPED
+        untouched = names[-1]
+        seen = entered[-1][1].read_text()
+        assert "lost w" not in seen
+        assert not [r for r in jobs.records(untouched) if isinstance(r.event, WorkerLost)]
+        steps = len(jobs.ledger(untouched).losses)
+        eventually("its next steps", lambda: len(jobs.ledger(untouched).losses) > steps + 10)
+        for process, _ in entered:
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for (process, log), name in zip(entered, names, strict=True):
+            if not (others > 1 and name == names[1]):
+                assert process.wait(180.0) in (STOPPED, FINISHED), log.read_text()
+    finally:
+        for one in drivers:
+            one.__exit__(None, None, None)
+    nothing_is_left(jobs, before)
+
+
+POINTS = (
+    "nodes; starting 1 worker",
+    "w0001 is ready",
+    "generation 1 trains on",
+    "step 1/",
+    "step 9/",
+    "step 1[0-2]/",
+    "step 2[0-9]/",
+)
+
+
+@pytest.mark.parametrize("moment", [*POINTS, 0.3, 1.0, 2.0, 4.0, 6.0], ids=str)
+def test_a_driver_that_is_killed_leaves_nothing(jobs: Jobs, moment: str | float) -> None:
+    """At a word that it said, or so many seconds after it began; also twice in one run."""
+    before, name = segments_there(), f"killed-{re.sub('[^a-z0-9]+', '-', str(moment))}"
+    for _ in range(2):
+        with driver(jobs, name, "--max-steps", "2000", *SLOW) as (process, log):
+            if isinstance(moment, str):
+                said(log, moment)
+            else:
+                time.sleep(moment)
+            process.kill()
+    nothing_is_left(jobs, before)

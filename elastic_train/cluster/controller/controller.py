@@ -294,7 +294,8 @@ class Controller:
                 event, next_tick = self._tick(next_tick), self._now() + tick_s
             commands = self._decide(event)
             if commands or id(event) in self._stops or self._now() - flushed > FLUSH_S:
-                self._flush()
+                assert self._journal is not None, "the run was taken over"
+                self._journal.flush()
                 flushed = self._now()
             if (durable := self._stops.pop(id(event), None)) is not None:
                 durable.set()
@@ -356,10 +357,6 @@ class Controller:
         self._chronicle.note(noted, outcome.state)
         if self._hook is not None:
             self._hook.hear(noted)
-
-    def _flush(self) -> None:
-        if self._journal is not None:
-            self._journal.flush()
 
     def _finish(self, end: End, error: ElasticTrainError | None) -> None:
         """Put everything back, whatever ended the run, and tell how it ended. Once."""

@@ -1,4 +1,4 @@
-"""How much longer is a step than in a bare torch loop?
+"""How much longer is a step than in a bare torch loop, and in a whole run than in a loop of Ray Train?
 
 python -m benchmarks.overhead [--quick] [--json FILE]
 
@@ -8,6 +8,8 @@ whatever else the machine does hits both. Both do AdamW and clip the norm of the
 pair is taken, the slower rank's time on both sides; reported is the median. The same is said of the processor
 time of both ranks, which does not grow when the machine is busy with other things.
 
+Whole runs are measured one after another, each in a cluster of its own (whole_run.py), in turns.
+
 The bare step runs inside the engine's `on_step` callback, between a vote and the optimizer: from the end of
 one callback to the next is one whole step of the engine.
 """
@@ -15,11 +17,14 @@ one callback to the next is one whole step of the engine.
 from __future__ import annotations
 
 import itertools
+import json
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
@@ -31,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 import elastic_train as et
 from benchmarks import record
 from benchmarks.problem import Problem
+from benchmarks.whole_run import System
 from elastic_train.config import RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang
@@ -43,6 +49,8 @@ WORKERS = 2
 MESHES = {"FSDP2": (1, WORKERS), "DDP": (WORKERS, 1)}  # dp_replicate, dp_shard
 WARM_UP = 5
 PAIRS, QUICK_PAIRS = 150, 20
+WHOLE_RUNS = {"tiny": 300, "small": 100}  # steps, by size of the model
+QUICK_STEPS, TURNS = 40, 3
 LIMIT_S = 1800.0
 
 State = dict[str, Any]
@@ -163,6 +171,31 @@ def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dic
 _generations = itertools.count(1)
 
 
+def whole_runs(quick: bool) -> list[dict[str, Any]]:
+    """Each system in turn, so that whatever else the machine does hits all."""
+    found: list[dict[str, Any]] = []
+    for turn in range(1 if quick else TURNS):
+        for size, steps in itertools.islice(WHOLE_RUNS.items(), 1 if quick else None):
+            for system in get_args(System):
+                steps = QUICK_STEPS if quick else steps
+                print(f"a whole run of {system}: {steps} steps of the {size} model", flush=True)
+                with tempfile.NamedTemporaryFile(suffix=".json") as file:
+                    command = (sys.executable, "-m", "benchmarks.whole_run", system, size)
+                    command += ("--steps", str(steps), "--json", file.name)
+                    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+                    if done.returncode:
+                        raise RuntimeError(done.stderr[-2000:])
+                    found.append({"repetition": turn, **json.load(file)})
+    return found
+
+
+def beside_ray_train(found: Sequence[dict[str, Any]], system: System, size: str, what: str) -> float | None:
+    """The median over the turns of a figure in times of Ray Train's of the same turn."""
+    by = {(r["repetition"], r["system"]): r[what] for r in found if r["size"] == size}
+    turns = {turn for turn, _ in by}
+    return record.median(record.ratio(by[turn, system], by[turn, "Ray Train"]) for turn in turns)
+
+
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
     def middle(of: Callable[[dict[str, Any]], float]) -> float | None:
         return record.median(of(r) for r in results)
@@ -189,14 +222,34 @@ def main() -> int:
     header = ("beside", "pairs", *sums["DDP"])
     rows = [(name, len(found[name]), *sums[name].values()) for name in sums]
     print("\n" + record.table(header, rows))
+    runs = whole_runs(given.quick)
+    columns = ("step_s", "mean_step_s", "cpu_s", "start_s")
+    header = ("whole run", "size", *columns, *(f"x {name}" for name in columns))
+    rows = [
+        (
+            system,
+            size,
+            *(
+                record.median(r[c] for r in runs if (r["system"], r["size"]) == (system, size))
+                for c in columns
+            ),
+            *(beside_ray_train(runs, system, size, column) for column in columns),
+        )
+        for size in dict.fromkeys(r["size"] for r in runs)
+        for system in get_args(System)
+    ]
+    print("\n" + record.table(header, rows))
     whole = record.record(
         "overhead",
-        results=[r for results in found.values() for r in results],
+        results=[*(r for results in found.values() for r in results), *runs],
         headline={
             "step_time_ratio": sums["FSDP2"]["ratio"],
             "step_cpu_ratio": sums["FSDP2"]["cpu_ratio"],
             "ddp_step_time_ratio": sums["DDP"]["ratio"],
             "ddp_step_cpu_ratio": sums["DDP"]["cpu_ratio"],
+            "whole_run_ratio": beside_ray_train(runs, "elastic_train", "tiny", "step_s"),
+            "whole_run_cpu_ratio": beside_ray_train(runs, "elastic_train", "tiny", "cpu_s"),
+            "start_x_vs_ray_train": beside_ray_train(runs, "elastic_train", "tiny", "start_s"),
         },
     )
     record.finish(whole, given.json)

@@ -1,0 +1,160 @@
+"""What a step of a whole run costs: ours on Ray with all that belongs to it, beside a loop of Ray Train.
+
+Run by overhead.py, each system in a process and a cluster of its own: `python -m benchmarks.whole_run SYSTEM
+SIZE --steps N --json FILE`. Two workers on two nodes of one CPU train the same model on the same batches and
+save every ten steps. Seconds are those between two committed steps on the wall's clock, without the first
+ones; processor seconds are those of all processes that the run started, daemons of Ray included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import psutil
+
+import elastic_train as et
+from benchmarks.cases import CHECKPOINT_EVERY, GLOBAL_BATCH, MICRO_BATCH
+from benchmarks.problem import Problem
+
+System = Literal["elastic_train", "without peer snapshots", "Ray Train"]
+WORKERS = 2
+WARM_UP = 10
+SAMPLE_S = 0.25
+
+
+class ProcessorTime(threading.Thread):
+    """Samples the processor seconds of this process and all below it, those that ended included."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True, name="processor time")
+        self._over = threading.Event()
+        self._seconds: dict[tuple[int, float], float] = {}
+        self._samples: list[tuple[float, float]] = []
+
+    def run(self) -> None:
+        here = psutil.Process()
+        while not self._over.wait(SAMPLE_S):
+            for process in (here, *here.children(recursive=True)):
+                try:
+                    times = process.cpu_times()
+                    self._seconds[process.pid, process.create_time()] = times.user + times.system
+                except psutil.Error:  # it ended meanwhile
+                    continue
+            self._samples.append((time.time(), sum(self._seconds.values())))
+
+    def between(self, first: float, last: float) -> float:
+        """Processor seconds between two moments of the wall's clock."""
+        self._over.set()
+        inside = [seconds for at, seconds in self._samples if first <= at <= last]
+        return inside[-1] - inside[0] if inside else float("nan")
+
+
+def ours(problem: Problem, steps: int, *, peers: bool) -> list[float]:
+    """When each step was committed."""
+    from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+    from elastic_train.cluster.local_cluster import LocalCluster
+    from elastic_train.config import RunSpec
+
+    prepare_local_environment()
+    with tempfile.TemporaryDirectory(prefix="et-bench-") as storage, LocalCluster(WORKERS, cpus=1):
+        spec = RunSpec(
+            name="whole",
+            storage_path=storage,
+            batch=et.Batch(global_size=GLOBAL_BATCH, micro_size=MICRO_BATCH),
+            max_steps=steps,
+            min_workers=WORKERS,
+            max_workers=WORKERS,
+            checkpoints=et.Checkpoints(every=CHECKPOINT_EVERY, keep=2, peers="auto" if peers else None),
+            standby=0,
+        )
+        result = fit(problem, spec, address=None, local_nodes=0, quiet=True)
+    return [entry.wall for entry in result.ledger.kept]
+
+
+def ray_train(problem: Problem, steps: int) -> list[float]:
+    """When rank 0 ended each step."""
+    from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    from elastic_train.cluster.driver.launch import prepare_local_environment
+    from elastic_train.cluster.local_cluster import LocalCluster
+
+    prepare_local_environment()
+    with tempfile.TemporaryDirectory(prefix="et-bench-") as storage, LocalCluster(WORKERS, cpus=1):
+        notes = Path(storage) / "notes.json"
+        TorchTrainer(
+            _loop,
+            train_loop_config={"problem": problem, "steps": steps, "notes": str(notes)},
+            scaling_config=ScalingConfig(num_workers=WORKERS, resources_per_worker={"CPU": 1}),
+            run_config=RunConfig(
+                name="whole", storage_path=storage, checkpoint_config=CheckpointConfig(num_to_keep=2)
+            ),
+        ).fit()
+        return json.loads(notes.read_text())
+
+
+def _loop(config: dict[str, Any]) -> None:
+    from benchmarks.peers.ray_train_state import Replica
+    from benchmarks.peers.step import train_step
+
+    problem: Problem = config["problem"]
+    data, held = problem.dataset(), Replica(problem)
+    ended: list[float] = []
+    for step in range(config["steps"]):
+        train_step(problem, data, held.model, held.optimizer, step, rank=held.rank, world=held.world)
+        ended.append(time.time())
+        if (step + 1) % CHECKPOINT_EVERY == 0:
+            held.report(step + 1)
+    if held.rank == 0:
+        Path(config["notes"]).write_text(json.dumps(ended))
+
+
+def measure(system: System, problem: Problem, steps: int) -> dict[str, Any]:
+    watch = ProcessorTime()
+    watch.start()
+    began = time.time()
+    if system == "Ray Train":
+        ended = ray_train(problem, steps)
+    else:
+        ended = ours(problem, steps, peers=system == "elastic_train")
+    counted = ended[WARM_UP:]
+    seconds = _gaps(counted)
+    return {
+        "system": system,
+        "size": problem.size,
+        "steps": len(seconds),
+        "step_s": statistics.median(seconds),
+        "mean_step_s": statistics.fmean(seconds),
+        "cpu_s": watch.between(counted[0], counted[-1]) / len(seconds),
+        "start_s": ended[0] - began,
+    }
+
+
+def _gaps(moments: Sequence[float]) -> list[float]:
+    return [later - earlier for earlier, later in itertools.pairwise(moments)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("system", choices=get_args(System))
+    parser.add_argument("size")
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--json", type=Path, required=True)
+    given = parser.parse_args()
+    found = measure(given.system, Problem(size=given.size), given.steps)
+    given.json.write_text(json.dumps(found))
+    os._exit(0)  # what Ray still has to end is nobody's measurement
+
+
+if __name__ == "__main__":
+    main()

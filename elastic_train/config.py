@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from elastic_train.axes import MODEL
 from elastic_train.clouds import CLOUDS
 from elastic_train.errors import ConfigError
 
@@ -228,7 +229,7 @@ class Parallelism:
     @property
     def divides_the_model(self) -> bool:
         """Whether a person asks for an axis that cuts computations, not only batches and memory."""
-        return any((getattr(self, axis) or 1) > 1 for axis in ("tp", "pp", "cp", "ep"))
+        return any((getattr(self, axis) or 1) > 1 for axis in MODEL)
 
     @property
     def together(self) -> int:

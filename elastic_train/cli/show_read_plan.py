@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from elastic_train.axes import AXES, BATCH
 from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.say import say, say_json
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text_columns import columns
-from elastic_train.planner.plan import AXES, bytes_text
-
-DATA_AXES = {"dp_shard", "dp_replicate"}
+from elastic_train.planner.plan import bytes_text
 
 
 def show_read_plan(
@@ -23,12 +22,12 @@ def show_read_plan(
         from elastic_train.cli.show_plan import held_by_ranks
 
         ranks = held_by_ranks(job, arguments, axes)
-    elif axes.keys() <= DATA_AXES:
+    elif axes.keys() <= set(BATCH):
         ranks = sharded(checkpoint, axes.get("dp_shard", 1))
     else:
         raise ConfigError(
             field="--to",
-            problem=f"{', '.join(sorted(axes.keys() - DATA_AXES))} cut a model in a way that its job knows.",
+            problem=f"{', '.join(sorted(axes.keys() - set(BATCH)))} cut a model in a way that its job knows.",
             remedy="Name it: --job JOB, and its options after it.",
         )
     plan = read_plan(checkpoint, ranks)

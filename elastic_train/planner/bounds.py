@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from elastic_train.axes import LAYERS
 from elastic_train.planner.cost import StepWork, columns_of
 from elastic_train.planner.hardware import Fleet, Hardware
 from elastic_train.planner.mesh_candidates import RECOMPUTES, Candidate, Candidates
@@ -35,16 +36,18 @@ class Totals:
 
 def totals(found: Candidates, stages: StageTable) -> Totals:
     """The columns, worked out once per distinct combination."""
-    divided = (found.tp, found.cp, found.ep, found.recompute)
-    coded = found.tp
+    divided = (*(getattr(found, axis) for axis in LAYERS), found.recompute)
+    coded = divided[0]
     for column in divided[1:]:
         coded = coded * (int(column.max(initial=0)) + 1) + column
     _, first, index = np.unique(coded, return_index=True, return_inverse=True)
     columns = np.zeros((9, len(found)))
     for number, at in enumerate(first.tolist()):
-        tp, cp, ep, kind = (int(column[at]) for column in divided)
+        *sizes, kind = (int(column[at]) for column in divided)
         mine = index == number
-        one = Candidate(mesh=Mesh(tp=tp, cp=cp, ep=ep), virtual=1, recompute=RECOMPUTES[kind])
+        one = Candidate(
+            mesh=Mesh(**dict(zip(LAYERS, sizes, strict=True))), virtual=1, recompute=RECOMPUTES[kind]
+        )
         times, memory = stages.of(one), stages.memory(one, 1)
         pp, virtual = found.pp[mine], found.virtual[mine]
         slowest = np.array([times.slowest.of(n + 1) for n in range(int(pp.max()))])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from elastic_train.axes import BATCH
 from elastic_train.config import Parallelism
 from elastic_train.planner.fit import Fit
 from elastic_train.planner.goodput_model import more
@@ -125,5 +126,5 @@ def _ends(plan: Plan, question: Question) -> float:
 
 
 def _asked(constraints: Parallelism) -> str:
-    named = (("dp_replicate", constraints.dp_replicate), ("dp_shard", constraints.dp_shard))
+    named = ((axis, getattr(constraints, axis)) for axis in BATCH)
     return " x ".join(f"{axis}={value}" for axis, value in named if value is not None)

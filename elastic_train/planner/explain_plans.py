@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from elastic_train.axes import MODEL
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.limits import Limits, limits
 from elastic_train.planner.plan import Infeasible, bytes_text
@@ -135,5 +136,5 @@ def _sizes(row: ExplainedPlan) -> str:
 
 
 def _limits(known: Limits) -> tuple[str, ...]:
-    values = ((axis, getattr(known, axis)[-1], known.why.get(axis, "")) for axis in ("tp", "pp", "cp", "ep"))
+    values = ((axis, getattr(known, axis)[-1], known.why.get(axis, "")) for axis in MODEL)
     return tuple(f"{axis} up to {most}: {why}" for axis, most, why in values if why)

@@ -6,12 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from elastic_train.axes import LAYERS, MODEL, RANKED
 from elastic_train.config import Parallelism
 from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible
-
-INNER = ("tp", "cp", "ep")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +28,7 @@ def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> Limits
     """The legal values. A model without layers, or without widths, allows 1 where they are needed."""
     if shape is None or not shape.layers:
         unknown = "the model's layers are not known"
-        return Limits(why=dict.fromkeys(("tp", "pp", "cp", "ep"), unknown))
+        return Limits(why=dict.fromkeys(MODEL, unknown))
     node = max(fleet.sizes, default=1)
     most = min(len(shape.layers), micro_batches, fleet.room(1)) if shape.chain else 1
     found: dict[str, tuple[int, ...]] = {}
@@ -37,7 +36,7 @@ def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> Limits
     if not shape.chain:
         why["pp"] = "no rules say that the model is a chain of blocks"
     if shape.widths is None:
-        why |= dict.fromkeys(INNER, "the model has no rules for it")
+        why |= dict.fromkeys(LAYERS, "the model has no rules for it")
     else:
         for axis, widths in _divisors(shape).items():
             every = ((name, size, cut) for name, size, cut in widths if size)
@@ -59,7 +58,7 @@ def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> Limits
 
 def refused(constraints: Parallelism, known: Limits, fleet: Fleet, micro_batches: int) -> Infeasible | None:
     """Why a person's constraints cannot be, with the nearest legal values; None where they can."""
-    for axis in ("tp", "pp", "cp", "ep"):
+    for axis in MODEL:
         asked, legal = getattr(constraints, axis) or 1, getattr(known, axis)
         if asked not in legal:
             values = "legal are" if len(legal) > 1 else "the legal value is"
@@ -73,7 +72,7 @@ def _too_many(constraints: Parallelism, fleet: Fleet, micro_batches: int) -> Inf
     """Whether the fixed axes together need more ranks, or more micro-batches, than there are."""
     tp, pp, cp = (getattr(constraints, axis) or 1 for axis in ("tp", "pp", "cp"))
     replicate, shard = constraints.dp_replicate or 1, constraints.dp_shard or 1
-    fixed = {a: getattr(constraints, a) for a in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
+    fixed = {a: getattr(constraints, a) for a in RANKED}
     named = " x ".join(f"{axis}={n}" for axis, n in fixed.items() if n is not None)
     dp, block = replicate * shard, tp * cp
     room = fleet.room(block)
@@ -86,7 +85,7 @@ def _too_many(constraints: Parallelism, fleet: Fleet, micro_batches: int) -> Inf
             f"{' or '.join(legal)}"
         )
     if dp * pp > micro_batches:
-        parts = [(axis, n) for axis, n in fixed.items() if axis in ("pp", "dp_replicate", "dp_shard") and n]
+        parts = [(axis, n) for axis, n in fixed.items() if axis not in LAYERS and n]
         legal = [f"{axis} up to {micro_batches * n // (dp * pp)}" for axis, n in parts]
         return Infeasible(
             reason=f"parallelism {named} needs {dp * pp} micro-batches, {pp} for each of {dp} data-parallel "

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from elastic_train.axes import AXES
 from elastic_train.config import Parallelism
 from elastic_train.planner.hardware import Fleet, Hardware
 from elastic_train.planner.limits import Limits
@@ -63,14 +64,7 @@ class Candidates:
 
     def at(self, i: int) -> Candidate:
         return Candidate(
-            mesh=Mesh(
-                pp=int(self.pp[i]),
-                dp_replicate=int(self.dp_replicate[i]),
-                dp_shard=int(self.dp_shard[i]),
-                cp=int(self.cp[i]),
-                tp=int(self.tp[i]),
-                ep=int(self.ep[i]),
-            ),
+            mesh=Mesh(**{axis: int(getattr(self, axis)[i]) for axis in AXES}),
             virtual=int(self.virtual[i]),
             recompute=RECOMPUTES[int(self.recompute[i])],
             split=bool(self.split[i]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from elastic_train.axes import BATCH, MODEL
 from elastic_train.config import Parallelism
 from elastic_train.planner.plan import Infeasible, Mesh
 
@@ -29,18 +30,14 @@ def impossible(workers: int, micro_batches: int, constraints: Parallelism) -> In
     """Why no mesh is possible, with the nearest legal values; None where one is."""
     if workers == 0:
         return Infeasible(reason="no worker is there, one is enough to start")
-    for axis in ("tp", "pp", "cp", "ep"):
+    for axis in MODEL:
         if (getattr(constraints, axis) or 1) > 1:
             return Infeasible(
                 reason=f"parallelism.{axis}={getattr(constraints, axis)} is not possible: without the "
                 f"model's layers only data-parallel axes are planned, so the legal value is 1"
             )
     limit = min(workers, micro_batches)
-    asked = {
-        axis: value
-        for axis, value in (("dp_replicate", constraints.dp_replicate), ("dp_shard", constraints.dp_shard))
-        if value is not None
-    }
+    asked = {axis: n for axis in BATCH if (n := getattr(constraints, axis)) is not None}
     needed = 1
     for value in asked.values():
         needed *= value

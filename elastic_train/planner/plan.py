@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from elastic_train.axes import AXES, RANKED
+
 Recompute = Literal["none", "selective", "full"]
 """What backward computes again instead of keeping it: nothing, attention's inside, whole layers."""
 
@@ -13,13 +15,10 @@ Schedule = Literal["1F1B", "ZeroBubble", "Interleaved1F1B"]
 """Order of forwards and backwards over the stages: one forward, one backward; with the gradients of weights
 apart, where a stage would wait (ZB-H1); with several stages on each pp index."""
 
-AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
-"""Mesh axes in rank order, the outermost first: rank = ((pp * R + dp_replicate) * S + dp_shard) ..."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Sizes of the named axes over ranks. `ep` is the inner part of dp_shard: no factor of `size`."""
+    """Sizes of the axes in rank order. `ep` is the inner part of dp_shard: no factor of `size`."""
 
     pp: int = 1
     dp_replicate: int = 1
@@ -30,7 +29,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+        return math.prod(getattr(self, axis) for axis in RANKED)
 
     @property
     def dp(self) -> int:
@@ -40,7 +39,7 @@ class Mesh:
     def coordinate(self, rank: int) -> dict[str, int]:
         """Axis name -> position of a rank."""
         position: dict[str, int] = {}
-        for axis in ("tp", "cp", "dp_shard", "dp_replicate", "pp"):
+        for axis in reversed(RANKED):
             rank, position[axis] = divmod(rank, getattr(self, axis))
         return position
 

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from elastic_train.axes import AXES
 from elastic_train.planner.bounds import may_fit, step_seconds, totals
 from elastic_train.planner.limits import Limits
 from elastic_train.planner.mesh_candidates import Candidates, candidates, recomputes
@@ -157,6 +158,6 @@ class Ranking:
 
 def _is(found: Candidates, mesh: Mesh) -> NDArray[np.bool_]:
     same = np.ones(len(found), bool)
-    for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep"):
+    for axis in AXES:
         same &= getattr(found, axis) == getattr(mesh, axis)
     return same

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from elastic_train.axes import LAYERS
 from elastic_train.planner.hardware import Hardware
 from elastic_train.planner.mesh_candidates import Candidate
 from elastic_train.planner.model_shape import ModelShape
@@ -14,12 +15,11 @@ from elastic_train.planner.rows import Floats, seconds, tensors_of
 from elastic_train.planner.stage_memory import StageMemory
 from elastic_train.planner.stages import Slowest, cut
 
-Cut = tuple[int, int, int, Recompute]
 Kind = tuple[Mesh, Recompute, bool, int, bool]
 
 
 class Times:
-    """Seconds per layer under tp, cp, ep and a recomputation."""
+    """Seconds per layer under the axes that divide one, and a recomputation."""
 
     def __init__(self, each: Floats) -> None:
         self.each, self.whole = each, float(each.sum())
@@ -32,21 +32,18 @@ class StageTable:
     def __init__(self, shape: ModelShape, hardware: Hardware) -> None:
         self._shape, self._hardware = shape, hardware
         self.tensors = tensors_of(shape)
-        self._times: dict[Cut, Times] = {}
+        self._times: dict[tuple[int | Recompute, ...], Times] = {}
         self._memory: dict[Kind, StageMemory] = {}
         self._fitting: dict[Kind, Slowest] = {}
 
-    def times(self, tp: int, cp: int, ep: int, recompute: Recompute) -> Times:
-        key = (tp, cp, ep, recompute)
+    def of(self, candidate: Candidate) -> Times:
+        divided = {axis: getattr(candidate.mesh, axis) for axis in LAYERS}
+        key = (*divided.values(), candidate.recompute)
         if key not in self._times:
-            mesh = Mesh(tp=tp, cp=cp, ep=ep)
+            mesh, recompute = Mesh(**divided), candidate.recompute
             computing, moving = seconds(self._shape, mesh, recompute, self._hardware.inside)
             self._times[key] = Times(computing + moving)
         return self._times[key]
-
-    def of(self, candidate: Candidate) -> Times:
-        mesh = candidate.mesh
-        return self.times(mesh.tp, mesh.cp, mesh.ep, candidate.recompute)
 
     def memory(self, candidate: Candidate, rounds: int) -> StageMemory:
         key = self._key(candidate, rounds)

@@ -24,6 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from elastic_train.axes import BATCH, RANKED
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.train.collectives.interruptible_group import CollectiveFailed, InterruptibleGroup
@@ -72,9 +73,8 @@ def _raised_in(error: BaseException) -> str:
 
 
 def axes(mesh: Mesh) -> tuple[str, ...]:
-    """The axes of a device mesh: `dp_replicate` and `dp_shard`, and those of pp, cp, tp larger than 1."""
-    names = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-    return tuple(name for name in names if name.startswith("dp_") or getattr(mesh, name) > 1)
+    """The axes of a device mesh: those of the batch, and the others that are larger than 1."""
+    return tuple(name for name in RANKED if name in BATCH or getattr(mesh, name) > 1)
 
 
 class Group:

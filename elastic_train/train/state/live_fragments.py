@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor import Shard as TorchShard
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from elastic_train.axes import AXES, RANKED
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import ITEM_BYTES, Fragments
 from elastic_train.geometry.fused import Run, logical_boxes
@@ -118,15 +119,14 @@ def replica_of(fqn: str, value: torch.Tensor, place: MeshPosition) -> Replica:
         names = value.device_mesh.mesh_dim_names
         assert names is not None
         cut = {n for n, p in zip(names, value.placements, strict=True) if not isinstance(p, Replicate)}
-        if "ep" in cut:
-            cut.add("dp_shard")  # ep and expert_shard together are this axis
+        cut |= {AXES[n].part_of for n in cut if n in AXES}  # with expert_shard, a part is the whole axis
     stages = place.stages_of(fqn)
     sizes = [(str(stages), len(stages), stages.index(place.stage))] if len(stages) > 1 else []
     at = place.mesh.coordinate(place.rank)
     sizes += [
         (axis, getattr(place.mesh, axis), at[axis])
-        for axis in ("dp_replicate", "dp_shard", "cp", "tp")
-        if axis not in cut and getattr(place.mesh, axis) > 1
+        for axis in RANKED
+        if AXES[axis].divides != "stages" and axis not in cut and getattr(place.mesh, axis) > 1
     ]
     index = 0
     for _, size, own in sizes:

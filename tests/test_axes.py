@@ -1,0 +1,31 @@
+"""The table of parallel axes, and what has a field for each of them."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from elastic_train.axes import AXES, MODEL, RANKED
+from elastic_train.config import Parallelism
+from elastic_train.planner.limits import Limits
+from elastic_train.planner.mesh_candidates import Candidates
+from elastic_train.planner.plan import Mesh
+
+pytestmark = pytest.mark.ring0
+
+
+@pytest.mark.parametrize(
+    ("kind", "axes"), [(Mesh, AXES), (Parallelism, AXES), (Candidates, AXES), (Limits, MODEL)]
+)
+def test_every_axis_is_a_field(kind: type, axes: tuple[str, ...]) -> None:
+    assert set(axes) <= {field.name for field in fields(kind)}
+
+
+def test_ranks_are_counted_along_the_table() -> None:
+    mesh = Mesh(**dict(zip(RANKED, (2, 3, 4, 5, 6), strict=True)))
+    rank = 0
+    for axis in RANKED:
+        rank = rank * getattr(mesh, axis) + 1
+    assert mesh.coordinate(rank) == dict.fromkeys(reversed(RANKED), 1)
+    assert mesh.size == 2 * 3 * 4 * 5 * 6

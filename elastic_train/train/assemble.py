@@ -14,7 +14,7 @@ from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import optimizer as optimizers
 from elastic_train.train.model.build import allocate, draw, tensors
 from elastic_train.train.model.lr_schedule import scheduler_of
-from elastic_train.train.model.module_state import modes_of
+from elastic_train.train.model.module_state import built
 from elastic_train.train.model.moving_state import Moving
 from elastic_train.train.model.optimizer import Groups
 from elastic_train.train.model.optimizer_probe import check_apart, check_sharded_update, moving_of
@@ -99,7 +99,7 @@ def assemble(
         registered=found,
         optimizer=optimizer,
         moving=moving,
-        modes=modes_of(blueprint.model),
+        built=built(blueprint.model),
         schedule=schedule,
         device=device,
         whole_bytes=whole_bytes,

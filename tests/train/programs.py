@@ -21,7 +21,7 @@ from elastic_train.testing.gloo_pool import GlooPool, PoolError
 from elastic_train.train.declaration.loop_task import LoopTask, task_of
 from elastic_train.train.model.collate import caller, collate
 from elastic_train.train.model.plain_build import default_dtype
-from elastic_train.train.model.rng import Randomness
+from elastic_train.train.model.rng import Randomness, derive, seed_all
 from elastic_train.train.model.several_models import Models
 from elastic_train.train.task import Task
 
@@ -218,8 +218,11 @@ def _mean_gradient(parameters: Any, factor: float) -> float:
 
 
 def _weights(model: nn.Module) -> dict[str, np.ndarray]:
-    found = {name: p.detach().numpy() for name, p in model.named_parameters()}
-    found |= {name: buffer.numpy() for name, buffer in model.named_buffers()}
+    whole = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    found = {
+        name: (value.float() if value.dtype == torch.bfloat16 else value).detach().numpy()
+        for name, value in whole.items()
+    }
     return {name: value for name, value in found.items() if value.size}
 
 
@@ -251,7 +254,10 @@ class PlainStep:
         context = self._context
         self.loss = float(torch.stack(self._losses).sum()) / 8
         context.outcome.losses.append(self.loss)
-        context.outcome.norms.append(_mean_gradient(context.models.parameters(), 1.0))
+        updated = {id(p) for o in context.updated for group in o.param_groups for p in group["params"]}
+        due = [p for p in context.models.parameters() if id(p) not in updated]
+        context.outcome.norms.append(_mean_gradient(due, 1.0))
+        self.grad_norm = context.outcome.norms[-1]
         for optimizer in context.optimizers:
             if optimizer not in context.updated:
                 optimizer.step()
@@ -308,6 +314,7 @@ class PlainContext:
         order = SampleOrder(SAMPLES, spec(1).batch)
         for step in range(1, STEPS + 1):
             self.models.zero_grad()
+            seed_all(derive(SEED, "loop", step))  # what is drawn beside micro-batches is the step's
             yield PlainBatch(self, data, step, order)
 
     @contextmanager

@@ -57,6 +57,7 @@ class UsersLoop(Loop):
             shards.registered,
             max_steps=self._spec.max_steps,
             steps_per_epoch=self._order.steps_per_epoch,
+            seed=self._spec.batch.seed,
             edits=task.edits,
         )
         done = False

@@ -25,12 +25,12 @@ from elastic_train.train.declaration.declare import declared
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import placed
 from elastic_train.train.model.rng import derive, seed_all
-from elastic_train.train.model.several_models import Optimizers
+from elastic_train.train.model.several_models import Optimizers, check_groups
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.flight import Tally, Work
-from elastic_train.train.step.rehearsal import check_unchanged, versions
+from elastic_train.train.step.rehearsal import check_unchanged, local, versions
 from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.update import gradient_factor, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
@@ -77,8 +77,17 @@ class LoopStepper(Stepper):
         self.number, self._passes, self._within = step, 0, False
         self._jobs = self.work(step)
         self._versions = versions(self._shards.parameters)
+        self._marks = dict[str, tuple[int, int]]()  # of gradients, as the last backward left them
+        check_groups(self._optimizers)
+        self.adopt_buffers()
         self._job, self._images = None, {}
         self._micro_batches = self._order.micro_batches(step)
+
+    def adopt_buffers(self) -> None:
+        """What the loop wrote into buffers is theirs, and what it put in their places is copied into them."""
+        registered = self._shards.registered
+        ours = registered.tensors if registered is not None else {}
+        self._buffers.adopt({f: b for f, b in self._shards.buffers.items() if f not in ours})
 
     def _retrain(self) -> None:
         """The loop may have frozen or unfrozen parameters since the last step, on all ranks alike."""
@@ -143,12 +152,14 @@ class LoopStepper(Stepper):
             )
         self._with_counts = count is not None
         micro = job.micro_batch
+        self._check_gradients()
         self._mark("backward", self.number, micro.index)
         if count is None:
             loss = loss * len(micro.ids)
         start = 0.0 if job.filler else 1.0 / self._spec.batch.global_size
-        with torch.autocast(self._shards.device.type, enabled=False):
+        with torch.autocast(self._shards.device.type, enabled=False), self._rehearsal.backward():
             loss.backward(torch.full_like(loss, start), retain_graph=retain_graph)
+        self._marks = self._gradient_marks()
         if not job.filler:
             self._tally.loss = self._tally.loss + loss.detach().double()
             if count is not None:
@@ -259,6 +270,7 @@ class LoopStepper(Stepper):
     def _summed(self, names: set[str]) -> StepStatistics:
         """The gradients of some optimizers summed over the ranks, and none for the others."""
         self._complete()
+        self._check_gradients()
         step = self.number
         chosen = {id(p) for n in names for g in self._optimizers.parts[n].param_groups for p in g["params"]}
         own = {fqn: p for fqn, p in self._trainable.items() if id(p) in chosen}
@@ -296,9 +308,30 @@ class LoopStepper(Stepper):
         """What belonged to the last update. Gathered tensors are older than it."""
         self._presence.reset()
         self._tally, self._counted_ids, self._with_counts = Tally(), set(), None
+        self._marks = {}
         for module in self._shards.model.modules():
             if isinstance(module, FSDPModule):
                 module.reshard()
+
+    def _gradient_marks(self) -> dict[str, tuple[int, int]]:
+        """What every write to a gradient changes."""
+        return {
+            fqn: (id(parameter.grad), parameter.grad._version + local(parameter.grad)._version)
+            for fqn, parameter in self._trainable.items()
+            if parameter.grad is not None
+        }
+
+    def _check_gradients(self) -> None:
+        """ConfigError where the loop changed a gradient: it is this rank's share. It may drop one."""
+        for fqn, mark in self._gradient_marks().items():
+            if self._marks.get(fqn) != mark:
+                raise ConfigError(
+                    field=f"model.{fqn}",
+                    problem="its gradient was changed inside the step, and not by step.backward: there it is "
+                    "that of some samples, and not yet of the global batch.",
+                    remedy="Change it in a hook before the optimizer's step (register_step_pre_hook), where "
+                    "it is that of the mean over the global batch; clip by ElasticTrainer(clip_norm=...).",
+                )
 
     def _complete(self) -> None:
         if self._within:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
@@ -15,17 +17,19 @@ from elastic_train.errors import ConfigError
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import Agreed, LoopStepper
+from elastic_train.train.custom.loop_variables import carried
 from elastic_train.train.declaration.abort import Paused, aborting
 from elastic_train.train.declaration.declare import Declaration
 from elastic_train.train.model import module_state
 from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.registered_state import Registered
-from elastic_train.train.model.rng import set_generator_states
-from elastic_train.train.model.user_hooks import check_whole, hooks_of
+from elastic_train.train.model.rng import derive, seed_all, set_generator_states
+from elastic_train.train.model.user_hooks import check_structure, check_whole, hooks_of, structure_of
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.training_loop import StepReport
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 
 
 class LoopEngine(Protocol):
@@ -63,13 +67,14 @@ class Running:
         *,
         max_steps: int,
         steps_per_epoch: int,
+        seed: int,
         edits: Edits,
     ) -> None:
         shards = engine.shards
         self.rank, self.world_size = shards.rank, shards.plan.world_size
         self.device, self.max_steps = shards.device, max_steps
         self._engine, self._declaration, self._registered = engine, declaration, registered
-        self._steps_per_epoch, self.edits = steps_per_epoch, edits
+        self._steps_per_epoch, self._seed, self.edits = steps_per_epoch, seed, edits
         edits.enter()
         self._settings = [s for part in declaration.optimizers for s in declaration.settings[part]]
         self._things: dict[str, Any] = {}
@@ -116,6 +121,7 @@ class Running:
 
     def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[StepBatch]:
         self._enter()
+        frame, said = sys._getframe(1), self.rank > 0 or self.at > 0
         while True:
             if self._at_head:
                 raise ConfigError(
@@ -129,6 +135,15 @@ class Running:
                 return
             self._at_head = True
             step = self.at + 1
+            if not said:
+                said = True
+                for name in carried(frame):
+                    log.warning(
+                        "loop: the variable %r goes from one step to the next and is not kept: it begins "
+                        "anew whenever the group changes. Register what training depends on, by ctx.register",
+                        name,
+                    )
+            seed_all(derive(self._seed, "loop", step), self.device)  # what the loop draws before the step
             yield StepBatch(self._engine.passes, step, (step - 1) // self._steps_per_epoch, self._iterated)
 
     @contextmanager
@@ -140,6 +155,7 @@ class Running:
                 remedy="One `with ctx.step()` for each batch of ctx.batches(...).",
             )
         passes, number = self._engine.passes, self.at + 1
+        check_structure(self._structure, self._engine.shards.model)
         self.edits.check_head(self._engine.shards)
         with aborting():
             self._engine.check()
@@ -223,6 +239,7 @@ class Running:
                 )
             shards.train(self._trained)
             module_state.restore(shards.model, shards.modules, shards.device)
+        self._structure = structure_of(shards.model)
         for fqn, parameter in shards.parameters.items():
             if hooks_of({fqn: parameter}, engines=False):
                 check_whole(fqn, parameter)
@@ -236,6 +253,7 @@ class Running:
 
     def _capture(self) -> None:
         shards = self._engine.shards
+        self._engine.passes.adopt_buffers()
         if self.at > 0:
             for name, thing in self._things.items():
                 self._registered.capture(name, thing)

@@ -15,6 +15,8 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.closures import cells_of
+from elastic_train.train.model.value_prints import print_of
 
 Leaf = int | float | str | bool | None
 
@@ -117,7 +119,29 @@ def scheduler_of(made: object, optimizer: torch.optim.Optimizer) -> Schedule | N
             field="task.schedule",
             problem=f"returned {type(made).__name__}, not a torch learning rate scheduler.",
         )
+    check_functions(made, "task.schedule")
     return Schedule(made, optimizer)
+
+
+def check_functions(schedule: object, field: str) -> None:
+    """ConfigError for a function of the step that keeps state: torch saves that of objects alone."""
+    functions = getattr(schedule, "lr_lambdas", ())
+    for function in functions:
+        if not hasattr(function, "__code__"):
+            continue
+        before = print_of(cells_of(function))
+        first, second = function(0), function(0)
+        if first != second or print_of(cells_of(function)) != before:
+            raise ConfigError(
+                field=field,
+                problem=f"{getattr(function, '__qualname__', function)} of {type(schedule).__name__} gives "
+                "another factor when it is called again: what it keeps would be lost whenever the group "
+                "changes.",
+                remedy="Compute the factor from the step alone, or give an object with __call__ that keeps "
+                "what it needs in its attributes.",
+            )
+    for inner in getattr(schedule, "_schedulers", ()):
+        check_functions(inner, field)
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Leaf]]:
@@ -147,8 +171,9 @@ def _set(container: Any, path: list[str], value: Leaf) -> Any:
         return {**container, key: _set(container.get(key), rest, value)}
     if isinstance(container, list | tuple):
         items = list(container)
-        if not name.isdigit() or int(name) >= len(items):
+        if not name.isdigit():
             return container
+        items += [None] * (int(name) + 1 - len(items))  # it grew since
         items[int(name)] = _set(items[int(name)], rest, value)
         return type(container)(items)
     return value if not rest else container

@@ -1,5 +1,5 @@
-"""What modules keep beside parameters and buffers: their mode, and `get_extra_state`. The document
-carries it.
+"""What modules keep beside parameters and buffers: their mode, `get_extra_state`, and attributes that a loop
+sets. The document carries it.
 """
 
 from __future__ import annotations
@@ -19,24 +19,47 @@ State = dict[str, dict[str, Any]]
 """By the path of a module, JSON values."""
 
 
-def modes_of(model: nn.Module) -> dict[str, bool]:
-    """Whether each module is in training mode."""
-    return {canonical(path): module.training for path, module in model.named_modules()}
+def built(model: nn.Module) -> State:
+    """The mode of each module, and its attributes that are numbers, texts or flags."""
+    return {
+        canonical(path): {"training": module.training, **_attributes(module)}
+        for path, module in model.named_modules()
+    }
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and name != "training"
+        and (value is None or type(value) in (bool, int, float, str))
+    }
 
 
 def keeps_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
-def capture(model: nn.Module, modes: Mapping[str, bool]) -> State:
-    """What there is, as it is now: modes where they are not those in `modes`. ConfigError names what cannot
-    be stored."""
+def capture(model: nn.Module, before: Mapping[str, Mapping[str, Any]], *, attributes: bool = False) -> State:
+    """What there is, as it is now: modes, and `attributes` where wanted, that are not as `before`.
+
+    ConfigError names what cannot be stored.
+    """
     found: State = {}
     for raw, module in model.named_modules():
         path = canonical(raw)
         own: dict[str, Any] = {}
-        if modes.get(path, module.training) != module.training:
+        was = before.get(path, {"training": module.training})
+        if was["training"] != module.training:
             own["training"] = module.training
+        changed = {
+            name: value
+            for name, value in (_attributes(module) if attributes else {}).items()
+            if name not in was or (type(was[name]), was[name]) != (type(value), value)
+        }
+        if changed:
+            own["attributes"] = changed
         if keeps_extra_state(module):
             try:
                 own["extra"] = encoded(module.get_extra_state())
@@ -60,6 +83,8 @@ def restore(model: nn.Module, state: Mapping[str, Mapping[str, Any]], device: to
             continue  # of another stage
         if "training" in own:
             module.training = own["training"]
+        for name, value in own.get("attributes", {}).items():
+            setattr(module, name, value)
         if "extra" in own and keeps_extra_state(module):
             module.set_extra_state(decoded(own["extra"], device))
 

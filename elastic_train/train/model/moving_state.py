@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.model.optimizer import TORCHS_OWN
+from elastic_train.train.model.optimizer_fields import TORCHS_OWN
 from elastic_train.train.model.plain_values import Unstorable, decoded, encoded
 from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.model.value_prints import print_of

@@ -15,36 +15,13 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.optimizer_fields import TORCHS_OWN
+from elastic_train.train.model.optimizer_reach import check_reach
 from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.task import Task
 
 Groups = tuple[tuple[str, ...], ...]
 """The fqns of each parameter group, in order."""
-
-
-TORCHS_OWN = frozenset(
-    {
-        "state",
-        "param_groups",
-        "defaults",
-        "parts",
-        "step",
-        "_opt_called",
-        "_hook_for_profile",
-        "_need_device_dtype_check_for_fused",
-        "_optimizer_load_state_dict_post_hooks",
-        "_optimizer_load_state_dict_pre_hooks",
-        "_optimizer_state_dict_post_hooks",
-        "_optimizer_state_dict_pre_hooks",
-        "_optimizer_step_post_hooks",
-        "_optimizer_step_pre_hooks",
-        "_patch_step_function",
-        "_step_count",
-        "_warned_capturable_if_run_uncaptured",
-        "_zero_grad_profile_name",
-    }
-)
-"""Attributes that torch keeps itself, and whose values no update depends on."""
 
 
 def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, Groups]:
@@ -68,6 +45,7 @@ def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.
             problem=f"{name} holds {foreign} parameters that were not passed to it.",
             remedy="Build it from named_params.",
         )
+    check_reach(optimizer, known)
     return optimizer, tuple(tuple(known[id(p)] for p in g["params"]) for g in optimizer.param_groups)
 
 

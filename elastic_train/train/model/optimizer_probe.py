@@ -11,6 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.collectives.process_group import is_collective_error
+from elastic_train.train.model.closures import cells_of
 from elastic_train.train.model.moving_state import Moving, check_storable, prints
 from elastic_train.train.model.optimizer import Groups, twin
 from elastic_train.train.model.rng import preserved
@@ -134,10 +135,7 @@ def _hooks(optimizer: torch.optim.Optimizer) -> dict[str, Hashable]:
     for part in parts:
         for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
             for hook in vars(part).get(kind, {}).values():
-                cells = [cell.cell_contents for cell in getattr(hook, "__closure__", None) or ()]
-                owner = getattr(hook, "__self__", None)
-                held = [*cells, *([vars(owner)] if hasattr(owner, "__dict__") else [])]
-                found[getattr(hook, "__qualname__", repr(hook))] = print_of(held)
+                found[getattr(hook, "__qualname__", repr(hook))] = print_of(cells_of(hook))
     return found
 
 

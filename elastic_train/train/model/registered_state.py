@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.lr_schedule import check_functions
 
 VALUES = (bool, int, float, str)
 
@@ -68,6 +69,7 @@ def check_registered(name: str, thing: Any) -> None:
             field=f"ctx.register({name!r})",
             problem=f"{type(thing).__name__} has no state_dict() and load_state_dict().",
         )
+    check_functions(thing, f"ctx.register({name!r})")
 
 
 def _belongs(path: str, name: str) -> bool:

@@ -67,6 +67,20 @@ class Optimizers(torch.optim.Optimizer):
             start = stop
 
 
+def check_groups(optimizer: Optimizers) -> None:
+    """ConfigError where a loop gave an optimizer other groups."""
+    ours = {id(group) for group in optimizer.param_groups}
+    for name, part in optimizer.parts.items():
+        if any(id(group) not in ours for group in part.param_groups):
+            raise ConfigError(
+                field=f"ctx.optimizer({name!r})",
+                problem="it was given another parameter group while it trains, which no other worker would "
+                "know of.",
+                remedy="Declare all groups where it is made; set requires_grad, or a group's lr to 0, for "
+                "what trains later.",
+            )
+
+
 def check_model(name: str, model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ConfigError(

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.tensor_names import canonical
 
 _OF_MODULES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -104,3 +105,33 @@ def _places(model: nn.Module) -> Iterator[tuple[Any, str]]:
         yield from ((module, kind) for kind in _OF_MODULES)
     for parameter in model.parameters():
         yield from ((parameter, kind) for kind in _OF_TENSORS)
+
+
+def structure_of(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """By path, which module stands there, and how many hooks it and its parameters have."""
+    return {
+        canonical(path): (
+            id(module),
+            *(len(vars(module).get(kind) or ()) for kind in _OF_MODULES),
+            sum(len(p._backward_hooks or ()) for p in module.parameters(recurse=False)),
+        )
+        for path, module in model.named_modules()
+    }
+
+
+def check_structure(before: Mapping[str, tuple[int, ...]], model: nn.Module) -> None:
+    """ConfigError where a loop changed what its models are made of since its first batch."""
+    now = structure_of(model)
+    for path in sorted(before.keys() | now.keys()):
+        was, found = before.get(path), now.get(path)
+        if was == found:
+            continue
+        whole = was is None or found is None or was[0] != found[0]
+        what = "this module" if whole else "the hooks of this module"
+        raise ConfigError(
+            field=f"model.{path}",
+            problem=f"the loop changed {what} while it trains, and would do so again, or never, whenever it "
+            "is entered anew.",
+            remedy="Make modules and register hooks before the first batch, and let what happens at a step "
+            "depend on an attribute.",
+        )

@@ -7,6 +7,7 @@ copies that its ranks would build: torch's `reset_parameters` then draws other n
 
 from __future__ import annotations
 
+import copy
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,7 +78,8 @@ def give_values(task: Task, spec: RunSpec, shards: Shards) -> tuple[str, ...]:
 
 def built_values(task: Task, spec: RunSpec) -> Values:
     """The model built for real. A tensor that its code left empty is its module's to reset."""
-    build = task.models if isinstance(task, LoopTask) else task.model
+    # A copy: a task that keeps its model keeps the one that is trained.
+    build = task.models if isinstance(task, LoopTask) else copy.copy(task).model
     model = plainly(build, DTYPE_OF[spec.precision], spec.batch.seed)
     own = task.with_init if isinstance(task, LoopTask) else frozenset[str]()
     for path, module in model.named_modules():

@@ -59,7 +59,7 @@ class Shards:
     schedule: Schedule | None
     device: torch.device
     moving: Moving = field(default_factory=Moving)  # what the optimizer changes beside its state
-    modes: Mapping[str, bool] = field(default_factory=dict[str, bool])  # of the modules, as they were built
+    built: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # modules, as they were
     modules: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # at the last boundary
     whole_bytes: int = 0  # of the model's parameters and buffers
     by_module: bool | None = None
@@ -141,7 +141,8 @@ class Shards:
     def look_at_modules(self) -> None:
         """Keep what modules hold beside their tensors, as it is now."""
         if self.blueprint is not None:
-            self.modules = module_state.capture(self.model, self.modes)
+            loops = self.registered is not None
+            self.modules = module_state.capture(self.model, self.built, attributes=loops)
 
     def drop_gradients(self) -> None:
         self.reached = self.progressive = None

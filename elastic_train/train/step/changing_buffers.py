@@ -10,7 +10,7 @@ Any other buffer that a forward changes would differ between ranks and is refuse
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -74,7 +74,8 @@ class ChangingBuffers:
         through the same part of the model."""
         self._data = data
         named = buffers_of(model)
-        self._slots = [slots[0] for slots in named.slots.values()]
+        self._places = {fqn: slots[0] for fqn, slots in named.slots.items()}
+        self._slots = list(self._places.values())
         self._norms = _norms(named)
         self._width = sum(2 * norm.width + 1 for norm in self._norms)
         self._rows: dict[int, Tensor] = {}
@@ -124,6 +125,24 @@ class ChangingBuffers:
             self._swap_out()
         self._refuse_changes()
 
+    def adopt(self, buffers: Mapping[str, Tensor]) -> None:
+        """What others than a forward did to buffers since the last step is what they are from now on: their
+        values, and what hangs in the places of `buffers`, by fqn. ConfigError where that has another shape or
+        dtype.
+        """
+        for fqn, slot in self._places.items():
+            now, ours = slot.module._buffers.get(slot.name), buffers.get(fqn)
+            if now is ours or ours is None or slot.name in slot.module._non_persistent_buffers_set:
+                continue
+            if now is None or now.shape != ours.shape or now.dtype != ours.dtype:
+                raise _odd(fqn, "the loop")
+            ours.copy_(now.detach())
+            slot.module._buffers[slot.name] = ours
+        for fqn, watched in self._watched.items():
+            now = watched.slot.module._buffers.get(watched.slot.name)
+            if now is not None and (now is not watched.tensor or now._version != watched.version):
+                self._watched[fqn] = _watched(watched.slot)
+
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
         """A forward inside of a watched micro-batch leaves no trace, in no buffer."""
@@ -167,11 +186,7 @@ class ChangingBuffers:
             if now is tensor:
                 continue
             if now is None or now.shape != tensor.shape or now.dtype != tensor.dtype:
-                raise ConfigError(
-                    field=f"model.{fqn}",
-                    problem="forward puts a buffer of another shape or dtype in the place of this one.",
-                    remedy="Keep its shape and dtype, or register it with persistent=False.",
-                )
+                raise _odd(fqn, "forward")
             found[fqn] = now.detach().clone()
             slot.module._buffers[slot.name] = tensor
         return found
@@ -279,6 +294,14 @@ def _watched(slot: Slot) -> _Watched:
 
 def _content(tensor: Tensor) -> int:
     return zlib.crc32(numpy_bits(tensor.detach().cpu().contiguous()).data)
+
+
+def _odd(fqn: str, who: str) -> ConfigError:
+    return ConfigError(
+        field=f"model.{fqn}",
+        problem=f"{who} puts a buffer of another shape or dtype in the place of this one.",
+        remedy="Keep its shape and dtype, or register it with persistent=False.",
+    )
 
 
 def _changed(fqn: str) -> ConfigError:

@@ -59,6 +59,7 @@ class Rehearsal:
             self._roots = dict(model.named_children())
         self._buffers, self._randomness = buffers, randomness
         self._parameters, self._device, self._several = parameters, device, several
+        self._backwards = dict(self._roots)
         self._inside = False
         self._first: dict[str, tuple[dict[Place, Hashable], list[Any]]] = {}
         self._hooks: list[Any] = []
@@ -76,6 +77,17 @@ class Rehearsal:
                 hook.remove()
             self._hooks.clear()
             self._roots = {}
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """The backward of a micro-batch belongs inside. The first is looked at: what hooks keep shows."""
+        models, self._backwards = self._backwards, {}
+        before = {path: _attributes(root, path) for path, root in models.items()}
+        yield
+        for path, root in models.items():
+            for place, mark in _attributes(root, path).items():
+                if before[path].get(place) != mark:
+                    raise _moves(place, self._several, "backward")
 
     def take_back(self) -> None:
         """The first micro-batch did not count: parameters are as they were before its forward."""
@@ -105,11 +117,13 @@ class Rehearsal:
             # Alone, a forward may change what it likes: then the first one counts once.
             extra = [] if self._several else _extra_states(root)
             kept = {} if self._several else {p: p.detach().clone() for p in self._parameters.values()}
-            args, kwargs = pytree.tree_map_only(torch.Tensor, _again, (args, kwargs))
+            args, kwargs = pytree.tree_map_only(torch.Tensor, again, (args, kwargs))
             try:
                 with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
+                    there = _built(root)
                     output = root(*args, **kwargs)
-                    self._first[path] = _attributes(root, path), _leaves(output)
+                    _check_built(there, root, path)
+                    self._first[path] = _attributes(root, path), leaves_of(output)
                     after = marks_of(self._parameters)
                     self._check_parameters(before, after)
                     changed = [p for fqn, p in self._parameters.items() if before[fqn] != after[fqn]]
@@ -136,7 +150,7 @@ class Rehearsal:
                 kept = place[0] in declared and not self._several
                 if attributes.get(place) != mark and not kept:
                     raise _moves(place, self._several)
-            if not kept_alike(first, _leaves(output), self._device) and (self._several or not declared):
+            if not kept_alike(first, leaves_of(output), self._device) and (self._several or not declared):
                 raise ConfigError(
                     field=f"model.{path}" if path else "model",
                     problem="forward gives another output for the same samples and random numbers when it is "
@@ -223,11 +237,34 @@ def kept_alike(first: Sequence[Any], second: Sequence[Any], device: torch.device
     return True
 
 
-def _moves(place: Place, several: bool) -> ConfigError:
+def _built(root: nn.Module) -> dict[str, int]:
+    """Modules and what lasts of their tensors, by path."""
+    found = {canonical(path): id(module) for path, module in root.named_modules()}
+    found |= {canonical(path): 0 for path, _ in root.named_parameters()}
+    return found | {
+        canonical(f"{path}.{name}".strip(".")): 0
+        for path, module in root.named_modules()
+        for name in module._buffers
+        if name not in module._non_persistent_buffers_set
+    }
+
+
+def _check_built(before: Mapping[str, int], root: nn.Module, path: str) -> None:
+    """ConfigError for what a forward made."""
+    after = _built(root)
+    for inner in sorted(before.keys() ^ after.keys()):
+        raise ConfigError(
+            field=f"model.{path}.{inner}".replace("..", "."),
+            problem="forward makes it or takes it away: nothing would train it, and no checkpoint hold it.",
+            remedy="Make modules, parameters and persistent buffers in the model's constructor.",
+        )
+
+
+def _moves(place: Place, several: bool, when: str = "forward") -> ConfigError:
     path, name = place
     return ConfigError(
         field=f"model.{path}.{name}" if path else f"model.{name}",
-        problem="forward changes this attribute, which depends on what ran before: it would differ between "
+        problem=f"{when} changes this attribute, which depends on what ran before: it would differ between "
         "ranks, and begin anew whenever the group changes.",
         remedy="Compute it from the samples, and draw from the generators of torch, numpy and random, which "
         "are seeded for each micro-batch. "
@@ -271,7 +308,7 @@ def _extra_states(root: nn.Module) -> list[tuple[nn.Module, Any]]:
     return [(module, copy.deepcopy(module.get_extra_state())) for module in kept]
 
 
-def _leaves(output: Any) -> list[torch.Tensor]:
+def leaves_of(output: Any) -> list[torch.Tensor]:
     """The tensors of an output, of containers of any kind."""
     if not isinstance(output, torch.Tensor | list | tuple | Mapping) and hasattr(output, "__dict__"):
         output = vars(output)
@@ -280,7 +317,7 @@ def _leaves(output: Any) -> list[torch.Tensor]:
     return [leaf.clone() for leaf in own if leaf.layout is torch.strided]
 
 
-def _again(tensor: torch.Tensor) -> torch.Tensor:
+def again(tensor: torch.Tensor) -> torch.Tensor:
     """A copy to work on: a forward may write into its inputs."""
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 

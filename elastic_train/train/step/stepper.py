@@ -42,6 +42,7 @@ from elastic_train.train.step.flight import Flight, Tally, Work
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
 from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
+from elastic_train.train.step.repeatable import Repeatable
 from elastic_train.train.step.split_backward import backward_to_input
 from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
 from elastic_train.train.step.vote import StepStatistics
@@ -108,6 +109,8 @@ class Stepper:
             device=shards.device,
             several=self._several,
         )
+        starts = shards.step == 0 and replayed is None
+        self._repeatable = Repeatable(task, self._randomness.rehearsing, shards.device, active=starts)
 
     def reduce_these(self, trainable: dict[str, Any]) -> None:
         """The parameters whose gradients are summed from now on."""
@@ -300,10 +303,10 @@ class Stepper:
             self._rehearsal.micro_batch(),
             compute_in(shards.device, self._spec.precision == "bf16"),
         ):
-            output = self._call(None if batch is None else self._task.inputs(batch), received)
+            output = self._call(None if batch is None else self._repeatable("inputs", batch), received)
             if place.last:
                 with of_parts(shards.regions):
-                    output, counted = whole(self._task.loss(output, batch))
+                    output, counted = whole(self._repeatable("loss", output, batch))
                 count = checked_loss(output, counted)
                 if not job.filler:
                     self._tally.add(output, count, micro)
@@ -329,6 +332,7 @@ class Stepper:
             self._randomness.backward(flight.draws),
             self._buffers.watch(micro.index, filler=True),
             self._guard.at("backward", step),
+            self._rehearsal.backward(),
             of_parts(self._shards.regions),
         ):
             if splits and received is not None and received.requires_grad:

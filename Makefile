@@ -1,6 +1,8 @@
 # Each target creates the environment it needs on a fresh machine and can be run again.
 PYTHON ?= python3
-VENV ?= .venv
+# `make test TORCH=2.14.1` runs on another torch, in an environment of its own.
+TORCH ?=
+VENV ?= .venv$(if $(TORCH),-torch-$(TORCH))
 PEERS ?= .venv-peers
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
@@ -18,8 +20,9 @@ env: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch numpy
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	sed '$(if $(TORCH),s/^torch==.*/torch==$(TORCH)/)' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt torch numpy
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt -e '.[dev]'
 	touch $@
 
 demo: env
@@ -62,4 +65,4 @@ bench-peers: env
 	$(BIN)/python -m benchmarks.recovery --case node --case crash --peers $(PEERS)/bin/python
 
 clean:
-	rm -rf $(VENV) $(PEERS) .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-torch-* $(PEERS) .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Models of Hugging Face transformers: rules from the plans that they carry, and weights of a frozen base."""
+"""Models of Hugging Face transformers: rules from the plans that they carry, weights in and out."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import nn
 
-from elastic_train.errors import ConfigError
+from elastic_train.checkpoint.reader import open_checkpoint
+from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.train.parallel.pipeline_stages import Elsewhere
 from elastic_train.train.task import Rules, Style
 
@@ -74,6 +77,33 @@ def _passes_on(model: nn.Module, parts: Collection[str]) -> bool:
     finally:
         for part, module in modules.items():
             model.set_submodule(part, module)
+
+
+def save_pretrained(
+    checkpoint: str, model: nn.Module, directory: str | Path, *, tokenizer: Any = None
+) -> None:
+    """Write a run's newest checkpoint, or one checkpoint's directory, as transformers writes a model.
+
+    `model` is one of transformers, as the job's own `model()` makes it; it is given the checkpoint's values.
+    `directory` then has its weights and configuration, and the tokenizer if one is given. TensorMismatch
+    where the checkpoint is of another model.
+    """
+    held = open_checkpoint(checkpoint)
+    with torch.no_grad():
+        for state, named in (("param", model.named_parameters()), ("buffer", model.named_buffers())):
+            for fqn, tensor in named:
+                info = held.info(fqn, state)
+                if tuple(info.shape) != tuple(tensor.shape):
+                    raise TensorMismatch(
+                        url=held.url,
+                        problem=f"{fqn} is {list(info.shape)} there, {list(tensor.shape)} in the model.",
+                    )
+                values = np.ascontiguousarray(held.read(fqn, state)).reshape(-1)
+                bits = torch.from_numpy(values.view(np.uint8).copy())
+                tensor.copy_(bits.view(getattr(torch, info.dtype)).reshape(tensor.shape))
+    model.save_pretrained(directory)  # type: ignore[operator]
+    if tokenizer is not None:
+        tokenizer.save_pretrained(directory)
 
 
 def load_base(model: nn.Module, directory: str, *, tied: Collection[str] = ()) -> None:

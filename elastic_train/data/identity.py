@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+from fractions import Fraction
+from pathlib import PurePath
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
 from elastic_train.data.numbered import NumberedSamples, numbered, tell_epoch
 from elastic_train.data.seeding import Seeding, unseeded
 from elastic_train.errors import ConfigError, DataMismatch
+
+_SAID = (datetime.date, datetime.time, datetime.timedelta, Decimal, Fraction, Enum, PurePath, UUID, range)
+"""Kinds of values that their repr says whole."""
 
 SAMPLED = 16
 """Samples whose contents enter a fingerprint, spread evenly from the first to the last."""
@@ -105,6 +114,14 @@ def digest_of(sample: object) -> str:
 
 def _absorb(digest: hashlib.blake2b, value: Any) -> None:
     """Add a value's contents, framed by type and length so that neighbours cannot run into each other."""
+    parts = _parts(value)
+    if parts is not None:
+        _absorb_all(
+            digest,
+            f"tensor {value.layout} {value.dtype} {() if value.is_nested else tuple(value.shape)}",
+            parts,
+        )
+        return
     array = _array(value)
     if array is not None and array.dtype != object:
         _frame(digest, f"array {array.dtype.str} {array.shape}", np.ascontiguousarray(array).tobytes())
@@ -120,11 +137,37 @@ def _absorb(digest: hashlib.blake2b, value: Any) -> None:
         _frame(digest, "bytes", bytes(value))
     elif value is None or isinstance(value, str | bool | int | float | complex):
         _frame(digest, type(value).__name__, repr(value).encode())
+    elif isinstance(value, set | frozenset):
+        _absorb_all(digest, "set", sorted(value, key=repr))
+    elif isinstance(value, _SAID):
+        _frame(digest, type(value).__name__, repr(value).encode())
     else:  # its repr may hold an address
         _frame(digest, "object", type(value).__qualname__.encode())
         to_dict = getattr(value, "to_dict", None)  # graphs, frames
         if callable(to_dict) and not isinstance(value, type):
             _absorb(digest, to_dict())
+
+
+def _parts(value: Any) -> Sequence[Any] | None:
+    """What a tensor is made of whose elements do not lie side by side; None for anything else."""
+    if not (hasattr(value, "is_nested") and hasattr(value, "layout")):
+        return None
+    if value.is_nested:
+        return value.unbind()
+    if value.is_meta:
+        return ()
+    if value.is_quantized:
+        return (value.dequantize(),)
+    match str(value.layout).removeprefix("torch.sparse_"):
+        case "coo":
+            whole = value.detach().coalesce()
+            return (whole.indices(), whole.values())
+        case "csr" | "bsr":
+            return (value.crow_indices(), value.col_indices(), value.values())
+        case "csc" | "bsc":
+            return (value.ccol_indices(), value.row_indices(), value.values())
+        case _:
+            return None
 
 
 def _array(value: Any) -> np.ndarray | None:

@@ -50,7 +50,8 @@ class JsonLines:
             raise ConfigError(
                 field="data",
                 problem=f"the line at byte {int(starts[at])} of {file.url} is no JSON: {error}.",
-                remedy="Repair the line, or restore the file if it changed while it was read.",
+                remedy="Each line has to be a value of its own: repair it, or, where the file is one array "
+                "or one object on several lines, write its parts one a line.",
             ) from error
         return value if self.fields is None else self._chosen(value, file, int(starts[at]))
 

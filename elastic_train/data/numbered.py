@@ -14,6 +14,14 @@ RECIPE = (
 )
 
 
+_TABLES = {
+    "pandas": 'd.to_dict("records"), or d.to_numpy()',
+    "polars": "d.to_dicts(), or d.to_numpy()",
+    "pyarrow": "d.to_pylist(), or data.arrow.ArrowRows of its file",
+}
+"""By the library of a table: how to get its rows."""
+
+
 class NumberedSamples(Protocol):
     """Samples by number: `len(d)` of them, `d[i]` the same for the same i in every process and at any time.
 
@@ -36,10 +44,26 @@ def numbered(dataset: object) -> NumberedSamples:
     if any(cls.__name__ == "IterableDataset" for cls in kind.__mro__):
         raise ConfigError(field="task.dataset", problem=f"{kind.__name__} is a stream.", remedy=RECIPE)
     if isinstance(dataset, Mapping):
+        several = dataset and all(hasattr(type(part), "features") for part in dataset.values())
         raise ConfigError(
             field="task.dataset",
             problem=f"a {kind.__name__} has keys, not numbers.",
-            remedy="Pass list(d.values()).",
+            remedy=f"Pass one of its data sets: d[{next(iter(dataset))!r}]."
+            if several
+            else "Pass list(d.values()).",
+        )
+    rows = _TABLES.get(kind.__module__.partition(".")[0])
+    if rows is not None:
+        raise ConfigError(
+            field="task.dataset",
+            problem=f"a {kind.__name__} has columns and labels, which d[i] would mean.",
+            remedy=f"Pass its rows: {rows}.",
+        )
+    if any(cls.__name__ == "DataLoader" for cls in kind.__mro__):
+        raise ConfigError(
+            field="task.dataset",
+            problem=f"a {kind.__name__} makes batches, which the run does itself.",
+            remedy="Pass its data set, loader.dataset, and its collate_fn as Task.collate.",
         )
     absent = [name for name in ("__len__", "__getitem__") if not hasattr(kind, name)]
     if absent:

@@ -137,7 +137,14 @@ class ParquetTokens:
         return len(self.rows)
 
     def __getitem__(self, index: int) -> npt.NDArray[np.int64]:
-        return fit(np.asarray(self.rows[index] or [], dtype=np.int64), self.seq_len + 1, self.pad)
+        row = self.rows[index] or []
+        if None in row:
+            raise ConfigError(
+                field="data",
+                problem=f"row {index} of column {self.rows.column!r} has a null among its tokens.",
+                remedy="Write the table without it.",
+            )
+        return fit(np.asarray(row, dtype=np.int64), self.seq_len + 1, self.pad)
 
     def describe(self) -> tuple[tuple[str, int], ...]:
         return self.rows.describe()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import datetime
 import subprocess
 import sys
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
-from elastic_train.data.identity import fingerprint, identify
+from elastic_train.data.identity import digest_of, fingerprint, identify
 from elastic_train.data.text import TextFiles
 from elastic_train.errors import DataMismatch
 
@@ -63,3 +67,36 @@ def test_moved_files_keep_their_identity(tmp_path: Path):
 def test_neighbouring_values_do_not_run_into_each_other():
     kinds = [[1, 2, 3], [12, 3], [b"1", b"23"], [b"12", b"3"], ["12", "3"], [[1], [2, 3]], [[1, 2], [3]]]
     assert len({fingerprint(kind) for kind in kinds}) == len(kinds)
+
+
+SPARSE = torch.tensor([[0.0, 2.0], [3.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (SPARSE.to_sparse(), (SPARSE * 2).to_sparse()),
+        (SPARSE.to_sparse(), SPARSE.T.to_sparse()),
+        (torch.ones(2, dtype=torch.bfloat16), torch.zeros(2, dtype=torch.bfloat16)),
+        (datetime.date(2026, 1, 2), datetime.date(2026, 1, 3)),
+        (datetime.datetime(2026, 1, 2), datetime.datetime(2026, 1, 2, 1)),
+        (Decimal("1.5"), Decimal("1.50")),
+        (Path("a"), Path("b")),
+        ({"a", "b"}, {"a", "c"}),
+        (range(3), range(4)),
+        (None, ()),
+        ([], {}),
+    ],
+    ids=repr,
+)
+def test_samples_of_any_kind_are_told_apart(one: object, other: object) -> None:
+    assert digest_of(one) == digest_of(copy.deepcopy(one))
+    assert digest_of(one) != digest_of(other)
+    assert digest_of({"x": [one]}) != digest_of({"x": [other]})
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR:UserWarning", "ignore:.*nested tensors:UserWarning")
+def test_tensors_of_every_layout_have_a_fingerprint() -> None:
+    layouts = [SPARSE.to_sparse(), SPARSE.to_sparse_csr(), SPARSE.to_sparse_csc(), SPARSE]
+    layouts.append(torch.nested.nested_tensor([SPARSE, SPARSE[:1]]))
+    assert len({digest_of(tensor) for tensor in layouts}) == len(layouts)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import fsspec
 import numpy as np
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -278,6 +279,37 @@ class IterableDataset:
 def test_streams_are_refused_with_the_way_to_number_them(stream: object):
     with pytest.raises(ConfigError, match=r"data\.stream\.Stream\(make\)|list\("):
         numbered(stream)
+
+
+class Split:
+    """A mapping's value that has `features`, as data sets of Hugging Face have."""
+
+    features = ()
+
+
+class DataLoader:
+    """Named as torch names its own."""
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        (pandas.DataFrame({"x": [1]}), r'DataFrame has columns.*to_dict\("records"\)'),
+        (pandas.Series([1]), r"Series has columns and labels.*to_numpy"),
+        (pa.table({"x": [1]}), r"Table has columns.*to_pylist"),
+        ({"train": Split()}, r"Pass one of its data sets: d\['train'\]"),
+        (DataLoader(), r"makes batches.*loader\.dataset"),
+    ],
+)
+def test_what_has_no_samples_by_number_is_refused_with_the_way_to_them(given: object, remedy: str):
+    with pytest.raises(ConfigError, match=remedy):
+        numbered(given)
+
+
+def test_a_null_among_tokens_is_named(tmp_path: Path):
+    pq.write_table(pa.table({"tokens": [[1], [2, None]]}), tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match="row 1 of column 'tokens' has a null"):
+        ParquetTokens(tmp_path, seq_len=2)[1]
 
 
 def test_parts_of_a_source_are_disjoint_and_know_which_they_are():

@@ -110,8 +110,8 @@ def measured(way: str, size: str, ranks: int = 1) -> dict[str, float]:
     return {"seconds": max(f["seconds"] for f in found), "bytes": sum(f["bytes"] for f in found)}
 
 
-def rounds_of(size: str, rounds: int) -> list[dict[str, Any]]:
-    cases = [(way, way, 1) for way in WAYS] + [("two ranks", "built", 2)]
+def rounds_of(size: str, rounds: int, together: bool) -> list[dict[str, Any]]:
+    cases = [(way, way, 1) for way in WAYS] + [("two ranks", "built", 2)] * together
     found: list[dict[str, Any]] = []
     for number in range(rounds):
         for name, way, ranks in cases:
@@ -138,13 +138,14 @@ def main() -> int:
         with torch.device("meta"):
             model_bytes = BYTES * sum(p.numel() for p in Llama(config).parameters())
         room = psutil.virtual_memory().available
-        if 5 * model_bytes > room:  # two ranks hold a model and its shards each
+        if 2.5 * model_bytes > room:  # a model and its shards
             print(
                 f"{size}: left out, {model_bytes / 2**30:.1f} GiB of a model and {room / 2**30:.1f} GiB free"
             )
             continue
         print(f"{size}: {model_bytes / 2**30:.2f} GiB of parameters", flush=True)
-        results += rounds_of(size, QUICK_ROUNDS if given.quick else ROUNDS)
+        rounds = QUICK_ROUNDS if given.quick else ROUNDS
+        results += rounds_of(size, rounds, together=5 * model_bytes < room)
     sizes = list(dict.fromkeys(r["size"] for r in results))
     rows = [
         (

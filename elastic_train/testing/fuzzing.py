@@ -89,7 +89,9 @@ class Case:
 
 
 def fuzz(place: str, seeds: Sequence[int], root: Path) -> list[Case]:
-    """The cases of these seeds for the format at `place` (module:Class), in processes of their own."""
+    """The cases of these seeds for the format at `place` (module:Class, or module:Class:argument), in
+    processes of their own.
+    """
     found: list[Case] = []
     rest = list(seeds)
     while rest:
@@ -108,8 +110,8 @@ def fuzz(place: str, seeds: Sequence[int], root: Path) -> list[Case]:
 
 def cases(place: str, seeds: Sequence[int], root: Path) -> Iterator[Case]:
     """The cases of these seeds, in this process."""
-    module, _, name = place.partition(":")
-    form: Format = getattr(importlib.import_module(module), name)()
+    module, name, *words = place.split(":", 2)
+    form: Format = getattr(importlib.import_module(module), name)(*words)
     home = root / f"{name}-{os.getpid()}"
     secret = home / "outside" / "secret"
     secret.parent.mkdir(parents=True)

@@ -6,6 +6,7 @@ Only what `torch.save` writes is read: entries that are stored as they are, zip6
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -66,7 +67,10 @@ class ZipIndex:
         contents: dict[str, bytes] = {}
         for entry, block in zip(found, blocks, strict=True):
             start = self._after_header(entry, block)
-            contents[self._short(entry)] = block[start : start + entry.size]
+            data = contents[self._short(entry)] = block[start : start + entry.size]
+            if entry.crc and zlib.crc32(data) != entry.crc:
+                problem = f"{entry.name} in it isn't the one written. Copy the file again."
+                raise ChecksumMismatch(url=self.url, problem=problem)
         return contents
 
     def starts(self, names: Iterable[str]) -> dict[str, int]:

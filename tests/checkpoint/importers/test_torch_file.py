@@ -131,11 +131,13 @@ def opened(data: bytes) -> Any:
     return open_file(store, "x.pt")
 
 
-def repacked(data: bytes, method: int) -> bytes:
+def repacked(data: bytes, method: int = zipfile.ZIP_STORED, old: bytes = b"", new: bytes = b"") -> bytes:
+    """The same entries, with a word changed where it is and sums that say so."""
     sink = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(data)) as old, zipfile.ZipFile(sink, "w", method) as new:
-        for name in old.namelist():
-            new.writestr(name, old.read(name))
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(sink, "w", method) as target:
+        for name in source.namelist():
+            held = source.read(name)
+            target.writestr(name, held.replace(old, new) if old else held)
     return sink.getvalue()
 
 
@@ -155,8 +157,9 @@ GOOD = saved({"w": torch.arange(50.0)})
             "torch before 1.6",
         ),
         (repacked(GOOD, zipfile.ZIP_DEFLATED), FormatUnsupported, "compressed"),
-        (GOOD.replace(b"3\n", b"99"), FormatUnsupported, "version is 99.*Upgrade"),
-        (GOOD.replace(b"little", b"bigend"), FormatUnsupported, "endian"),
+        (repacked(GOOD, old=b"3\n", new=b"99"), FormatUnsupported, "version is 99.*Upgrade"),
+        (repacked(GOOD, old=b"little", new=b"bigend"), FormatUnsupported, "endian"),
+        (GOOD.replace(b"3\n", b"99"), ChecksumMismatch, "archive/version in it isn't the one written"),
         (
             GOOD.replace(b"_rebuild_tensor_v2", b"_rebuild_tensor_v9"),
             ChecksumMismatch,

@@ -6,7 +6,7 @@ each system's files. What must come out is the same for all:
 - nothing was mended: the same bytes as before, or a typed error;
 - hashes were mended, so that the change is believed: a typed error, or a checkpoint of which every element is
   defined, none of them from a file outside;
-- always: within SECONDS and BYTES beyond the checkpoint's own size, in a process that lives on.
+- always: within SECONDS of work and BYTES beyond the checkpoint's own size, in a process that lives on.
 
 To add a format, write a class like Native in fuzz_native.py and hand its place to `fuzz`.
 """
@@ -165,7 +165,7 @@ def _case(seed: int, change: Change, url: str, truth: dict[str, Any]) -> Case:
     def verdict(name: str, detail: str = "") -> Case:
         return Case(seed=seed, what=change.what, verdict=name, detail=detail)
 
-    before, began = _peak(reset=True), time.monotonic()
+    before, began = _peak(reset=True), time.process_time()  # of all threads, whatever else the machine does
     signal.setitimer(signal.ITIMER_REAL, 3 * SECONDS)
     try:
         found = contents(url)
@@ -176,7 +176,7 @@ def _case(seed: int, change: Change, url: str, truth: dict[str, Any]) -> Case:
         done = ("untyped", traceback.format_exc()[-1500:])
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    took, used = time.monotonic() - began, _peak() - before
+    took, used = time.process_time() - began, _peak() - before
     if took > SECONDS:
         done = ("slow", f"{took:.1f} s, {done[0]}: {done[1]}")
     elif used > BYTES:

@@ -109,6 +109,7 @@ def disk(root: Path, state: State, repetitions: int, results: Results) -> None:
         _add(results, "write ours", seconds=_written(str(ours), state))
         _add(results, "read raw", seconds=reshard_measures.read_raw(raw))
         _add(results, "read ours", seconds=reshard_measures.read_ours(str(ours), state))
+        _add(results, "verify ours", seconds=reshard_measures.verify_ours(str(ours)))
         for directory in (raw, ours):
             shutil.rmtree(directory)
 
@@ -151,6 +152,7 @@ def headline(results: Results) -> dict[str, float | None]:
         "x_export_vs_shortest": record.ratio(of("export torch"), of("export ours")),
         "write_over_disk_limit": record.ratio(of("write raw"), of("write ours")),
         "read_over_disk_limit": record.ratio(of("read raw"), of("read ours")),
+        "verify_mb_s_over_raw": record.ratio(of("read raw"), of("verify ours")),
         "x_vs_dcp_to_torch_save": record.ratio(of("dcp_to_torch_save"), of("open dcp")),
         "write_over_s3_limit": record.ratio(of("s3 write raw"), of("s3 write ours")),
         "read_over_s3_limit": record.ratio(of("s3 read raw"), of("s3 read ours")),

@@ -20,6 +20,7 @@ from benchmarks.reshard_state import Size, State
 from elastic_train.checkpoint.exporters.hf import export_hf
 from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import open_checkpoint
+from elastic_train.checkpoint.verify import verify
 from elastic_train.geometry.box import Box
 from elastic_train.storage.early_writeback import begin_writing
 from elastic_train.storage.fsspec_store import Options, open_store
@@ -117,6 +118,15 @@ def read_ours(url: str, state: State, *, options: Options | None = None) -> floa
     seconds = timed(lambda: open_checkpoint(url, options=options).read_many(names, into=memory))
     assert all(np.array_equal(a, b) for a, b in zip(memory, state.values(), strict=True))
     return seconds
+
+
+def verify_ours(url: str) -> float:
+    """Seconds to open a checkpoint and compare every byte with its sums and hashes."""
+
+    def work() -> None:
+        assert verify(open_checkpoint(url)).sound
+
+    return timed(work)
 
 
 def read_raw(directory: Path) -> float:

@@ -127,7 +127,7 @@ def restored(training: Training, millions: float, arena: Arena) -> bool:
         snapshots.fence()
     other = Training(millions, training.device)
     other.step()
-    other.load(snapshots.newest.step, snapshots.newest.memory, spans(snapshots.newest))
+    other.load(snapshots.newest.step, snapshots.newest.buffer.data.data, spans(snapshots.newest))
     same = other.digest() == expected
     other.step()
     training.step(snapshots.fence)

@@ -23,9 +23,11 @@ from benchmarks.stall_run import Tensors, model_of, tensors_of
 from benchmarks.stall_systems import part_of
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
-from elastic_train.checkpoint.engine.engine import Engine, Taken
+from elastic_train.checkpoint.engine.engine import Engine
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.train.snapshot.device_lane import DeviceLane
 from elastic_train.train.snapshot.tensor_sources import TensorSource
+from elastic_train.train.state.live_fragments import table
 
 SLOTS = 3
 ROWS = {"cpu": 1}
@@ -85,19 +87,22 @@ class Snapshots:
     """The engine over a segment; the newest snapshot stays, the one before goes when there is a newer one."""
 
     def __init__(
-        self, device: torch.device, arena: Arena, reported: Callable[[Taken[Any]], None] = lambda taken: None
+        self, device: torch.device, arena: Arena, reported: Callable[[Snapshot], None] = lambda taken: None
     ) -> None:
         self.lane = DeviceLane(device, arena)
-        self.newest: Taken[Any] | None = None
+        self.newest: Snapshot | None = None
         self._reported = reported
-        self._engine: Engine[Any] = Engine(arena, self._keep, pressure="wait", lane=self.lane)
+        self._engine = Engine(arena, self._keep, pressure="wait", lane=self.lane)
 
     @property
     def counts(self) -> Counts:
         return self._engine.counts
 
-    def take(self, training: Training, payload: str = "") -> None:
-        self._engine.begin(training.steps, training.sources(), payload)
+    def take(self, training: Training, digest: str = "") -> None:
+        found = training.sources()
+        fragments, document = table(source.part for source in found), {"digest": digest}
+        snapshot = Snapshot(generation=1, rank=0, step=training.steps, fragments=fragments, document=document)
+        self._engine.begin(snapshot, found)
 
     def fence(self) -> None:
         self._engine.fence()
@@ -105,15 +110,15 @@ class Snapshots:
     def close(self) -> None:
         self._engine.close()
 
-    def _keep(self, taken: Taken[Any]) -> None:
+    def _keep(self, taken: Snapshot) -> None:
         before, self.newest = self.newest, taken
         if before is not None:
-            before.release()
+            before.buffer.release()
         self._reported(taken)
 
 
-def spans(taken: Taken[Any]) -> list[tuple[int, int]]:
-    return [(place.offset, place.nbytes) for place in taken.places]
+def spans(taken: Snapshot) -> list[tuple[int, int]]:
+    return list(zip(taken.buffer.offsets, taken.fragments.nbytes.tolist(), strict=True))
 
 
 def hash_of(memory: memoryview, places: Sequence[Sequence[int]]) -> str:
@@ -145,7 +150,11 @@ def main() -> None:
         device,
         Arena.attach(options.segment, options.size, slots=SLOTS),
         lambda taken: say(
-            kept=taken.step, slot=taken.slot, stamp=taken.stamp, places=spans(taken), digest=taken.payload
+            kept=taken.step,
+            slot=taken.buffer.slot,
+            stamp=taken.buffer.stamp,
+            places=spans(taken),
+            digest=taken.document["digest"],
         ),
     )
     for _ in range(10_000):

@@ -16,7 +16,7 @@ from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.store import Store
 
 Places = list[tuple[str, int, int]]
-"""Key, offset and bytes of each tensor in the slot."""
+"""Name, offset and bytes of each tensor in the slot."""
 
 
 def keep(pipe: Connection, path: str, size: int, slots: int, storage: str | None, rank: int) -> None:
@@ -46,14 +46,14 @@ def keep(pipe: Connection, path: str, size: int, slots: int, storage: str | None
 def _write(store: Store, rank: int, number: int, memory: np.ndarray, places: Places, done: object) -> None:
     pieces = [
         Piece(
-            tensor=key.partition(":")[0],
+            tensor=name,
             state="param",
             dtype="uint8",
             shape=(nbytes,),
             box=Box.whole((nbytes,)),
             data=memory[offset : offset + nbytes],
         )
-        for key, offset, nbytes in places
+        for name, offset, nbytes in places
     ]
     write_part(store, f"attempt-{number % 2}", rank, pieces)
     assert callable(done)

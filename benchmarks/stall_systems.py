@@ -28,10 +28,11 @@ from torch.distributed.checkpoint.state_dict_saver import (
 from benchmarks.stall_keeper import keep
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
-from elastic_train.checkpoint.engine.engine import Engine, Taken
+from elastic_train.checkpoint.engine.engine import Engine
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.geometry.box import Box
 from elastic_train.train.snapshot.tensor_sources import TensorSource
-from elastic_train.train.state.live_fragments import DTYPE_NAMES, Replica, TensorPart
+from elastic_train.train.state.live_fragments import DTYPE_NAMES, Replica, TensorPart, table
 
 Tensors = dict[str, torch.Tensor]
 SLOTS = 3
@@ -156,8 +157,8 @@ class Ours(Nothing):
         self._storage, self._engine = storage, None
         self._path = Path("/dev/shm") / f"stall-{directory.name}-{rank}"
         self._kept: dict[int, list[tuple[str, np.ndarray]]] = {}
-        self._before: Taken[None] | None = None
-        self._flushed: Taken[None] | None = None
+        self._before: Snapshot | None = None
+        self._flushed: Snapshot | None = None
         self._lock, self._copied, self._idle = threading.Lock(), threading.Semaphore(0), threading.Event()
         self._idle.set()
 
@@ -166,7 +167,10 @@ class Ours(Nothing):
         if self._engine is None:
             self._start(slot_bytes(s.nbytes for s in sources))
         assert self._engine is not None
-        self._engine.begin(step, sources, None)
+        fragments = table(source.part for source in sources)
+        self._engine.begin(
+            Snapshot(generation=1, rank=self.rank, step=step, fragments=fragments, document={}), sources
+        )
 
     def before_update(self) -> None:
         if self._engine is not None:
@@ -207,21 +211,23 @@ class Ours(Nothing):
         threading.Thread(target=self._hear, daemon=True).start()
         self._engine = Engine(arena, self._deliver, pressure="skip")
 
-    def _deliver(self, taken: Taken[None]) -> None:
-        places = [(p.key, p.offset, p.nbytes) for p in taken.places]
+    def _deliver(self, taken: Snapshot) -> None:
+        pieces = tuple(taken.pieces())
+        named = zip(taken.buffer.offsets, pieces, strict=True)
+        places = [(piece.tensor, offset, piece.data_bytes) for offset, piece in named]
         flush = self._storage and self._idle.is_set()
         if flush:
             self._idle.clear()
             self._flushed = taken
-        self._pipe.send((taken.step, taken.slot, places, flush))
+        self._pipe.send((taken.step, taken.buffer.slot, places, flush))
         self._copied.acquire()
-        kept = [(p.key.partition(":")[0], np.frombuffer(taken.bytes_of(p), np.uint8)) for p in taken.places]
+        kept = [(piece.tensor, np.frombuffer(piece.bytes(), np.uint8)) for piece in pieces]
         self._kept = {taken.step: kept}
         with self._lock:
             before, self._before = self._before, taken
             used = before is None or before is self._flushed
         if before is not None and not used:
-            before.release()
+            before.buffer.release()
 
     def _hear(self) -> None:
         """What the peer store says: a copy is complete, or a checkpoint durable."""
@@ -237,7 +243,7 @@ class Ours(Nothing):
                 done, self._flushed = self._flushed, None
                 used = done is None or done is self._before
             if done is not None and not used:
-                done.release()
+                done.buffer.release()
             self._idle.set()
 
 

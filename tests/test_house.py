@@ -101,7 +101,8 @@ OWN_THREADS = {
     "effects": {"Thread"},
     # Processes that the controller started, each with a life of its own.
     "event_hooks": {"Thread"},
-    "peer_tier": {"ThreadPoolExecutor", "submit"},
+    "direct_tier": {"ThreadPoolExecutor", "submit"},
+    "shared_memory_tier": {"ThreadPoolExecutor", "submit"},
     "spot_notices": {"Thread"},
     "outbox": {"Thread"},
     "training_thread": {"Thread"},

@@ -1,4 +1,4 @@
-"""Checkpoint I/O of workers and peer stores: write shares behind the step, read boxes."""
+"""Checkpoint I/O of workers and peer stores: write snapshots behind the step, read boxes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from elastic_train.checkpoint.engine.arena import Arena
-from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.merging import METRICS, STAGE, merged
-from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.references import References
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.cluster.messages import Writing
 from elastic_train.config import RunSpec
@@ -31,9 +29,6 @@ from elastic_train.storage.store import Store
 READ_BYTES = 64 * 2**20
 """How many bytes of a checkpoint a worker holds at once beside its shards."""
 
-SLOTS = 2
-"""Snapshots that a worker holds on their way to storage: one being written, one being copied."""
-
 
 def document_path(directory: str, writer: int = 0) -> str:
     """Where the first writer, and that of each stage, leave scalars for whoever assembles the checkpoint."""
@@ -47,7 +42,7 @@ def read_document(store: Store, directory: str) -> dict[str, Any]:
 
 
 class PartWriter:
-    """Writes a share and says so. A save that fails is reported and never stops training."""
+    """Writes snapshots and says so. A save that fails is reported and never stops training."""
 
     def __init__(self, spec: RunSpec, post: Callable[[Event], None], *, clock: Callable[[], float]) -> None:
         self.store = open_store(child_url(spec.storage_path, spec.name))
@@ -57,41 +52,42 @@ class PartWriter:
         self._spend = BandwidthCap(cap).spend if cap is not None else lambda size: None
         self._saving: dict[int, tuple[int, float]] = {}  # generation, and when storage last took bytes
 
-    def save(self, share: Share) -> None:
-        """On any thread but the training thread. The share's memory is given back at the end."""
+    def save(self, snapshot: Snapshot) -> None:
+        """On any thread but the training thread. Its buffer is released at the end."""
         began = self._clock()
-        saving = id(share)
+        saving = id(snapshot)
 
         def spend(size: int) -> None:
-            self._saving[saving] = (share.generation, self._clock())
+            self._saving[saving] = (snapshot.generation, self._clock())
             self._spend(size)
 
         spend(0)
-        directory = attempt_path(step=share.step, generation=share.generation)
-        document = dict(share.document)
+        directory = attempt_path(step=snapshot.step, generation=snapshot.generation)
+        document = dict(snapshot.document)
         metrics = document.pop(METRICS, {})
         try:
-            if share.rank == 0 or STAGE in document:
-                path = document_path(directory, share.rank)
+            if snapshot.rank == 0 or STAGE in document:
+                path = document_path(directory, snapshot.rank)
                 self.store.write(path, json.dumps(document).encode())
-            parameters = {piece.tensor for piece in share.pieces if piece.state == "param"}
+            parameters = {tensor for tensor, state in snapshot.fragments.names if state == "param"}
             unchanged = self._references.unchanged(parameters - set(document["trainable"]))
-            part = write_part(
-                self.store, directory, share.rank, share.pieces, unchanged=unchanged, spend=spend
-            )
-            digest = _digest(share.pieces)
+            pieces = tuple(snapshot.pieces())
+            part = write_part(self.store, directory, snapshot.rank, pieces, unchanged=unchanged, spend=spend)
+            # This part's share of the digest of the whole state: every element is in one rank's part.
+            arrays = [np.frombuffer(piece.bytes(), np.uint8) for piece in pieces]
+            digest = of_boxes(snapshot.fragments, arrays)
         except (StorageError, CheckpointError) as error:
-            self.failed(share, str(error))
+            self.failed(snapshot, str(error))
             return
         finally:
             del self._saving[saving]
-            share.release()
+            snapshot.buffer.release()
         self._post(
             PartWritten(
                 at=0.0,
-                generation=share.generation,
-                step=share.step,
-                rank=share.rank,
+                generation=snapshot.generation,
+                step=snapshot.step,
+                rank=snapshot.rank,
                 seconds=self._clock() - began,
                 bytes=part.bytes,
                 manifest=part.manifest,
@@ -108,18 +104,13 @@ class PartWriter:
         last = max((at for generation, at in under_way if generation == newest), default=None)
         return None if last is None else Writing(generation=newest, seconds=self._clock() - last)
 
-    def failed(self, share: Share, problem: str) -> None:
-        """Say that a share did not get to storage, and why."""
-        problem = f"rank {share.rank}: {problem}"
-        self._post(SaveFailed(at=0.0, generation=share.generation, step=share.step, problem=problem))
+    def failed(self, snapshot: Snapshot, problem: str) -> None:
+        """Say that a snapshot did not get to storage, and why."""
+        problem = f"rank {snapshot.rank}: {problem}"
+        self._post(SaveFailed(at=0.0, generation=snapshot.generation, step=snapshot.step, problem=problem))
 
     def open(self, stored: Stored) -> Checkpoint:
         return Checkpoint.of(RunDirectory(self.store), stored)
-
-
-def memory(generation: int, size: int) -> Arena:
-    """Slots for snapshots in this process."""
-    return Arena.private(size, slots=SLOTS)
 
 
 def read_in_batches(
@@ -140,9 +131,3 @@ def batches(boxes: Fragments, size: int) -> Iterator[Fragments]:
 def read_boxes(checkpoint: Checkpoint, boxes: Fragments) -> Sequence[np.ndarray]:
     """The bytes of every box."""
     return checkpoint.read_many([(*boxes.names[boxes.key[row]], boxes.box(row)) for row in range(len(boxes))])
-
-
-def _digest(pieces: Sequence[Piece]) -> int:
-    """This part's share of the digest of the whole state: every element is in one writer's pieces."""
-    rows = Fragments.of((p.tensor, p.state, p.dtype, p.shape, p.box) for p in pieces)
-    return of_boxes(rows, [np.frombuffer(p.bytes(), np.uint8) for p in pieces])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_train.checkpoint.engine.machine_memory import MachineMemory
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.control.events import StepCommitted
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import PeerSnapshot
@@ -71,26 +72,15 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """A whole snapshot of one rank's share, in a slot of its node's segment: where each box's bytes are.
+class SealedSnapshot:
+    """A whole snapshot in a slot of its node's segment, without its bytes, and what its worker says with it.
 
     `first`: of its generation, so that what older generations left may still be needed.
     """
 
     worker: str
-    generation: int
-    rank: int
-    step: int
-    replica: tuple[int, int]
-    slot: int
-    stamp: int
-    used: int  # bytes of the slot
-    boxes: Fragments
-    offsets: tuple[int, ...]
-    document: Mapping[str, Any]
-    storage: bool
+    snapshot: Snapshot
     first: bool
-    seconds: float = 0.0  # that copying it took
     steps: tuple[StepCommitted, ...] = ()  # since the snapshot before: its rank may die before they are heard
 
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.merging import merged
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.config import RunSpec
 from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.digest import combine
@@ -26,6 +26,7 @@ from elastic_train.recovery.evidence import LocalState, Vote
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
 from elastic_train.train.member import Member, RunEnd, StepReport
 from elastic_train.train.rank_assignment import RankAssignment
+from elastic_train.train.snapshot.stopping_saver import StoppingSaver
 from elastic_train.train.task import Task
 
 State = dict[str, Any]
@@ -42,14 +43,16 @@ def start(state: State, task: Task, spec: RunSpec) -> None:
         task,
         spec,
         on_step=lambda report: state.get("on_step", state["reports"].append)(report),
-        on_save=lambda share: state["saved"].append(_kept(share)),
+        saving=lambda described: StoppingSaver(
+            described, lambda snapshot: state["saved"].append(_kept(snapshot))
+        ),
         faults=lambda phase, step, micro: state.get("faults", _no_fault)(phase, step, micro),
     )
 
 
-def _kept(share: Share) -> tuple[int, list[Any], Any]:
-    pieces = [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in share.pieces]
-    return share.step, pieces, share.document
+def _kept(snapshot: Snapshot) -> tuple[int, list[Any], Any]:
+    pieces = [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in snapshot.pieces()]
+    return snapshot.step, pieces, snapshot.document
 
 
 def end(state: State) -> None:

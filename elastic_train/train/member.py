@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from elastic_train.checkpoint.engine.share import Share
 from elastic_train.checkpoint.merging import merged
 from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
@@ -31,7 +30,7 @@ from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
 from elastic_train.train.replay.stage_replay import replay
 from elastic_train.train.replay.substituted_ranks import opened_substitute, replaying_group, substituted_ranks
-from elastic_train.train.snapshot.saver import Described, Direct, Saver
+from elastic_train.train.snapshot.saver import Described, Saver
 from elastic_train.train.state.carried_logs import close_logs, follow, rolled
 from elastic_train.train.state.local_states import LocalStates
 from elastic_train.train.state.replica_exchange import ReadBoxes
@@ -43,15 +42,12 @@ from elastic_train.train.step.training_loop import Loop, Requests, RunEnd, StepR
 from elastic_train.train.step.workload import GroupContext, Workload
 from elastic_train.train.task import Task, check_task
 
-OnSave = Callable[[Share], None]
-
 
 class Member:
     """`on_step` hears of each committed step at once, and again with metrics if it was evaluated.
 
-    It must not block. `saving` makes what takes snapshots; in its absence `on_save` gets this rank's share of
-    a checkpoint at a step boundary, as views of live memory that stay as they are until it returns. `faults`
-    is called at (phase, step, micro-batch). `dumps` pickles the data set for loader processes.
+    It must not block. `saving` makes what takes snapshots. `faults` is called at (phase, step, micro-batch).
+    `dumps` pickles the data set for loader processes.
     """
 
     def __init__(
@@ -61,7 +57,6 @@ class Member:
         *,
         device: str = "cpu",
         on_step: Callable[[StepReport], None],
-        on_save: OnSave | None = None,
         saving: Callable[[Described], Saver] | None = None,
         faults: Faults | None = None,
         dumps: Dumps = pickle.dumps,
@@ -72,8 +67,6 @@ class Member:
         self._task, self._spec, self._device = task, spec, torch.device(device)
         self._on_step, self._dumps = on_step, dumps
         self._saver = saving(self._described) if saving is not None else None
-        if saving is None and on_save is not None:
-            self._saver = Direct(self._described, on_save)
         self.held = LocalStates()
         self._entry = GroupMembership(faults)
         self._next: Incoming | None = None

@@ -12,8 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from elastic_train.checkpoint.engine.share import Share
-from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.snapshot import Buffer, Snapshot
 from elastic_train.cluster.checkpoint_io import PartWriter
 from elastic_train.cluster.controller.committer import Committer, versions
 from elastic_train.cluster.controller.effects import Effects, Lane
@@ -22,6 +21,7 @@ from elastic_train.config import Batch, RunSpec, Timing
 from elastic_train.control.commands import Commit
 from elastic_train.control.events import CheckpointCommitted, Event, PartWritten, SaveFailed
 from elastic_train.geometry.box import Box
+from elastic_train.geometry.fragments import Fragments
 from elastic_train.storage.store import Store
 
 pytestmark = pytest.mark.ring1
@@ -32,6 +32,19 @@ DOCUMENT: dict[str, Any] = {
     "optimizer": {"scalars": {}, "states": []},
     "step": 4,
 }
+
+
+def of_weight(values: np.ndarray, document: dict[str, Any], *, generation: int) -> Snapshot:
+    """A state of one tensor at step 4."""
+    shape = values.shape
+    return Snapshot(
+        generation=generation,
+        rank=0,
+        step=4,
+        fragments=Fragments.of([("w", "param", "float32", shape, Box.whole(shape))]),
+        document=document,
+        buffer=Buffer.of([values]),
+    )
 
 
 class Held:
@@ -74,16 +87,8 @@ class Run:
         return store.gate
 
     def part(self, document: dict[str, Any]) -> PartWritten:
-        piece = Piece(
-            tensor="w",
-            state="param",
-            dtype="float32",
-            shape=(3,),
-            box=Box.whole((3,)),
-            data=np.arange(3, dtype=np.float32),
-        )
-        share = Share(generation=1, rank=0, step=4, pieces=(piece,), document=document)
-        PartWriter(self.spec, self.said.put, clock=lambda: 0.0).save(share)
+        snapshot = of_weight(np.arange(3, dtype=np.float32), document, generation=1)
+        PartWriter(self.spec, self.said.put, clock=lambda: 0.0).save(snapshot)
         part = self.next()
         assert isinstance(part, PartWritten)
         return part
@@ -158,9 +163,7 @@ def test_a_writer_tells_when_storage_last_took_bytes(tmp_path: Path, effects: li
     writer = PartWriter(run.spec, run.said.put, clock=lambda: store.now)
     writer.store = cast("Store", store)
     values = np.ones(1 << 20, np.float32)
-    box = Box.whole(values.shape)
-    piece = Piece(tensor="w", state="param", dtype="float32", shape=values.shape, box=box, data=values)
-    writer.save(Share(generation=6, rank=0, step=4, pieces=(piece,), document=DOCUMENT))
+    writer.save(of_weight(values, DOCUMENT, generation=6))
     assert len(seen) > 4
     assert {said.generation for said in seen if said is not None} == {6}
     assert all(said is not None and said.seconds <= 21.0 for said in seen), "not since it began"

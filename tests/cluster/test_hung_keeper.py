@@ -15,16 +15,17 @@ import pytest
 import ray
 
 from elastic_train.checkpoint.engine.arena import Arena
-from elastic_train.checkpoint.engine.share import Share
-from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.snapshot import Buffer, Snapshot
 from elastic_train.cluster.checkpoint_io import PartWriter
 from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.peer_store.peer_store import CONCURRENCY, PeerStore
 from elastic_train.cluster.ray_calls import answer, remote
-from elastic_train.cluster.worker.peer_tier import PeerTier
+from elastic_train.cluster.worker.direct_tier import DirectTier
+from elastic_train.cluster.worker.shared_memory_tier import SharedMemoryTier
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.events import Event, PartWritten
 from elastic_train.geometry.box import Box
+from elastic_train.geometry.fragments import Fragments
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(400)]
 WAIT_S = 120.0
@@ -46,22 +47,26 @@ def cluster() -> Iterator[None]:
     ray.shutdown()
 
 
-def share(step: int, arena: Arena, slot: int) -> tuple[Share, threading.Event]:
+def sealed(step: int, arena: Arena, slot: int) -> tuple[Snapshot, threading.Event]:
     released = threading.Event()
     data = np.frombuffer(arena.slot(slot), np.float32)[:3]
-    piece = Piece(tensor="w", state="param", dtype="float32", shape=(3,), box=Box.whole((3,)), data=data)
     arena.open(slot)
     data[:] = step
-    made = Share(
+    made = Snapshot(
         generation=1,
         rank=0,
         step=step,
-        pieces=(piece,),
+        fragments=Fragments.of([("w", "param", "float32", (3,), Box.whole((3,)))]),
         document={"trainable": ["w"]},
-        slot=slot,
-        stamp=arena.seal(slot),
-        offsets=(0,),
-        release=released.set,
+        buffer=Buffer(
+            offsets=(0,),
+            nbytes=12,
+            memory=arena.slot(slot)[:12],
+            arena=arena,
+            slot=slot,
+            stamp=arena.seal(slot),
+            release=released.set,
+        ),
     )
     return made, released
 
@@ -77,7 +82,8 @@ def test_checkpoints_go_on_beside_a_peer_store_that_stands_still(cluster: None, 
     )
     words: queue.Queue[Event] = queue.Queue()
     notes: queue.Queue[str] = queue.Queue()
-    peer_tier = PeerTier("w0001", PartWriter(spec, words.put, clock=lambda: 0.0), every=1, note=notes.put)
+    direct = DirectTier(PartWriter(spec, words.put, clock=lambda: 0.0), notes.put)
+    peer_tier = SharedMemoryTier("w0001", direct, every=1, note=notes.put)
     controller = remote(Controller, num_cpus=0).remote()
     made = remote(PeerStore, concurrency_groups=CONCURRENCY, num_cpus=0)
     peer_store = made.remote(run="hung", node="n1", spec=spec, controller=controller)
@@ -88,8 +94,8 @@ def test_checkpoints_go_on_beside_a_peer_store_that_stands_still(cluster: None, 
     assert (segments.DIRECTORY / mine).exists()
     os.kill(pid, signal.SIGSTOP)
     try:
-        peer_tier.taking(4)
-        taken, released = share(4, arena, 0)
+        peer_tier.begun(4)
+        taken, released = sealed(4, arena, 0)
         peer_tier.deliver(taken)
         written = words.get(timeout=WAIT_S)
         assert isinstance(written, PartWritten)

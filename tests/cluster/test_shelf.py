@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import multiprocessing
 import os
 import signal
@@ -15,9 +14,9 @@ import numpy as np
 import pytest
 
 from elastic_train.checkpoint.engine.arena import Arena, offsets, slot_bytes
-from elastic_train.cluster.messages import Kept
+from elastic_train.checkpoint.snapshot import Buffer, Snapshot
 from elastic_train.cluster.peer_store import segments
-from elastic_train.cluster.peer_store.snapshot_store import STEPS, SnapshotStore, WorkerSnapshots
+from elastic_train.cluster.peer_store.snapshot_store import STEPS, SnapshotStore
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import GroupBroken, MemoryTooSmall
 from elastic_train.geometry.box import Box
@@ -33,7 +32,9 @@ def whole(step: int) -> np.ndarray:
     return (np.arange(24, dtype=np.float32) + 100 * step).reshape(SHAPE)
 
 
-def kept(arena: Arena, slot: int, *, rank: int, step: int, generation: int = 1, first: bool = False) -> Kept:
+def sealed(
+    arena: Arena, slot: int, *, rank: int, step: int, generation: int = 1, copied: bool = False
+) -> Snapshot:
     """Rank r of two holds three rows of `w`, and all of them hold `b`."""
     box = Box((3 * rank, 0), (3, 4))
     table = Fragments.of(
@@ -45,26 +46,12 @@ def kept(arena: Arena, slot: int, *, rank: int, step: int, generation: int = 1, 
         arena.slot(slot)[start : start + data.nbytes] = (
             np.ascontiguousarray(data).reshape(-1).view(np.uint8).data
         )
-    return Kept(
-        worker=f"w{rank}",
-        generation=generation,
-        rank=rank,
-        step=step,
-        replica=(0, 1),
-        slot=slot,
-        stamp=arena.seal(slot),
-        used=used,
-        boxes=table,
-        offsets=tuple(starts),
-        document=DOCUMENT,
-        storage=False,
-        first=first,
+    buffer = Buffer(offsets=tuple(starts), nbytes=used, slot=slot, stamp=arena.seal(slot))
+    there = Snapshot(
+        generation=generation, rank=rank, step=step, fragments=table, document=DOCUMENT, buffer=buffer
     )
-
-
-def worker_snapshots(arena: Arena, note: Kept, *, copied: bool = False) -> WorkerSnapshots:
-    data = np.frombuffer(arena.slot(note.slot), np.uint8)[: note.used]
-    return WorkerSnapshots(kept=note, data=data.copy() if copied else data, arena=None if copied else arena)
+    here = there.attached(arena)
+    return there.copied(here.buffer.data.copy()) if copied else here
 
 
 def arena_of(slots: int) -> Arena:
@@ -74,7 +61,7 @@ def arena_of(slots: int) -> Arena:
 def test_any_box_inside_what_two_ranks_sealed_is_served_to_the_bit() -> None:
     arena, snapshot_store = arena_of(2), SnapshotStore("n1")
     for rank in range(2):
-        snapshot_store.put(worker_snapshots(arena, kept(arena, rank, rank=rank, step=7), copied=rank == 1))
+        snapshot_store.put(sealed(arena, rank, rank=rank, step=7, copied=rank == 1))
     boxes = [Box((1, 2), (2, 2)), Box((3, 0), (3, 4)), Box((4, 1), (1, 3))]
     wanted = Fragments.of([("w", "param", "float32", SHAPE, b) for b in boxes])
     for box, data in zip(boxes, snapshot_store.read(1, 7, wanted), strict=True):
@@ -83,56 +70,50 @@ def test_any_box_inside_what_two_ranks_sealed_is_served_to_the_bit() -> None:
     offer = snapshot_store.offer(1, 7)
     assert offer.document["trainable"] == ["w"]
     assert len(offer.holds) == 4
-    assert [(s.rank, s.step) for s in snapshot_store.snapshots()] == [(0, 7), (1, 7)]
+    assert [(s.rank, s.step) for s in snapshot_store.evidence()] == [(0, 7), (1, 7)]
 
 
 def test_a_slot_that_is_written_again_is_no_evidence_from_its_first_byte_on() -> None:
     arena, snapshot_store = arena_of(1), SnapshotStore("n1")
-    snapshot_store.put(worker_snapshots(arena, kept(arena, 0, rank=0, step=7)))
+    snapshot_store.put(sealed(arena, 0, rank=0, step=7))
     wanted = Fragments.of([("b", "param", "float32", (5,), Box.whole((5,)))])
-    assert snapshot_store.snapshots()
+    assert snapshot_store.evidence()
     arena.open(0)
-    assert not snapshot_store.snapshots()
+    assert not snapshot_store.evidence()
     with pytest.raises(GroupBroken):
         snapshot_store.read(1, 7, wanted)
     arena.seal(0)
-    assert not snapshot_store.snapshots()
+    assert not snapshot_store.evidence()
 
 
 def test_the_newest_steps_stay_and_an_older_generation_until_the_second_snapshot_of_a_newer() -> None:
     arena, snapshot_store = arena_of(8), SnapshotStore("n1")
     for step in range(1, STEPS + 3):
-        snapshot_store.put(worker_snapshots(arena, kept(arena, step, rank=0, step=step), copied=True))
+        snapshot_store.put(sealed(arena, step, rank=0, step=step, copied=True))
     newest = range(3, STEPS + 3)
-    assert [s.step for s in snapshot_store.snapshots()] == list(newest)
-    snapshot_store.put(
-        worker_snapshots(arena, kept(arena, 0, rank=0, step=9, generation=2, first=True), copied=True)
-    )
+    assert [s.step for s in snapshot_store.evidence()] == list(newest)
+    snapshot_store.put(sealed(arena, 0, rank=0, step=9, generation=2, copied=True), first=True)
     assert snapshot_store.generations() == {1, 2}
-    snapshot_store.put(worker_snapshots(arena, kept(arena, 1, rank=0, step=10, generation=2), copied=True))
-    assert [(s.generation, s.step) for s in snapshot_store.snapshots()] == [(2, 9), (2, 10)]
+    snapshot_store.put(sealed(arena, 1, rank=0, step=10, generation=2, copied=True))
+    assert [(s.generation, s.step) for s in snapshot_store.evidence()] == [(2, 9), (2, 10)]
 
 
 def test_a_copy_makes_room_in_a_full_object_store_and_what_fits_in_no_way_is_refused_with_the_figure() -> (
     None
 ):
     arena, snapshot_store = arena_of(4), SnapshotStore("n1")
-    snapshots_by_worker = [
-        worker_snapshots(arena, kept(arena, slot, rank=0, step=7 + slot), copied=True) for slot in range(3)
-    ]
-    used = snapshots_by_worker[0].kept.used
-    snapshot_store.put(
-        worker_snapshots(arena, kept(arena, 3, rank=1, step=7))
-    )  # of this node: in its segment, not in the store
-    for each in snapshots_by_worker[:2]:
+    copies = [sealed(arena, slot, rank=0, step=7 + slot, copied=True) for slot in range(3)]
+    used = copies[0].buffer.nbytes
+    snapshot_store.put(sealed(arena, 3, rank=1, step=7))  # of this node: in its segment, not in the store
+    for each in copies[:2]:
         snapshot_store.put(each)
-    snapshot_store.make_room(snapshots_by_worker[2].kept, 5 * used)
-    assert [s.step for s in snapshot_store.snapshots() if s.rank == 0] == [7, 8]
-    snapshot_store.make_room(snapshots_by_worker[2].kept, 4 * used)  # of which a little has to stay free
-    assert [s.step for s in snapshot_store.snapshots() if s.rank == 0] == [8]
+    snapshot_store.make_room(copies[2], 5 * used)
+    assert [s.step for s in snapshot_store.evidence() if s.rank == 0] == [7, 8]
+    snapshot_store.make_room(copies[2], 4 * used)  # of which a little has to stay free
+    assert [s.step for s in snapshot_store.evidence() if s.rank == 0] == [8]
     with pytest.raises(MemoryTooSmall, match=f"{3 * used / 1e6:,.1f} MB in the object store"):
-        snapshot_store.make_room(snapshots_by_worker[2].kept, 2 * used)
-    assert [s.step for s in snapshot_store.snapshots() if s.rank == 0] == [8], "the newest stays"
+        snapshot_store.make_room(copies[2], 2 * used)
+    assert [s.step for s in snapshot_store.evidence() if s.rank == 0] == [8], "the newest stays"
 
 
 def said(step: int, **values: Any) -> StepCommitted:
@@ -154,15 +135,14 @@ def test_the_steps_that_came_with_snapshots_are_known_once_even_where_the_bytes_
     arena, snapshot_store = arena_of(2), SnapshotStore("n1")
     evaluated = said(6, metrics=(("accuracy", 0.5),))
     for rank, steps in enumerate(((said(5), said(6), said(7)), (said(4), said(5), evaluated))):
-        note = dataclasses.replace(kept(arena, rank, rank=rank, step=7 - rank), steps=steps)
-        snapshot_store.put(worker_snapshots(arena, note))
+        snapshot_store.put(sealed(arena, rank, rank=rank, step=7 - rank), steps=steps)
     arena.open(0)
     assert snapshot_store.steps() == (said(4), said(5), evaluated, said(7))
 
 
 def test_a_box_that_nobody_sealed_is_refused() -> None:
     arena, snapshot_store = arena_of(1), SnapshotStore("n1")
-    snapshot_store.put(worker_snapshots(arena, kept(arena, 0, rank=0, step=7)))
+    snapshot_store.put(sealed(arena, 0, rank=0, step=7))
     across = Fragments.of([("w", "param", "float32", SHAPE, Box((2, 0), (2, 4)))])
     with pytest.raises(GroupBroken, match="does not hold"):
         snapshot_store.read(1, 7, across)

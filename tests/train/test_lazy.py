@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from elastic_train.checkpoint.engine.arena import Arena
-from elastic_train.checkpoint.engine.share import Share
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.config import Batch, Checkpoints, RunSpec
 from elastic_train.testing.gang import Gang, end, take
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.member import Member
-from elastic_train.train.snapshot.saver import Lazy
+from elastic_train.train.snapshot.background_saver import BackgroundSaver
 from elastic_train.train.task import Task
 from tests.tasks.tiny import TinyModel, TinyTask
 
@@ -64,31 +64,53 @@ class MeddlingTask(TinyTask):
         return Meddler(0.1)
 
 
-class Copies:
-    """Snapshots on their way to another node: `taken` at a step, `whole` later."""
+COPY_S = 0.05
 
-    def __init__(self) -> None:
+
+class Collecting:
+    """A tier that keeps what is delivered once `gate` is set; with `copies` none begins before the one before
+    is whole, which takes longer than a step, and none may be left out.
+    """
+
+    every_step = True
+
+    def __init__(self, state: dict[str, Any], *, copies: bool) -> None:
+        self._state, self._copies = state, copies
         self._open: set[int] = set()
         self._changed = threading.Condition()
 
-    def taken(self, step: int) -> None:
+    def memory(self, generation: int, size: int) -> Arena:
+        return Arena.private(size, slots=2)
+
+    def count_step(self) -> None:
+        return None
+
+    def ready(self, timeout: float) -> bool:
+        with self._changed:
+            return not self._copies or self._changed.wait_for(lambda: not self._open, timeout)
+
+    def crowded(self, *, storage: bool) -> bool:
+        return self._copies and bool(self._open)
+
+    def begun(self, step: int) -> None:
         with self._changed:
             self._open.add(step)
 
-    def whole(self, step: int) -> None:
+    def dropped(self, step: int) -> None:
         with self._changed:
             self._open.discard(step)
             self._changed.notify_all()
 
-    def crowded(self, storage: bool) -> bool:
-        return bool(self._open)
-
-    def awaited(self, timeout: float) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._open, timeout)
-
-
-COPY_S = 0.05
+    def deliver(self, snapshot: Snapshot) -> None:
+        self._state["gate"].wait()
+        if self._copies:
+            threading.Event().wait(COPY_S)
+        pieces = [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in snapshot.pieces()]
+        self._state["saved"].append((snapshot.step, snapshot.storage, pieces, snapshot.document["step"]))
+        snapshot.buffer.release()
+        self.dropped(snapshot.step)
+        if snapshot.step == STEPS:
+            self._state["last"].set()
 
 
 def start_lazily(
@@ -96,41 +118,20 @@ def start_lazily(
 ) -> None:
     """A member that takes a snapshot at every step where there is room, and keeps what is delivered.
 
-    `slow`: the first one is being delivered until `let_go`. `copies`: none begins before the one before it is
-    whole, which takes longer than a step, and none may be left out.
+    `slow`: the first one is being delivered until `let_go`. `copies`: as `Collecting` says.
     """
-    way = Copies()
-    waits: dict[str, Any] = {"crowded": way.crowded, "awaited": way.awaited, "taking": way.taken}
     end(state)
     state["reports"], state["saved"], state["notes"] = [], [], []
     state["last"], state["gate"] = threading.Event(), threading.Event()
     if not slow:
         state["gate"].set()
-
-    def deliver(share: Share) -> None:
-        state["gate"].wait()
-        if copies:
-            threading.Event().wait(COPY_S)
-        pieces = [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in share.pieces]
-        state["saved"].append((share.step, share.storage, pieces, share.document["step"]))
-        share.release()
-        way.whole(share.step)
-        if share.step == spec.max_steps:
-            state["last"].set()
-
+    tier = Collecting(state, copies=copies)
     state["member"] = Member(
         task,
         spec,
         on_step=state["reports"].append,
         faults=lambda phase, step, micro: state.get("faults", no_fault)(phase, step, micro),
-        saving=lambda described: Lazy(
-            described,
-            deliver,
-            memory=lambda generation, size: Arena.private(size, slots=2),
-            note=state["notes"].append,
-            every_step=True,
-            **(waits if copies else {}),
-        ),
+        saving=lambda described: BackgroundSaver(described, tier, state["notes"].append),
     )
 
 

@@ -53,6 +53,7 @@ class Copying:
         lane: Lane | None = None,
     ) -> None:
         self.sources, self.places = tuple(sources), places(sources)
+        self.nbytes = max((place.offset + place.nbytes for place in self.places), default=0)
         self.memory = memory
         self.error: Exception | None = None
         self._lane: Lane = lane or AtOnce()

@@ -1,9 +1,9 @@
 """The engine: a snapshot begins after a commit, is copied in the background, and is handed on when whole.
 
-    engine.begin(step, sources, payload)     # right after step's update, before the next forward
+    engine.begin(snapshot, sources)          # right after the step's update, before the next forward
     engine.fence()                           # right before the next update: what is not copied yet is
-    ...                                      # `deliver(taken)` is called on a thread of the engine
-    taken.release()                          # the receiver needs the slot no more
+    ...                                      # `deliver(snapshot)` is called on a thread of the engine
+    snapshot.buffer.release()                # the receiver needs the slot no more
 
 Lazy, asynchronous copying as in DataStates-LLM (Maurya et al., HPDC 2024). Theirs copies device tensors while
 they are immutable; here a version and a fingerprint prove that they were.
@@ -16,18 +16,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, Literal, TypeVar
+from dataclasses import replace
+from typing import Literal
 
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.audit import ALL, audited
-from elastic_train.checkpoint.engine.copying import Copying, SlotRange
+from elastic_train.checkpoint.engine.copying import Copying
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.lane import AtOnce, Lane
 from elastic_train.checkpoint.engine.source import Source
+from elastic_train.checkpoint.snapshot import Buffer, Snapshot
 from elastic_train.errors import MemoryTooSmall, SnapshotFailed
 
-P = TypeVar("P")
 Pressure = Literal["wait", "skip", "coalesce"]
 """Where every slot is in use when a snapshot is due: wait for one, leave it out, or take it as soon as one is
 free."""
@@ -39,24 +39,7 @@ REMEDY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Taken(Generic[P]):
-    """A whole snapshot. Its slot stays as it is until `release`, which may be called from any thread."""
-
-    step: int
-    slot: int
-    stamp: int
-    memory: memoryview
-    places: tuple[SlotRange, ...]
-    payload: P
-    seconds: float  # that copying it took
-    release: Callable[[], None]
-
-    def bytes_of(self, place: SlotRange) -> memoryview:
-        return self.memory[place.offset : place.offset + place.nbytes]
-
-
-class Engine(Generic[P]):
+class Engine:
     """`begin`, `fence`, `check` and `close` belong to the training thread, the rest to any.
 
     `deliver` may raise. `dropped` hears the step of a snapshot that came to nothing, `note` a sentence on it.
@@ -67,7 +50,7 @@ class Engine(Generic[P]):
     def __init__(
         self,
         arena: Arena,
-        deliver: Callable[[Taken[P]], None],
+        deliver: Callable[[Snapshot], None],
         *,
         pressure: Pressure = "skip",
         budget: int = 3,
@@ -87,8 +70,8 @@ class Engine(Generic[P]):
         self._problems: list[str] = []
         self._failed: SnapshotFailed | None = None
         self._owed = False
-        self._copies: queue.SimpleQueue[tuple[int, int, Copying, P] | None] = queue.SimpleQueue()
-        self._whole: queue.SimpleQueue[Taken[P] | None] = queue.SimpleQueue()
+        self._copies: queue.SimpleQueue[tuple[int, Copying, Snapshot] | None] = queue.SimpleQueue()
+        self._whole: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._copy_all, name="snapshot", daemon=True),
             threading.Thread(target=self._deliver_all, name="deliver", daemon=True),
@@ -113,13 +96,15 @@ class Engine(Generic[P]):
         return self._owed
 
     def begin(
-        self, step: int, sources: Sequence[Source], payload: P, *, pressure: Pressure | None = None
+        self, snapshot: Snapshot, sources: Sequence[Source], *, pressure: Pressure | None = None
     ) -> bool:
-        """Start the snapshot of `step`; False where there was no slot and the policy is not to wait.
+        """Start to fill a snapshot that has no bytes yet; False where there was no slot and the policy is not
+        to wait.
 
-        `pressure` is for one that may not be left out. Sources come in the order of their next writes.
-        Raises MemoryTooSmall if they exceed a slot.
+        `pressure` is for one that may not be left out. Sources are those of the snapshot's fragments, in the
+        order of their next writes. Raises MemoryTooSmall if they exceed a slot.
         """
+        assert len(sources) == len(snapshot.fragments)
         began = time.monotonic()
         self.fence()
         self.check()
@@ -130,14 +115,15 @@ class Engine(Generic[P]):
         memory = self._arena.slot(slot)
         self._lane.follow()
         copying = Copying(sources, memory, checked, eager=self._eager, lane=self._lane)
-        end = max((p.offset + p.nbytes for p in copying.places), default=0)
-        if end > self._arena.size:
+        if copying.nbytes > self._arena.size:
             self._give_back(slot)
-            raise MemoryTooSmall(what="a snapshot", where="its slot", needed=end, free=self._arena.size)
+            raise MemoryTooSmall(
+                what="a snapshot", where="its slot", needed=copying.nbytes, free=self._arena.size
+            )
         self._arena.open(slot)
         copying.copy_unsettled()
         self._current, self._owed = copying, False
-        self._copies.put((step, slot, copying, payload))
+        self._copies.put((slot, copying, snapshot))
         self._count(begun=1, bytes=sum(s.nbytes for s in sources), blocked_s=time.monotonic() - began)
         return True
 
@@ -201,7 +187,8 @@ class Engine(Generic[P]):
 
     def _copy_all(self) -> None:
         while (job := self._copies.get()) is not None:
-            step, slot, copying, payload = job
+            slot, copying, snapshot = job
+            step = snapshot.step
             began = time.monotonic()
             copying.land()
             changed = copying.changed() if copying.error is None else ()
@@ -212,18 +199,16 @@ class Engine(Generic[P]):
             elif changed:
                 self._tear(step, changed)
             else:
-                self._whole.put(
-                    Taken(
-                        step=step,
-                        slot=slot,
-                        stamp=self._arena.seal(slot),
-                        memory=copying.memory,
-                        places=copying.places,
-                        payload=payload,
-                        seconds=seconds,
-                        release=_once(lambda slot=slot: self._give_back(slot)),
-                    )
+                buffer = Buffer(
+                    offsets=tuple(place.offset for place in copying.places),
+                    nbytes=copying.nbytes,
+                    memory=copying.memory[: copying.nbytes],
+                    arena=self._arena,
+                    slot=slot,
+                    stamp=self._arena.seal(slot),
+                    release=_once(lambda slot=slot: self._give_back(slot)),
                 )
+                self._whole.put(replace(snapshot, buffer=buffer, seconds=seconds))
                 continue
             self._give_back(slot)
             self._dropped(step)
@@ -246,13 +231,13 @@ class Engine(Generic[P]):
         self._note(f"the snapshot of step {step} was dropped: {why}. {REMEDY}")
 
     def _deliver_all(self) -> None:
-        while (taken := self._whole.get()) is not None:
+        while (snapshot := self._whole.get()) is not None:
             try:
-                self._deliver(taken)
+                self._deliver(snapshot)
             except Exception as error:  # noqa: BLE001 - surfaces at the next check or at close
-                taken.release()
-                self._fail(taken.step, f"{type(error).__name__}: {error}")
-                self._dropped(taken.step)
+                snapshot.buffer.release()
+                self._fail(snapshot.step, f"{type(error).__name__}: {error}")
+                self._dropped(snapshot.step)
             else:
                 with self._news:
                     self._problems, self._failed = [], None

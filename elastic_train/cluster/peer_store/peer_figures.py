@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_train.cluster.messages import Kept
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.control.events import PeersHeld
 
 TELL_S = 30.0
@@ -40,29 +40,29 @@ class PeerFigures:
         self._reported: float | None = None
         self._lock = threading.Lock()
 
-    def sealed(self, kept: Kept) -> None:
+    def sealed(self, worker: str, snapshot: Snapshot) -> None:
         """A snapshot is whole. Says what there is to say if that is due."""
-        key = (kept.worker, kept.generation)
+        key = (worker, snapshot.generation)
         now = self._clock()
         with self._lock:
-            if self._of is None or kept.generation > self._of[1]:
-                self._of, self._first, self._count = key, kept.step, 0
+            if self._of is None or snapshot.generation > self._of[1]:
+                self._of, self._first, self._count = key, snapshot.step, 0
                 return
             if key != self._of:
                 return
             self._count += 1
             if self._reported is not None and now - self._reported < TELL_S:
                 return
-            every = (kept.step - self._first) / self._count
-            self._reported, self._first, self._count = now, kept.step, 0
+            every = (snapshot.step - self._first) / self._count
+            self._reported, self._first, self._count = now, snapshot.step, 0
         sizes = self._sizes()
         self._post(
             PeersHeld(
                 at=0.0,
                 node=self._node,
-                step=kept.step,
+                step=snapshot.step,
                 every=every,
-                copy_s=kept.seconds,
+                copy_s=snapshot.seconds,
                 own=sizes.own,
                 copies=sizes.copies,
                 room=sizes.room,

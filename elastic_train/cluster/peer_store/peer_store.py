@@ -19,15 +19,14 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from elastic_train.checkpoint.engine.share import Share
 from elastic_train.cluster.checkpoint_io import PartWriter
-from elastic_train.cluster.messages import Kept, Offer, Reported
+from elastic_train.cluster.messages import Offer, Reported, SealedSnapshot
 from elastic_train.cluster.nodes import node_info, spilled_bytes
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.peer_store import segments
 from elastic_train.cluster.peer_store.peer_figures import PeerFigures, SnapshotSizes
 from elastic_train.cluster.peer_store.segments import Segment
-from elastic_train.cluster.peer_store.snapshot_store import SnapshotStore, WorkerSnapshots
+from elastic_train.cluster.peer_store.snapshot_store import SnapshotStore
 from elastic_train.cluster.process_witness import Sighting, sight
 from elastic_train.cluster.ray_calls import answer
 from elastic_train.config import RunSpec
@@ -108,26 +107,27 @@ class PeerStore:
         return str(segment.path)
 
     @ray.method(concurrency_group=SEAL)
-    def seal(self, kept: Kept) -> None:
+    def seal(self, sealed: SealedSnapshot) -> None:
         """A snapshot is whole: it can be read and written from here, whatever becomes of its worker."""
+        generation = sealed.snapshot.generation
         with self._lock:
-            segment = self._segments.get((kept.worker, kept.generation))
+            segment = self._segments.get((sealed.worker, generation))
         if segment is None:  # its worker is in another generation by now
             return
-        data = np.frombuffer(segment.arena.slot(kept.slot), np.uint8)[: kept.used]
-        self._snapshot_store.put(WorkerSnapshots(kept=kept, data=data, arena=segment.arena))
+        snapshot = sealed.snapshot.attached(segment.arena)
+        self._snapshot_store.put(snapshot, first=sealed.first, steps=sealed.steps)
         self._drop_segments(
-            lambda key: key[1] not in self._snapshot_store.generations() and key[1] < kept.generation
+            lambda key: key[1] not in self._snapshot_store.generations() and key[1] < generation
         )
-        self._figures.sealed(kept)
+        self._figures.sealed(sealed.worker, snapshot)
 
     @ray.method(concurrency_group=SEAL)
-    def copy(self, kept: Kept, me: Any) -> str:
+    def copy(self, sealed: SealedSnapshot, me: Any) -> str:
         """Returns once a copy of what was sealed is on another node; why there is none where there isn't."""
         why_not = "there is no other node"
         for buddy in self._buddies:
             try:
-                answer(buddy.hold.remote(kept, me), COPY_S)
+                answer(buddy.hold.remote(sealed, me), COPY_S)
             except (RayError, GetTimeoutError) as error:
                 cause = error.cause if isinstance(error, RayTaskError) else None
                 why_not = str(cause) if isinstance(cause, ElasticTrainError) else type(error).__name__
@@ -136,24 +136,17 @@ class PeerStore:
         return why_not
 
     @ray.method(concurrency_group=FLUSH)
-    def flush(self, kept: Kept) -> None:
+    def flush(self, sealed: SealedSnapshot) -> None:
         """Write a snapshot that was sealed here to storage and say so; the worker may die meanwhile."""
-        key = (kept.worker, kept.generation)
+        there = sealed.snapshot
+        key = (sealed.worker, there.generation)
         with self._lock:
             self._flushing.add(key)
         try:
-            worker_snapshots = self._snapshot_store.worker_snapshots(kept.generation, kept.rank, kept.step)
-            if kept.rank == 0:
+            snapshot = self._snapshot_store.snapshot(there.generation, there.rank, there.step)
+            if there.rank == 0:
                 self._repeat()
-            self._writer.save(
-                Share(
-                    generation=kept.generation,
-                    rank=kept.rank,
-                    step=kept.step,
-                    pieces=worker_snapshots.pieces(),
-                    document=kept.document,
-                )
-            )
+            self._writer.save(snapshot)
         finally:
             with self._lock:
                 self._flushing.discard(key)
@@ -161,24 +154,25 @@ class PeerStore:
     # -- from other peer stores
 
     @ray.method(concurrency_group=READ)
-    def hold(self, kept: Kept, other: Any) -> None:
+    def hold(self, sealed: SealedSnapshot, other: Any) -> None:
         """Keep a copy of what another node's peer store has. Asked for from here, so that it is owned here.
 
         Raises MemoryTooSmall.
         """
-        self._snapshot_store.make_room(kept, self._store_bytes)
-        data = answer(other.give.remote(kept.generation, kept.rank, kept.step), COPY_S)
-        self._snapshot_store.put(WorkerSnapshots(kept=kept, data=data))
+        there = sealed.snapshot
+        self._snapshot_store.make_room(there, self._store_bytes)
+        data = answer(other.give.remote(there.generation, there.rank, there.step), COPY_S)
+        self._snapshot_store.put(there.copied(data), first=sealed.first, steps=sealed.steps)
 
     @ray.method(concurrency_group=READ)
     def give(self, generation: int, rank: int, step: int) -> np.ndarray:
-        return self._snapshot_store.worker_snapshots(generation, rank, step).data
+        return self._snapshot_store.snapshot(generation, rank, step).buffer.data
 
     # -- for whoever recovers: the same questions that a worker answers
 
     @ray.method(concurrency_group=CONTROL)
     def reported(self) -> Reported:
-        return Reported(snapshots=self._snapshot_store.snapshots(), steps=self._snapshot_store.steps())
+        return Reported(snapshots=self._snapshot_store.evidence(), steps=self._snapshot_store.steps())
 
     @ray.method(concurrency_group=CONTROL)
     def offer(self, origin: Live) -> Offer:

@@ -27,10 +27,11 @@ from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.stage_replays import StageReplay
 from elastic_train.cluster.worker.capture_output import CapturedOutput
 from elastic_train.cluster.worker.compute_time import Stopwatch
+from elastic_train.cluster.worker.direct_tier import DirectTier
 from elastic_train.cluster.worker.fill_shards import fill_from, reads
-from elastic_train.cluster.worker.peer_tier import PeerTier
 from elastic_train.cluster.worker.replay_stage import StepLog, complete, replay, step_log
 from elastic_train.cluster.worker.restore_shards import restore
+from elastic_train.cluster.worker.shared_memory_tier import SharedMemoryTier
 from elastic_train.cluster.worker.spot_notices import heed
 from elastic_train.cluster.worker.thread_stacks import stack_of
 from elastic_train.cluster.worker.training_thread import TrainingThread
@@ -46,7 +47,8 @@ from elastic_train.storage.job_output import OutputWriter
 from elastic_train.train.collectives.interruptible_group import waited
 from elastic_train.train.member import Member
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
-from elastic_train.train.snapshot.saver import Described, Lazy
+from elastic_train.train.snapshot.background_saver import BackgroundSaver
+from elastic_train.train.snapshot.peer_tier import PeerTier
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -90,13 +92,13 @@ class Worker:
         self._output = CapturedOutput(
             OutputWriter(self._writer.store, f"{name}.{os.getpid()}"), worker=name, rank=self._reporter.rank
         )
-        self._peer_tier = PeerTier(
-            name,
-            self._writer,
-            every=spec.checkpoints.peers or "auto",
-            note=log.warning,
-            steps=self._reporter.repeat,
+        direct, every = DirectTier(self._writer, log.warning), spec.checkpoints.peers
+        self._shared_memory = (
+            None
+            if every is None
+            else SharedMemoryTier(name, direct, every=every, note=log.warning, steps=self._reporter.repeat)
         )
+        self._tier: PeerTier = self._shared_memory or direct
         if faults is not None:
             self._stopwatch.then = FaultInjector(
                 faults[0],
@@ -223,7 +225,8 @@ class Worker:
 
     def go(self, generation: int, peer_store: Any = None) -> None:
         """Train, with this node's peer store. Returns at once; how it ends is posted."""
-        self._peer_tier.meet(peer_store)
+        if self._shared_memory is not None:
+            self._shared_memory.meet(peer_store)
         self._training.submit(lambda: self._run(generation))
 
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
@@ -273,24 +276,10 @@ class Worker:
                 self._spec,
                 device=device,
                 on_step=self._reporter.step,
-                saving=self._saver,
+                saving=lambda described: BackgroundSaver(described, self._tier, log.warning),
                 faults=self._stopwatch,
                 dumps=cloudpickle.dumps,  # pyright: ignore[reportPrivateImportUsage]
             )
-
-    def _saver(self, described: Described) -> Lazy:
-        peer_tier = self._peer_tier
-        return Lazy(
-            described,
-            peer_tier.deliver,
-            memory=peer_tier.memory,
-            note=log.warning,
-            every_step=self._spec.checkpoints.peers is not None,
-            crowded=peer_tier.crowded,
-            awaited=peer_tier.awaited,
-            taking=peer_tier.taking,
-            dropped=peer_tier.dropped,
-        )
 
     @property
     def _owner(self) -> Member:

@@ -153,6 +153,7 @@ class Loop:
         pause, save = self._requests.pause, self._requests.save
         statistics = replace(statistics, pause=float(pause), save=float(save))
         if self._saver is not None:
+            self._saver.count_step()
             self._wait_for(self._saver)
             busy, behind = self._saver.busy(storage=False), self._saver.busy(storage=True)
             statistics = replace(statistics, busy=float(busy), behind=float(behind))

@@ -5,18 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
-from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
-from elastic_train.checkpoint.piece import Piece
+from elastic_train.checkpoint.engine.engine import Engine, Pressure
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.geometry.box import Box
+from elastic_train.geometry.fragments import Fragments
 from elastic_train.storage.posix_store import PosixStore
 from elastic_train.storage.store import Store
 from elastic_train.testing.faulty_store import Fault, FaultyStore, KillAtByte
@@ -62,7 +62,7 @@ class Trainer:
         self.tensors = [Tensor(name) for name in SIZES]
         self.notes: list[str] = []
         arena = Arena.private(slot_bytes(t.nbytes for t in self.tensors), slots=slots)
-        self.engine: Engine[None] = Engine(
+        self.engine: Engine = Engine(
             arena, self._deliver, pressure=pressure, budget=budget, note=self.notes.append
         )
 
@@ -71,24 +71,19 @@ class Trainer:
         for tensor in self.tensors:
             tensor.update(step)
         if save or self.engine.owed:
-            self.engine.begin(step, self.tensors, None)
+            self.engine.begin(self._snapshot(step), self.tensors)
 
-    def _deliver(self, taken: Taken[Any]) -> None:
+    def _snapshot(self, step: int) -> Snapshot:
+        rows = ((t.key, "param", "float32", t.data.shape, Box.whole(t.data.shape)) for t in self.tensors)
+        return Snapshot(
+            generation=1, rank=0, step=step, fragments=Fragments.of(rows), document={"step": step}
+        )
+
+    def _deliver(self, taken: Snapshot) -> None:
         directory = attempt_path(step=taken.step, generation=1)
-        pieces = [
-            Piece(
-                tensor=place.key,
-                state="param",
-                dtype="float32",
-                shape=(SIZES[place.key],),
-                box=Box.whole((SIZES[place.key],)),
-                data=taken.bytes_of(place),
-            )
-            for place in taken.places
-        ]
-        part = write_part(self.run.store, directory, 0, pieces)
-        taken.release()
-        assembled = assemble(self.run.store, directory, [part], {"step": taken.step})
+        part = write_part(self.run.store, directory, 0, tuple(taken.pieces()))
+        taken.buffer.release()
+        assembled = assemble(self.run.store, directory, [part], taken.document)
         stored = self.run.commit(assembled, term=self.term, generation=1, step=taken.step, lineage=((1, 0),))
         self.run.prune([stored.slot], term=self.term, writing=1)
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +14,11 @@ import xxhash
 from elastic_train.checkpoint.engine import audit
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.copying import BLOCK
-from elastic_train.checkpoint.engine.engine import Engine, Pressure, Taken
+from elastic_train.checkpoint.engine.engine import Engine, Pressure
+from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.errors import MemoryTooSmall, SnapshotFailed
+from elastic_train.geometry.box import Box
+from elastic_train.geometry.fragments import Fragments
 
 pytestmark = pytest.mark.ring1
 WAIT_S = 100.0
@@ -56,22 +58,28 @@ class Memory:
         self.writes += seen
 
 
+def snapshot_of(step: int, sources: Sequence[Memory]) -> Snapshot:
+    """Of these fragments at a step, before they are copied."""
+    rows = ((s.key, "param", "uint8", (s.nbytes,), Box.whole((s.nbytes,))) for s in sources)
+    return Snapshot(generation=1, rank=0, step=step, fragments=Fragments.of(rows), document={})
+
+
 class Shelf:
     """Receives snapshots and keeps their bytes; each is given back when the test says so, or at once."""
 
     def __init__(self, *, keep: bool = False) -> None:
-        self.keep, self.taken = keep, list[Taken[Any]]()
+        self.keep, self.taken = keep, list[Snapshot]()
         self.bytes: dict[int, dict[str, bytes]] = {}
         self.news = threading.Condition()
 
-    def __call__(self, taken: Taken[Any]) -> None:
-        found = {place.key: bytes(taken.bytes_of(place)) for place in taken.places}
+    def __call__(self, taken: Snapshot) -> None:
+        found = {piece.tensor: bytes(piece.bytes()) for piece in taken.pieces()}
         with self.news:
             self.bytes[taken.step] = found
             self.taken.append(taken)
             self.news.notify_all()
         if not self.keep:
-            taken.release()
+            taken.buffer.release()
 
     def wait_for(self, step: int) -> dict[str, bytes]:
         with self.news:
@@ -82,15 +90,15 @@ class Shelf:
 @contextmanager
 def engine_of(
     sources: list[Memory],
-    deliver: Callable[[Taken[Any]], None],
+    deliver: Callable[[Snapshot], None],
     *,
     slots: int = 2,
     pressure: Pressure = "skip",
     budget: int = 3,
     note: Callable[[str], None] = lambda _: None,
-) -> Iterator[Engine[Any]]:
+) -> Iterator[Engine]:
     arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=slots)
-    engine: Engine[Any] = Engine(arena, deliver, pressure=pressure, budget=budget, note=note)
+    engine: Engine = Engine(arena, deliver, pressure=pressure, budget=budget, note=note)
     yield engine
     engine.close()
 
@@ -112,7 +120,7 @@ def test_each_snapshot_is_the_state_right_after_its_step() -> None:
             for source in sources:
                 source.add(step)
             expected[step] = as_bytes(sources)
-            assert engine.begin(step, sources, None)
+            assert engine.begin(snapshot_of(step, sources), sources)
     assert snapshot_store.bytes == expected
     assert engine.counts.delivered == 5
     assert engine.counts.torn == 0
@@ -122,7 +130,7 @@ def test_the_update_waits_for_what_is_being_copied_and_copies_the_rest_itself() 
     sources, snapshot_store = three(), Shelf()
     sources[0].gate.clear()
     with engine_of(sources, snapshot_store) as engine:
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         expected = as_bytes(sources)
         assert sources[0].reached.wait(WAIT_S)
         passed = threading.Event()
@@ -141,7 +149,7 @@ def test_the_update_of_the_first_fragment_does_not_wait_for_the_last() -> None:
     sources, snapshot_store = three(), Shelf()
     with engine_of(sources, snapshot_store) as engine:
         sources[2].gate.clear()
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         expected = as_bytes(sources)
         engine.fence("a")
         sources[0].add(1)
@@ -153,7 +161,7 @@ def test_a_write_that_did_not_wait_is_never_handed_on() -> None:
     sources, snapshot_store, notes = three(), Shelf(), list[str]()
     with engine_of(sources, snapshot_store, note=notes.append) as engine:
         sources[0].gate.clear()
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         sources[2].add(1)
         sources[0].gate.set()
         engine.fence()
@@ -166,14 +174,14 @@ def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first
     sources, snapshot_store, notes = three(), Shelf(), list[str]()
     with engine_of(sources, snapshot_store, note=notes.append) as engine:
         sources[0].gate.clear()
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         assert sources[0].reached.wait(WAIT_S)
         sources[2].add(1, seen=False)
         sources[0].gate.set()
         engine.fence()
         while not notes:
             engine.fence()
-        assert engine.begin(2, sources, None)
+        assert engine.begin(snapshot_of(2, sources), sources)
         expected = as_bytes(sources)
         sources[2].add(1, seen=False)
         assert snapshot_store.wait_for(2) == expected
@@ -183,13 +191,13 @@ def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first
 def test_a_habit_of_writing_behind_the_version_is_learnt_even_if_the_copy_was_in_time() -> None:
     sources, snapshot_store, notes = three(), Shelf(), list[str]()
     with engine_of(sources, snapshot_store, note=notes.append) as engine:
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         snapshot_store.wait_for(1)
         sources[2].add(1, seen=False)
         engine.fence()
         assert "c changed outside the update" in notes[0]
         sources[2].gate.clear()
-        beginning = threading.Thread(target=lambda: engine.begin(2, sources, None))
+        beginning = threading.Thread(target=lambda: engine.begin(snapshot_of(2, sources), sources))
         beginning.start()  # what it writes to is copied before training goes on
         assert sources[2].reached.wait(WAIT_S)
         beginning.join(0.05)
@@ -211,7 +219,7 @@ def test_what_changes_between_updates_is_copied_before_training_goes_on() -> Non
     statistics, snapshot_store = Memory("running_mean", 128, settled=False), Shelf()
     sources = [Memory("a", 2 * BLOCK), statistics]
     with engine_of(sources, snapshot_store) as engine:
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         expected = as_bytes([statistics])["running_mean"]
         statistics.add(7)
         assert snapshot_store.wait_for(1)["running_mean"] == expected
@@ -222,15 +230,15 @@ def test_what_changes_between_updates_is_copied_before_training_goes_on() -> Non
 def test_without_a_free_slot_training_goes_on_and_what_was_left_out_is_counted(pressure: Pressure) -> None:
     sources, snapshot_store = [Memory("a", 100)], Shelf(keep=True)
     with engine_of(sources, snapshot_store, slots=1, pressure=pressure) as engine:
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         snapshot_store.wait_for(1)
-        assert not engine.begin(2, sources, None)
+        assert not engine.begin(snapshot_of(2, sources), sources)
         assert engine.owed == (pressure == "coalesce")
-        snapshot_store.taken[0].release()
-        assert engine.begin(3, sources, None)
+        snapshot_store.taken[0].buffer.release()
+        assert engine.begin(snapshot_of(3, sources), sources)
         assert not engine.owed
         snapshot_store.wait_for(3)
-        snapshot_store.taken[1].release()
+        snapshot_store.taken[1].buffer.release()
     counted = (engine.counts.skipped, engine.counts.coalesced)
     assert counted == ((1, 0) if pressure == "skip" else (0, 1))
 
@@ -238,67 +246,69 @@ def test_without_a_free_slot_training_goes_on_and_what_was_left_out_is_counted(p
 def test_waiting_for_a_slot_ends_when_one_is_given_back() -> None:
     sources, snapshot_store = [Memory("a", 100)], Shelf(keep=True)
     with engine_of(sources, snapshot_store, slots=1, pressure="wait") as engine:
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         snapshot_store.wait_for(1)
 
         def release() -> None:
             while not engine.counts.waited:
                 threading.Event().wait(0.001)
-            snapshot_store.taken[0].release()
+            snapshot_store.taken[0].buffer.release()
 
         threading.Thread(target=release, daemon=True).start()
-        assert engine.begin(2, sources, None)
+        assert engine.begin(snapshot_of(2, sources), sources)
         snapshot_store.wait_for(2)
-        snapshot_store.taken[1].release()
-        snapshot_store.taken[0].release()  # given up twice: the slot of the second snapshot is not touched
+        snapshot_store.taken[1].buffer.release()
+        snapshot_store.taken[
+            0
+        ].buffer.release()  # given up twice: the slot of the second snapshot is not touched
     assert engine.counts.waited == 1
 
 
 def test_a_slot_in_use_keeps_its_bytes_while_other_snapshots_pass() -> None:
     sources = [Memory("a", 1000)]
-    first: list[tuple[Taken[Any], bytes]] = []
+    first: list[tuple[Snapshot, bytes]] = []
 
-    def deliver(taken: Taken[Any]) -> None:
+    def deliver(taken: Snapshot) -> None:
         if taken.step == 1:
-            first.append((taken, bytes(taken.bytes_of(taken.places[0]))))
+            first.append((taken, bytes(taken.bytes_of(0))))
         else:
-            taken.release()
+            taken.buffer.release()
 
     with engine_of(sources, deliver, slots=2, pressure="wait") as engine:
         for step in range(1, 10):
             engine.fence()
             sources[0].add(step)
-            assert engine.begin(step, sources, None)
+            assert engine.begin(snapshot_of(step, sources), sources)
         taken, then = first[0]
-        assert bytes(taken.bytes_of(taken.places[0])) == then
-        taken.release()
+        assert bytes(taken.bytes_of(0)) == then
+        taken.buffer.release()
 
 
 def test_a_failed_delivery_stops_nothing_within_the_budget_and_surfaces_beyond_it() -> None:
     sources, problems = [Memory("a", 100)], list[str]()
 
-    def deliver(taken: Taken[Any]) -> None:
+    def deliver(taken: Snapshot) -> None:
         raise OSError("the disk is full")
 
     arena = Arena.private(4096, slots=2)
-    engine: Engine[Any] = Engine(arena, deliver, pressure="wait", budget=2, note=problems.append)
+    engine: Engine = Engine(arena, deliver, pressure="wait", budget=2, note=problems.append)
     for step in range(1, 4):
-        assert engine.begin(step, sources, None)
+        assert engine.begin(snapshot_of(step, sources), sources)
         while len(problems) < step:
             engine.fence()
     with pytest.raises(SnapshotFailed, match="the disk is full"):
-        engine.begin(4, sources, None)
+        engine.begin(snapshot_of(4, sources), sources)
     engine.close()
 
 
 def test_an_error_after_the_last_step_surfaces_at_close() -> None:
     sources = [Memory("a", 100)]
 
-    def deliver(taken: Taken[Any]) -> None:
+    def deliver(taken: Snapshot) -> None:
         raise OSError("the disk is full")
 
-    engine: Engine[Any] = Engine(Arena.private(4096, slots=1), deliver)
-    assert engine.begin(5, sources, None)
+    engine: Engine = Engine(Arena.private(4096, slots=1), deliver)
+    assert engine.begin(snapshot_of(5, sources), sources)
     with pytest.raises(SnapshotFailed, match="step 5"):
         engine.close()
 
@@ -308,9 +318,9 @@ def test_a_copy_that_fails_fails_the_snapshot_and_not_the_training_thread() -> N
         def copy(self, start: int, stop: int, target: memoryview) -> None:
             raise RuntimeError("the device is gone")
 
-    snapshot_store, notes = Shelf(), list[str]()
-    engine: Engine[Any] = Engine(Arena.private(4096, slots=1), snapshot_store, note=notes.append)
-    assert engine.begin(1, [Broken("a", 100)], None)
+    snapshot_store, notes, sources = Shelf(), list[str](), [Broken("a", 100)]
+    engine: Engine = Engine(Arena.private(4096, slots=1), snapshot_store, note=notes.append)
+    assert engine.begin(snapshot_of(1, sources), sources)
     engine.fence()
     with pytest.raises(SnapshotFailed, match="the device is gone"):
         engine.close()
@@ -327,9 +337,10 @@ def test_memory_that_is_not_there_is_missed_before_the_first_step(tmp_path: Path
 
 
 def test_a_state_that_outgrew_its_slot_is_refused_and_the_slot_stays_free() -> None:
-    engine: Engine[Any] = Engine(Arena.private(4096, slots=1), Shelf())
+    sources = [Memory("a", 5000)]
+    engine: Engine = Engine(Arena.private(4096, slots=1), Shelf())
     with pytest.raises(MemoryTooSmall):
-        engine.begin(1, [Memory("a", 5000)], None)
+        engine.begin(snapshot_of(1, sources), sources)
     assert engine.free == 1
     engine.close()
 
@@ -339,11 +350,9 @@ def test_two_mappings_of_a_segment_see_the_same_snapshot(tmp_path: Path) -> None
     here = Arena.create(tmp_path / "segment", slot_bytes([5000]), slots=2)
     there = Arena.attach(tmp_path / "segment", here.size, slots=2)
     snapshot_store = Shelf(keep=True)
-    engine: Engine[Any] = Engine(here, snapshot_store)
-    assert engine.begin(1, sources, None)
+    engine: Engine = Engine(here, snapshot_store)
+    assert engine.begin(snapshot_of(1, sources), sources)
     snapshot_store.wait_for(1)
     taken = snapshot_store.taken[0]
-    place = taken.places[0]
-    seen = there.slot(taken.slot)[place.offset : place.offset + place.nbytes]
-    assert bytes(seen) == sources[0].data.tobytes()
+    assert bytes(taken.detached().attached(there).bytes_of(0)) == sources[0].data.tobytes()
     engine.close()

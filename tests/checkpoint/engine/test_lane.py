@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from elastic_train.checkpoint.engine.copying import BLOCK, blocks, places
 from elastic_train.checkpoint.engine.engine import Engine
 from elastic_train.checkpoint.engine.lane import Span
 from elastic_train.errors import SnapshotFailed
-from tests.checkpoint.engine.test_engine import WAIT_S, Memory, Shelf, as_bytes
+from tests.checkpoint.engine.test_engine import WAIT_S, Memory, Shelf, as_bytes, snapshot_of
 
 pytestmark = pytest.mark.ring1
 
@@ -96,9 +95,9 @@ class Device:
 
 
 @contextmanager
-def engine_on(device: Device, sources: list[Memory], snapshot_store: Shelf) -> Iterator[Engine[Any]]:
+def engine_on(device: Device, sources: list[Memory], snapshot_store: Shelf) -> Iterator[Engine]:
     arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=2)
-    engine: Engine[Any] = Engine(arena, snapshot_store, pressure="wait", lane=device)
+    engine: Engine = Engine(arena, snapshot_store, pressure="wait", lane=device)
     yield engine
     engine.close()
     device.main.close()
@@ -116,7 +115,7 @@ def test_the_host_passes_the_fence_at_once_and_the_device_keeps_update_and_copy_
             expected = as_bytes(sources)
             if number == 3:
                 device.side.enqueue(lambda: held.wait(WAIT_S))
-            assert engine.begin(number, sources, None)
+            assert engine.begin(snapshot_of(number, sources), sources)
             engine.fence()
             for source in sources:
                 device.update(source, number)
@@ -137,7 +136,7 @@ def test_a_copy_waits_on_the_device_for_the_update_that_made_the_state() -> None
         before = as_bytes(sources)
         for source in sources:
             device.update(source, 1)
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         assert as_bytes(sources) == before, "the update has not run"
         slow.set()
         found = snapshot_store.wait_for(1)
@@ -152,7 +151,7 @@ def test_a_write_between_commit_and_fence_is_found_by_its_version_though_nothing
         held = threading.Event()
         device.side.enqueue(lambda: held.wait(WAIT_S))
         dropped = threading.Thread(target=held.set)
-        assert engine.begin(1, sources, None)
+        assert engine.begin(snapshot_of(1, sources), sources)
         sources[1].writes += 1
         device.main.enqueue(lambda: sources[1].add(1, seen=False))
         assert device.main.mark().wait(WAIT_S)
@@ -169,7 +168,7 @@ def test_what_the_forward_writes_is_ordered_behind_its_copy_without_a_wait() -> 
         held = threading.Event()
         device.side.enqueue(lambda: held.wait(WAIT_S))
         expected = as_bytes(sources)
-        beginning = threading.Thread(target=lambda: engine.begin(1, sources, None))
+        beginning = threading.Thread(target=lambda: engine.begin(snapshot_of(1, sources), sources))
         beginning.start()
         beginning.join(WAIT_S)
         assert not beginning.is_alive(), "the host does not wait for the copy"
@@ -187,8 +186,8 @@ def test_a_failed_device_fails_the_snapshot_and_not_the_training_thread() -> Non
     device, snapshot_store, notes = Gone(), Shelf(), list[str]()
     sources = three()
     arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=1)
-    engine: Engine[Any] = Engine(arena, snapshot_store, lane=device, note=notes.append)
-    assert engine.begin(1, sources, None)
+    engine: Engine = Engine(arena, snapshot_store, lane=device, note=notes.append)
+    assert engine.begin(snapshot_of(1, sources), sources)
     engine.fence()
     with pytest.raises(SnapshotFailed, match="the device is gone"):
         engine.close()

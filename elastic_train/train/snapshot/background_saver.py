@@ -1,0 +1,100 @@
+"""Snapshots that are copied in the background while the next step computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from elastic_train.checkpoint.engine.arena import aligned, slot_bytes
+from elastic_train.checkpoint.engine.counts import Counts
+from elastic_train.checkpoint.engine.engine import Engine, Pressure
+from elastic_train.checkpoint.engine.lane import AtOnce, Lane
+from elastic_train.train.snapshot.device_lane import DeviceLane
+from elastic_train.train.snapshot.peer_tier import PeerTier
+from elastic_train.train.snapshot.saver import Described, empty_snapshot
+from elastic_train.train.snapshot.tensor_sources import sources
+from elastic_train.train.state.live_fragments import own_share, parts
+from elastic_train.train.state.shards import Shards
+
+EXPECTED_SLOTS = 2
+"""Tensors of optimizer state per parameter that memory is reserved for while none exists: Adam's."""
+
+BUDGET = 10**9
+"""Snapshots in a row that may fail: each is reported, and the controller decides what that means."""
+
+
+class BackgroundSaver:
+    """Copies into memory of `tier`, which gets each whole snapshot. `note` is told what to show a person."""
+
+    def __init__(self, described: Described, tier: PeerTier, note: Callable[[str], None]) -> None:
+        self.every_step = tier.every_step
+        self._described, self._tier, self._note = described, tier, note
+        self._engine: Engine | None = None
+        self._reserved = 0
+        self._before = Counts()
+
+    @property
+    def counts(self) -> Counts:
+        """Of all generations of this process."""
+        return self._before + self._engine.counts if self._engine is not None else self._before
+
+    def start(self, shards: Shards) -> None:
+        """Reserve memory for this generation, before its first step."""
+        held = own_share(tuple(parts(shards)))
+        sizes = [part.view.numel() * part.view.element_size() for part in held]
+        if not any(shards.optimizer.state.values()):  # each may come to begin on a page of its own
+            sizes = [aligned(size) for size in sizes for _ in range(1 + EXPECTED_SLOTS)]
+        self._reserve(shards.generation, shards.device, slot_bytes(sizes))
+
+    def count_step(self) -> None:
+        self._tier.count_step()
+
+    def ready(self, timeout: float) -> bool:
+        return self._tier.ready(timeout)
+
+    def busy(self, *, storage: bool) -> bool:
+        engine = self._engine
+        return engine is None or engine.free == 0 or self._tier.crowded(storage=storage)
+
+    def fence(self) -> None:
+        if self._engine is not None:
+            self._engine.fence()
+
+    def take(self, shards: Shards, *, storage: bool, wait: bool) -> None:
+        held = tuple(own_share(tuple(parts(shards))))
+        snapshot = empty_snapshot(shards, held, self._described(shards), storage=storage)
+        self._tier.begun(snapshot.step)
+        found = sources(held)
+        needed = slot_bytes(source.nbytes for source in found)
+        if needed > self._reserved:
+            self._reserve(shards.generation, shards.device, needed)
+        assert self._engine is not None
+        pressure: Pressure | None = "wait" if wait else None
+        self._engine.begin(snapshot, found, pressure=pressure)
+
+    def end(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.retire()
+            self._before = self._before + engine.counts
+
+    # -- private
+
+    def _reserve(self, generation: int, device: torch.device, size: int) -> None:
+        self.end()
+        arena = self._tier.memory(generation, size)
+        lane: Lane = AtOnce()
+        if device.type != "cpu":
+            lane = DeviceLane(device, arena)
+            if not lane.pinned:
+                self._note("the memory for snapshots could not be pinned: copies from the device are slower")
+        self._engine = Engine(
+            arena,
+            self._tier.deliver,
+            budget=BUDGET,
+            note=self._note,
+            dropped=self._tier.dropped,
+            lane=lane,
+        )
+        self._reserved = size

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from elastic_train.config import (
@@ -12,7 +13,7 @@ from elastic_train.config import (
     BoundaryLogs,
     Checkpoints,
     Limits,
-    Notices,
+    Machines,
     Parallelism,
     Precision,
     Prints,
@@ -39,11 +40,11 @@ class ElasticTrainer:
 
     Takes Ray Train's `ScalingConfig`, `RunConfig`, `FailureConfig` and `CheckpointConfig`; each of their
     fields has its effect or is refused by name. A run without a name has that of its script. `resume_from` is
-    a checkpoint of any known system that a new run begins with, as a URL or with a specification. `notices`
-    names the cloud whose spot notices are heeded, `on_event` a URL or a command that gets what happens as
-    JSON. `limits` says what a run puts up with. `boundary_logs` bounds what stages of a pipeline keep for
-    their replay; None: nothing. Nothing is started before `fit`; whatever is wrong with the configuration is
-    raised here, as a ConfigError.
+    a checkpoint of any known system that a new run begins with, as a URL or with a specification. `machines`
+    says which machines a run asks for, keeps ready and leaves, `on_event` names a URL or a command that gets
+    what happens as JSON. `limits` says what a run puts up with. `boundary_logs` bounds what stages of a
+    pipeline keep for their replay; None: nothing. Nothing is started before `fit`; whatever is wrong with the
+    configuration is raised here, as a ConfigError.
     """
 
     def __init__(
@@ -59,15 +60,12 @@ class ElasticTrainer:
         optimizer_in_backward: bool = False,
         precision: Precision = "fp32",
         checkpoints: Checkpoints | None = None,
-        standby: int = 1,
-        ask_autoscaler: bool = True,
+        machines: Machines | None = None,
         timing: Timing | None = None,
         limits: Limits | None = None,
         resume_from: ResumeFrom | str | os.PathLike[str] | None = None,
-        notices: Notices | None = None,
         on_event: str | None = None,
         compare_replicas: int | Literal["auto"] | None = "auto",
-        evict_slower_than: float | None = None,
         boundary_logs: BoundaryLogs | None = _DEFAULT_LOGS,
         **unknown: Any,
     ) -> None:
@@ -87,14 +85,11 @@ class ElasticTrainer:
             optimizer_in_backward=optimizer_in_backward,
             precision=precision,
             checkpoints=checkpoints,
-            standby=standby,
-            ask_autoscaler=ask_autoscaler,
+            machines=machines or Machines(),
             timing=timing or Timing(),
             limits=limits or Limits(),
-            notices=notices,
             on_event=on_event,
             compare_replicas=compare_replicas,
-            evict_slower_than=evict_slower_than,
             boundary_logs=boundary_logs,
         )
         if isinstance(self.task, LoopTask):
@@ -160,7 +155,14 @@ def _resume_from(given: ResumeFrom | str | os.PathLike[str] | None) -> ResumeFro
 
 
 def _refuse(unknown: dict[str, Any]) -> None:
+    grouped = {field.name for field in fields(Machines)}
     for name in unknown:
+        if name in grouped:
+            raise ConfigError(
+                field=f"ElasticTrainer({name}=...)",
+                problem="is an option of Machines.",
+                remedy=f"Use ElasticTrainer(machines=Machines({name}=...)).",
+            )
         near = difflib.get_close_matches(name, ElasticTrainer.__init__.__annotations__, n=1)
         raise ConfigError(
             field=f"ElasticTrainer({name}=...)",
@@ -174,10 +176,14 @@ def _spec(
     scaling_config: ScalingConfig | None,
     run_config: RunConfig | None,
     checkpoints: Checkpoints | None,
+    machines: Machines,
     limits: Limits,
     **rest: Any,
 ) -> RunSpec:
     from elastic_train.cluster.ray_train_configs import translated
 
     said = translated(scaling_config, run_config, checkpoints, limits.failures)
-    return RunSpec(not_finite=limits.not_finite, **said, **rest)
+    if not isinstance(machines, Machines):
+        raise ConfigError(field="machines", problem=f"must be a Machines, got {machines!r}.")
+    chosen = {field.name: getattr(machines, field.name) for field in fields(machines)}
+    return RunSpec(not_finite=limits.not_finite, **said, **chosen, **rest)

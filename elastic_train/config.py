@@ -6,16 +6,14 @@ Ray Train are translated into a `RunSpec` by api.py; nothing below this file kno
 
 from __future__ import annotations
 
-import functools
-import numbers
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
 from elastic_train.axes import MODEL
 from elastic_train.clouds import CLOUDS
 from elastic_train.errors import ConfigError
+from elastic_train.option_checks import at_least, positive, typed
 
 Precision = Literal["fp32", "bf16", "fp64"]
 Prints = Literal["none", "first", "all"]
@@ -23,60 +21,6 @@ Prints = Literal["none", "first", "all"]
 Placement = Literal["PACK", "SPREAD", "STRICT_SPREAD"]
 SLOWEST = 1.5
 """Times the median of its peers' steps from which a rank counts as slow."""
-
-
-def _positive(name: str, value: float) -> None:
-    if not value > 0:  # nor NaN
-        raise ConfigError(field=name, problem=f"must be positive, got {value}.")
-
-
-def _at_least(least: int, name: str, value: float) -> None:
-    if not value >= least:
-        raise ConfigError(field=name, problem=f"must be {least} or more, got {value}.")
-
-
-def _typed(options: object, where: str) -> None:
-    """Refuse a value that is not of its field's type: it would fail late, or mean something else."""
-    for name, hint in _hints(type(options)).items():
-        value = getattr(options, name)
-        if not _fits(value, hint):
-            raise ConfigError(field=f"{where}{name}", problem=f"must be {_said(hint)}, got {value!r}.")
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _fits(value: object, hint: Any) -> bool:
-    origin, arguments = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return True
-    if origin in (Union, UnionType):
-        return any(_fits(value, one) for one in arguments)
-    if origin is Literal:
-        return isinstance(value, str) and value in arguments
-    if hint in (int, float):
-        kind = numbers.Integral if hint is int else numbers.Real
-        return not isinstance(value, bool) and isinstance(value, kind)
-    return isinstance(value, origin or hint)
-
-
-def _said(hint: Any) -> str:
-    """A type in a person's words."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
-        return " or ".join(_said(one) for one in arguments)
-    if origin is Literal:
-        return " or ".join(map(repr, arguments))
-    plain = {
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        bool: "True or False",
-        type(None): "None",
-    }
-    return plain.get(origin or hint) or f"a {(origin or hint).__name__}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,13 +44,13 @@ class Batch:
     prefetch: int = 2
 
     def __post_init__(self) -> None:
-        _typed(self, "batch.")
-        _positive("batch.global_size", self.global_size)
+        typed(self, "batch.")
+        positive("batch.global_size", self.global_size)
         for name in ("workers", "prefetch"):
             value = getattr(self, name)
             if value < 0:
                 raise ConfigError(field=f"batch.{name}", problem=f"must be 0 or more, got {value}.")
-        _positive("batch.micro_size", self.micro_size)
+        positive("batch.micro_size", self.micro_size)
         if self.micro_size > self.global_size:
             raise ConfigError(
                 field="batch.micro_size",
@@ -143,19 +87,19 @@ class Checkpoints:
     keep_best: int = 1
 
     def __post_init__(self) -> None:
-        _typed(self, "checkpoints.")
+        typed(self, "checkpoints.")
         if self.every != "auto":
-            _positive("checkpoints.every", self.every)
+            positive("checkpoints.every", self.every)
         if self.peers not in ("auto", None):
-            _positive("checkpoints.peers", self.peers)
+            positive("checkpoints.peers", self.peers)
         if self.bandwidth is not None:
-            _positive("checkpoints.bandwidth", self.bandwidth)
+            positive("checkpoints.bandwidth", self.bandwidth)
         if self.keep < 1:
             raise ConfigError(
                 field="checkpoints.keep",
                 problem=f"must be at least 1, got {self.keep}: with 0 nothing would be left to resume from.",
             )
-        _positive("checkpoints.keep_best", self.keep_best)
+        positive("checkpoints.keep_best", self.keep_best)
         if self.best is None and (self.keep_best, self.best_order) != (1, "min"):
             raise ConfigError(
                 field="checkpoints.best",
@@ -187,13 +131,13 @@ class BoundaryLogs:
     replayers: int | None = None
 
     def __post_init__(self) -> None:
-        _typed(self, "boundary_logs.")
+        typed(self, "boundary_logs.")
         if self.replayers is not None:
-            _positive("boundary_logs.replayers", self.replayers)
+            positive("boundary_logs.replayers", self.replayers)
         for name in ("memory_bytes", "waiting_bytes"):
-            _positive(f"boundary_logs.{name}", getattr(self, name))
+            positive(f"boundary_logs.{name}", getattr(self, name))
         for name in ("disk_bytes", "budget_bytes"):
-            _at_least(0, f"boundary_logs.{name}", getattr(self, name) or 0)
+            at_least(0, f"boundary_logs.{name}", getattr(self, name) or 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +154,7 @@ class ResumeFrom:
     allow_roots: tuple[str, ...] = ()  # directories outside of it whose files it may name
 
     def __post_init__(self) -> None:
-        _typed(self, "resume_from.")
+        typed(self, "resume_from.")
         if not self.url:
             raise ConfigError(field="resume_from.url", problem="is empty.", remedy="Name a checkpoint.")
 
@@ -239,11 +183,11 @@ class Parallelism:
         return (self.tp or 1) * (self.cp or 1)
 
     def __post_init__(self) -> None:
-        _typed(self, "parallelism.")
+        typed(self, "parallelism.")
         for name in self.__slots__:
             value = getattr(self, name)
             if value is not None:
-                _positive(f"parallelism.{name}", value)
+                positive(f"parallelism.{name}", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,9 +209,9 @@ class Timing:
     user_code_s: float = 3600.0  # the job's own code may hold up a group that forms: its data set, its model
 
     def __post_init__(self) -> None:
-        _typed(self, "timing.")
+        typed(self, "timing.")
         for name in self.__slots__:
-            _positive(f"timing.{name}", getattr(self, name))
+            positive(f"timing.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,8 +226,26 @@ class Notices:
         if self.cloud not in CLOUDS:
             known = ", ".join(map(repr, CLOUDS))
             raise ConfigError(field="notices.cloud", problem=f"{self.cloud!r} is none of {known}.")
-        _typed(self, "notices.")
-        _positive("notices.every_s", self.every_s)
+        typed(self, "notices.")
+        positive("notices.every_s", self.every_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """Which machines a run asks for, keeps ready, and leaves.
+
+    `standby` workers are kept ready beyond the largest group. `ask_autoscaler` for nodes that the run could
+    use; others' requests for the cluster end then. A node `evict_slower_than` so many times its peers' steps
+    is left, None: none is. `notices` names the cloud whose spot notices are heeded.
+    """
+
+    standby: int = 1
+    ask_autoscaler: bool = True
+    evict_slower_than: float | None = None
+    notices: Notices | None = None
+
+    def __post_init__(self) -> None:
+        typed(self, "machines.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,9 +261,9 @@ class Limits:
     not_finite: int = 20
 
     def __post_init__(self) -> None:
-        _typed(self, "limits.")
-        _at_least(0, "limits.failures", self.failures or 0)
-        _positive("limits.not_finite", self.not_finite)
+        typed(self, "limits.")
+        at_least(0, "limits.failures", self.failures or 0)
+        positive("limits.not_finite", self.not_finite)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -341,7 +303,7 @@ class RunSpec:
     boundary_logs: BoundaryLogs | None = field(default_factory=BoundaryLogs)  # None: no stage is replayed
 
     def __post_init__(self) -> None:
-        _typed(self, "")
+        typed(self, "")
         plain = self.name.isprintable() and self.name.strip() == self.name
         if not plain or "/" in self.name or self.name in ("", ".", ".."):
             raise ConfigError(
@@ -351,16 +313,16 @@ class RunSpec:
             )
         if not self.storage_path:
             raise ConfigError(field="run_config.storage_path", problem="is empty.")
-        _positive("max_steps", self.max_steps)
-        _positive("not_finite", self.not_finite)
-        _positive("scaling_config.num_workers", self.min_workers)
+        positive("max_steps", self.max_steps)
+        positive("not_finite", self.not_finite)
+        positive("scaling_config.num_workers", self.min_workers)
         if self.max_workers < self.min_workers:
             raise ConfigError(
                 field="scaling_config.num_workers",
                 problem=f"the maximum {self.max_workers} is below the minimum {self.min_workers}.",
             )
         if self.clip_norm is not None:
-            _positive("clip_norm", self.clip_norm)
+            positive("clip_norm", self.clip_norm)
             if self.optimizer_in_backward:
                 raise ConfigError(
                     field="optimizer_in_backward",
@@ -368,15 +330,15 @@ class RunSpec:
                     remedy="Set clip_norm=None, or leave optimizer_in_backward off.",
                 )
         self._check_data_ranks()
-        _at_least(0, "failure_config.max_failures", self.max_failures)
+        at_least(0, "failure_config.max_failures", self.max_failures)
         if isinstance(self.compare_replicas, int):
-            _positive("compare_replicas", self.compare_replicas)
+            positive("compare_replicas", self.compare_replicas)
         if self.evict_slower_than is not None and self.evict_slower_than < SLOWEST:
             raise ConfigError(
-                field="evict_slower_than",
+                field="machines.evict_slower_than",
                 problem=f"{self.evict_slower_than} is less than {SLOWEST}, from where a rank counts as slow.",
             )
-        _at_least(0, "standby", self.standby)
+        at_least(0, "machines.standby", self.standby)
         if self.on_event == "":
             raise ConfigError(field="on_event", problem="is empty.", remedy="Give a URL, a command, or None.")
 

@@ -175,7 +175,11 @@ class StateMismatch(ElasticTrainError):
     detail: str
 
     def __str__(self) -> str:
-        return f"the restored state of step {self.step} is not the one that was kept: {self.detail}"
+        return (
+            f"the restored state of step {self.step} is not the one that was kept: {self.detail}. It is not "
+            "trained on. `elastic-train ckpt verify` says whether the run's checkpoints are sound; the same "
+            "command goes on from the newest that is. If that happens again on one node, suspect its memory."
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -201,7 +205,10 @@ class SnapshotFailed(ElasticTrainError):
 
     def __str__(self) -> str:
         many = f"{self.failures} snapshots in a row came to nothing"
-        return f"{many}, the last at step {self.step}: {self.problem}"
+        return (
+            f"{many}, the last at step {self.step}: {self.problem}. Mend that, or train without snapshots "
+            "with Checkpoints(peers=None)."
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -218,7 +225,10 @@ class ReplicasDiffer(ElasticTrainError):
         if self.doubtful:
             found.append(f"{' and '.join(self.doubtful)} differ, and nothing tells which is wrong")
         said = "; ".join(found)
-        return f"silent corruption at step {self.step}: {said}. At step {self.agreed} they agreed."
+        return (
+            f"silent corruption at step {self.step}: {said}. At step {self.agreed} they agreed. The run goes "
+            "back to what was saved by then; if the same node is named again, take it out of the cluster."
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -285,7 +295,10 @@ class Fenced(ElasticTrainError):
     by_term: int
 
     def __str__(self) -> str:
-        return f"term {self.term} of run {self.run} is over: term {self.by_term} owns the run now"
+        return (
+            f"term {self.term} of run {self.run} is over: term {self.by_term} owns the run now. Nothing was "
+            f"changed; `elastic-train logs -f {self.run}` follows it, and `elastic-train stop` ends it."
+        )
 
 
 @dataclass(kw_only=True, eq=False)

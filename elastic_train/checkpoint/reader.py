@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 
@@ -70,17 +69,6 @@ def _open(url: str, options: Options | None, names: Sequence[str] | None) -> Che
     foreign = import_checkpoint(url, options=options, names=names)
     if foreign is None:
         raise NoCheckpoint(url=url, problem=f"nothing was committed here. {what_to_open(store, url)}")
-    return Checkpoint(foreign.files, foreign.manifest, foreign.state)
-
-
-def open_foreign(
-    url: str, *, options: Options | None = None, names: Sequence[str] | None = None
-) -> Checkpoint:
-    """Another system's checkpoint, indexed where it lies: a file, its directory, or one with a `latest`."""
-    foreign = import_checkpoint(url, options=options, names=names)
-    if foreign is None:
-        hint = what_to_open(open_store(url, options=options), url)
-        raise NoCheckpoint(url=url, problem=f"no known system wrote a checkpoint here. {hint}")
     return Checkpoint(foreign.files, foreign.manifest, foreign.state)
 
 
@@ -174,13 +162,6 @@ class Checkpoint(Mapping[str, States]):
     def kinds(self) -> Mapping[tuple[str, str], Kind]:
         """How each state of the optimizer is cut with its parameter; typed errors where that can't be."""
         return kinds_of(self.document, self.tensors, url=self.url)
-
-    def viewed(self, views: Mapping[str, View]) -> Checkpoint:
-        """The same checkpoint with names for parts of its tensors, beside those that it has."""
-        more = {name: view.json() for name, view in views.items()}
-        return Checkpoint(
-            self.files, self.manifest, replace(self._state, views={**self._state.views, **more})
-        )
 
     def whole(self) -> Fragments:
         """One box per tensor and state: all of it."""

@@ -1,15 +1,14 @@
 """Which boundaries of a pipeline to log, under a budget of bytes: adjacent machines are merged into groups.
 
 Only what crosses between groups is logged, and a failure anywhere in a group replays the whole group: fewer
-bytes, longer recovery. The greedy merge is SWIFT's selective logging (arXiv 2302.06173, section 5); the exact
-choice is a dynamic programme over prefixes, cheap enough to be the one that is used.
+bytes, longer recovery. This is the selective logging of SWIFT (arXiv 2302.06173, section 5), which merges
+greedily; a dynamic programme over prefixes is cheap enough to give the best groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 Groups = tuple[tuple[int, int], ...]
 """Half-open ranges of machines that tile them in order."""
@@ -35,24 +34,6 @@ class Logging:
     groups: Groups
     log_bytes: int
     recovery_s: float
-
-
-def greedy(boundaries: Boundaries, budget: int) -> Logging:
-    """Merge the adjacent pair that costs the least recovery time per byte saved until the log fits."""
-    groups: list[tuple[int, int]] = [(i, i + 1) for i in range(len(boundaries.machine_s))]
-    while _log_bytes(boundaries, groups) > budget:
-        options: list[tuple[float, int]] = []
-        for place, ((start, middle), (_, stop)) in enumerate(pairwise(groups)):
-            saved = boundaries.edge_bytes[middle - 1] * boundaries.interval
-            dearer = (
-                _weight(boundaries, start, stop)
-                - _weight(boundaries, start, middle)
-                - _weight(boundaries, middle, stop)
-            )
-            options.append((dearer / saved if saved else float("inf"), place))
-        _, place = min(options)
-        groups[place : place + 2] = [(groups[place][0], groups[place + 1][1])]
-    return _logging(boundaries, groups)
 
 
 def exact(boundaries: Boundaries, budget: int) -> Logging:
@@ -97,14 +78,6 @@ def _weight(boundaries: Boundaries, start: int, stop: int) -> float:
 
 def _log_bytes(boundaries: Boundaries, groups: Sequence[tuple[int, int]]) -> int:
     return sum(boundaries.edge_bytes[stop - 1] for _, stop in groups[:-1]) * boundaries.interval
-
-
-def _logging(boundaries: Boundaries, groups: Sequence[tuple[int, int]]) -> Logging:
-    return Logging(
-        groups=tuple(groups),
-        log_bytes=_log_bytes(boundaries, groups),
-        recovery_s=sum(_weight(boundaries, start, stop) for start, stop in groups),
-    )
 
 
 def _undominated(found: list[tuple[int, float, Groups]]) -> list[tuple[int, float, Groups]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,18 +47,25 @@ def old(cut: Cut) -> Checkpoint:
     return Checkpoint.open(store, "c")
 
 
+def viewed(checkpoint: Checkpoint, views: Mapping[str, View]) -> Checkpoint:
+    """The same checkpoint with names for parts of its tensors, beside those that it has."""
+    state = checkpoint._state
+    more = {name: view.json() for name, view in views.items()}
+    return Checkpoint(checkpoint.files, checkpoint.manifest, replace(state, views={**state.views, **more}))
+
+
 def test_both_names_lead_to_the_bytes_in_every_state(old: Checkpoint) -> None:
-    viewed = old.viewed(VIEWS)
+    both = viewed(old, VIEWS)
     q = np.concatenate([QKV[0:4], QKV[8:12]])
-    assert np.array_equal(viewed["q"]["param"], q)
-    assert np.array_equal(viewed["q"]["exp_avg"][3:6, 1], -q[3:6, 1])
-    assert np.array_equal(viewed["k"]["param"][...], np.concatenate([QKV[4:6], QKV[12:14]]))
-    assert np.array_equal(viewed["experts.1"]["param"][1:], EXPERTS[1, 1:])
-    assert np.array_equal(viewed["up"]["param"], EXPERTS[:, 2:4])
-    assert np.array_equal(viewed["qkv"]["param"], QKV)
-    assert set(viewed) == {"qkv", "experts", *VIEWS}
-    assert set(viewed["q"]) == {"param", "exp_avg"}  # statistics of a column have no such part
-    assert set(viewed.tensors) == set(old.tensors)
+    assert np.array_equal(both["q"]["param"], q)
+    assert np.array_equal(both["q"]["exp_avg"][3:6, 1], -q[3:6, 1])
+    assert np.array_equal(both["k"]["param"][...], np.concatenate([QKV[4:6], QKV[12:14]]))
+    assert np.array_equal(both["experts.1"]["param"][1:], EXPERTS[1, 1:])
+    assert np.array_equal(both["up"]["param"], EXPERTS[:, 2:4])
+    assert np.array_equal(both["qkv"]["param"], QKV)
+    assert set(both) == {"qkv", "experts", *VIEWS}
+    assert set(both["q"]) == {"param", "exp_avg"}  # statistics of a column have no such part
+    assert set(both.tensors) == set(old.tensors)
 
 
 @pytest.mark.parametrize(
@@ -71,12 +79,12 @@ def test_both_names_lead_to_the_bytes_in_every_state(old: Checkpoint) -> None:
 )
 def test_a_view_of_what_is_not_there_is_refused(old: Checkpoint, view: View) -> None:
     with pytest.raises(TensorMismatch, match="the view part of"):
-        old.viewed({"part": view})
+        viewed(old, {"part": view})
 
 
 def test_a_view_may_not_hide_a_tensor(old: Checkpoint) -> None:
     with pytest.raises(TensorMismatch, match="the view experts"):
-        old.viewed({"experts": VIEWS["q"]})
+        viewed(old, {"experts": VIEWS["q"]})
 
 
 @pytest.mark.parametrize("copy", [False, True])

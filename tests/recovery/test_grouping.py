@@ -1,4 +1,4 @@
-"""Selective logging: the exact choice is the best of all partitions, the greedy one is close."""
+"""Selective logging: the choice is the best of all partitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_train.recovery.grouping import Boundaries, Logging, curve, exact, greedy
+from elastic_train.recovery.grouping import Boundaries, Logging, curve, exact
 
 pytestmark = pytest.mark.ring0
 
@@ -50,18 +50,6 @@ def test_the_exact_groups_are_the_best_of_all_that_fit(boundaries: Boundaries, s
     choice = exact(boundaries, budget)
     assert choice.recovery_s == pytest.approx(best[0])
     assert choice.log_bytes <= budget
-    assert_tiles(choice, boundaries)
-
-
-@settings(deadline=None, max_examples=60)
-@given(boundaries=pipelines(), share=st.floats(0, 1))
-def test_the_greedy_groups_fit_and_are_never_better_than_the_exact_ones(
-    boundaries: Boundaries, share: float
-) -> None:
-    budget = int(share * sum(boundaries.edge_bytes) * boundaries.interval)
-    choice = greedy(boundaries, budget)
-    assert choice.log_bytes <= budget
-    assert choice.recovery_s >= exact(boundaries, budget).recovery_s - 1e-9
     assert_tiles(choice, boundaries)
 
 

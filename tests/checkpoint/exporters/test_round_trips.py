@@ -23,7 +23,7 @@ from elastic_train.checkpoint.language.translated_view import as_ours, as_theirs
 from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.ranges import Request
-from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint, open_foreign
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.storage.fsspec_store import open_store
@@ -100,7 +100,7 @@ def _same(found: Readable, wanted: Readable, *, states: Sequence[str] | None = N
 @pytest.mark.parametrize("limit", [16, 1 << 20])
 def test_torch_distributed_and_back_is_the_whole_state(ours: Checkpoint, tmp_path: Path, limit: int) -> None:
     done = export_dcp(ours, open_store(str(tmp_path / "out")), limit=limit)
-    back = open_foreign(str(tmp_path / "out"))
+    back = open_checkpoint(str(tmp_path / "out"))
     _same(back, ours)
     assert (back.document, back.aliases) == (ours.document, ours.aliases)
     assert not list(differences(ours, back))
@@ -112,7 +112,7 @@ def test_universal_and_back_is_the_training_state_with_master_weights(
 ) -> None:
     masters = as_theirs(ours, parse(MASTERS))
     export_ucp(ours, open_store(str(tmp_path / "out")), limit=64)
-    back = open_foreign(str(tmp_path / "out"))
+    back = open_checkpoint(str(tmp_path / "out"))
     _same(back, masters)
     assert back.document["step"] == 12
     assert back.aliases == ours.aliases
@@ -125,7 +125,7 @@ def test_hugging_face_and_back_through_one_specification(ours: Checkpoint, tmp_p
     done = export_hf(
         theirs, open_store(str(tmp_path / "out")), max_file_bytes=200, config={"model_type": "tiny"}, limit=64
     )
-    back = open_foreign(str(tmp_path / "out"))
+    back = open_checkpoint(str(tmp_path / "out"))
     assert back.document["foreign"]["config"] == {"model_type": "tiny"}
     embed = back.read("model.embed_tokens.weight", "param")
     assert embed.shape == (16, 4)
@@ -145,7 +145,7 @@ def test_hugging_face_and_back_through_one_specification(ours: Checkpoint, tmp_p
 
 def test_only_floating_tensors_are_cast(ours: Checkpoint, tmp_path: Path) -> None:
     export_hf(ours, open_store(str(tmp_path / "out")), dtype="bfloat16")
-    back = open_foreign(str(tmp_path / "out"))
+    back = open_checkpoint(str(tmp_path / "out"))
     wanted = ours.read("embed.weight", "param").astype(ml_dtypes.bfloat16)
     np.testing.assert_array_equal(back.read("embed.weight", "param"), wanted)
     assert back.info("count", "param").dtype == "int64"
@@ -173,7 +173,7 @@ def test_a_checkpoint_is_indexed_in_place_for_a_run(ours: Checkpoint, tmp_path: 
     export_hf(ours, open_store(str(tmp_path / "theirs")))
     spec = parse(SPLIT)
     store = open_store(str(tmp_path / "new"))
-    stored = adopt(as_ours(open_foreign(str(tmp_path / "theirs")), spec), store, holder="test")
+    stored = adopt(as_ours(open_checkpoint(str(tmp_path / "theirs")), spec), store, holder="test")
     assert stored.step == 0
     run = open_checkpoint(store.url)
     assert not [p for p in store.list() if p.endswith(".safetensors")]
@@ -211,12 +211,12 @@ def test_a_difference_is_found_at_its_element(ours: Checkpoint, tmp_path: Path) 
     with (tmp_path / "out" / start.file).open("r+b") as file:
         file.seek(start.byte_offset + (3 * 4 + 2) * 4)
         file.write(np.float32(100).tobytes())
-    (found,) = differences(ours, open_foreign(str(tmp_path / "out")))
+    (found,) = differences(ours, open_checkpoint(str(tmp_path / "out")))
     assert found.where == "embed.weight (exp_avg)"
     assert found.what.startswith("1 elements differ")
     assert found.what.endswith("the first at [3, 2]")
 
 
 def _rows(directory: Path) -> list[Row]:
-    checkpoint = open_foreign(str(directory))
+    checkpoint = open_checkpoint(str(directory))
     return checkpoint.manifest.rows(range(len(checkpoint.manifest)))

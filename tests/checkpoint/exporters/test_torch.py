@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from elastic_train.checkpoint.exporters.dcp import export_dcp
 from elastic_train.checkpoint.exporters.hf import export_hf
 from elastic_train.checkpoint.exporters.ucp import export_ucp
-from elastic_train.checkpoint.reader import Checkpoint, open_foreign
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.gloo_pool import GlooPool
 
@@ -119,7 +119,7 @@ def check(checkpoint: Checkpoint, model: nn.Module, optimizer: torch.optim.Optim
 
 def test_what_torch_saved_is_read(saved: tuple[Path, Model, torch.optim.AdamW]) -> None:
     directory, model, optimizer = saved
-    checkpoint = open_foreign(str(directory))
+    checkpoint = open_checkpoint(str(directory))
     check(checkpoint, model, optimizer)
     assert checkpoint.document["step"] == 2
     assert checkpoint.document["foreign"]["objects"]["note.b"] == "ü"
@@ -129,16 +129,16 @@ def test_torch_loads_what_was_exported_with_the_optimizer(
     saved: tuple[Path, Model, torch.optim.AdamW], tmp_path: Path
 ) -> None:
     directory, model, optimizer = saved
-    export_dcp(open_foreign(str(directory)), open_store(str(tmp_path / "out")), limit=64)
+    export_dcp(open_checkpoint(str(directory)), open_store(str(tmp_path / "out")), limit=64)
     other, its = trained(1)
     weights, states = get_state_dict(other, its)
     state = {"model": weights, "optimizer": states}
     dcp.load(state, checkpoint_id=tmp_path / "out", no_dist=True)
     set_state_dict(other, its, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-    check(open_foreign(str(directory)), other, its)
+    check(open_checkpoint(str(directory)), other, its)
     assert bits(other.embed.weight) == bits(model.embed.weight)
     assert its.param_groups[1]["betas"] == optimizer.param_groups[1]["betas"]
-    check(open_foreign(str(tmp_path / "out")), model, optimizer)
+    check(open_checkpoint(str(tmp_path / "out")), model, optimizer)
     for trainee, its_own in ((model, optimizer), (other, its)):
         go_on(trainee, its_own)
     for (name, one), two in zip(model.state_dict().items(), other.state_dict().values(), strict=True):
@@ -173,7 +173,7 @@ def test_every_dtype_shape_and_layout_is_read(tmp_path: Path, quiet: None) -> No
         state[f"{name}.turned"] = values.to(kind).t()
         state[f"{name}.view"] = values.to(kind)[1:5, 1:3]
     dcp.save({"model": state}, checkpoint_id=tmp_path / "torch", no_dist=True)
-    checkpoint = open_foreign(str(tmp_path / "torch"))
+    checkpoint = open_checkpoint(str(tmp_path / "torch"))
     assert {tensor for tensor, _ in checkpoint.tensors} == set(state)
     for name, tensor in state.items():
         assert checkpoint.info(name, "param").shape == tuple(tensor.shape)
@@ -185,7 +185,7 @@ def test_hugging_face_files_are_loaded_by_their_own_library(
     saved: tuple[Path, Model, torch.optim.AdamW], tmp_path: Path
 ) -> None:
     directory, model, _ = saved
-    export_hf(open_foreign(str(directory)), open_store(str(tmp_path / "out")), dtype="bfloat16")
+    export_hf(open_checkpoint(str(directory)), open_store(str(tmp_path / "out")), dtype="bfloat16")
     found = load_file(tmp_path / "out" / "model.safetensors")
     assert found.keys() == model.state_dict().keys()
     for name, tensor in model.state_dict().items():
@@ -197,7 +197,7 @@ def test_universal_files_are_loaded_by_torch(
     saved: tuple[Path, Model, torch.optim.AdamW], tmp_path: Path
 ) -> None:
     directory, model, optimizer = saved
-    export_ucp(open_foreign(str(directory)), open_store(str(tmp_path / "out")))
+    export_ucp(open_checkpoint(str(directory)), open_store(str(tmp_path / "out")))
     root = tmp_path / "out" / (tmp_path / "out" / "latest_universal").read_text()
     for name, parameter in model.named_parameters():
         atom = torch.load(root / "zero" / name / "fp32.pt", weights_only=True)
@@ -240,7 +240,7 @@ def save_sharded(state: dict[str, Any], host: str, port: int, directory: str) ->
 def test_blocks_of_two_ranks_are_one_tensor(pool: GlooPool, tmp_path: Path) -> None:
     (tmp_path / "hf").mkdir()
     found, _ = pool.run(save_sharded, pool.store_host, pool.store_port, str(tmp_path), timeout=120)
-    checkpoint = open_foreign(str(tmp_path / "torch"))
+    checkpoint = open_checkpoint(str(tmp_path / "torch"))
     assert set(checkpoint.tensors) == set(found)
     for (name, state), wanted in found.items():
         assert checkpoint.read(name, state).tobytes() == wanted, (name, state)
@@ -248,7 +248,7 @@ def test_blocks_of_two_ranks_are_one_tensor(pool: GlooPool, tmp_path: Path) -> N
     np.testing.assert_array_equal(
         checkpoint["embed.weight"]["exp_avg"][3:5], checkpoint.read("embed.weight", "exp_avg")[3:5]
     )
-    blocks = open_foreign(str(tmp_path / "hf"))
+    blocks = open_checkpoint(str(tmp_path / "hf"))
     assert set(blocks.tensors) == {n for n in found if n[1] == "param" and n[0] != "count"}
     for name, state in blocks.tensors:
         assert blocks.read(name, state).tobytes() == found[name, state], name

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from elastic_train.checkpoint.reader import open_checkpoint, open_foreign
+from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.errors import (
     CheckpointError,
     ChecksumMismatch,
@@ -91,7 +91,7 @@ def test_files_that_changed_places_are_found(
     root = copied(directory)
     swap(root, one, other)
     with pytest.raises(ChecksumMismatch, match="was written as"):
-        open_foreign(str(root))
+        open_checkpoint(str(root))
 
 
 @pytest.mark.parametrize(
@@ -109,42 +109,42 @@ def test_a_universal_directory_with_a_file_missing_is_refused(
     root = copied("z1/global_step4_u")
     (root / gone).unlink()
     with pytest.raises(error):
-        open_foreign(str(root))
+        open_checkpoint(str(root))
 
 
 def test_parameters_of_another_model_are_refused_by_name(copied: Callable[[str], Path]) -> None:
     root = copied("z1/global_step4_u")
     (root / "zero" / "emb.weight").rename(root / "zero" / "tok.weight")
     with pytest.raises(FragmentMissing, match=r"emb\.weight"):
-        open_foreign(str(root))
+        open_checkpoint(str(root))
     root = copied("z3/global_step4_u")
     swap(root / "zero", "emb.weight", "lnf.weight")
     with pytest.raises(CheckpointError, match=r"emb\.weight.*101, 32"):
-        open_foreign(str(root))
+        open_checkpoint(str(root))
 
 
 def test_ranks_of_two_checkpoints_are_refused(copied: Callable[[str], Path]) -> None:
     one, other = copied("z1/global_step4"), copied("f1/global_step4")
     (other / OPTIM.format(1)).replace(one / OPTIM.format(1))
     with pytest.raises(CheckpointError):
-        open_foreign(str(one))
+        open_checkpoint(str(one))
     one, other = copied("z2/global_step4"), copied("z3/global_step4")
     (other / MODEL3.format(0)).replace(one / MODEL3.format(0))
     with pytest.raises(TensorMismatch, match="don't belong"):
-        open_foreign(str(one))
+        open_checkpoint(str(one))
 
 
 def test_experts_in_files_of_their_own_are_refused(copied: Callable[[str], Path]) -> None:
     root = copied("z1/global_step4")
     (root / "layer_0_expert_1_mp_rank_00_model_states.pt").touch()
     with pytest.raises(FormatUnsupported, match="experts"):
-        open_foreign(str(root))
+        open_checkpoint(str(root))
 
 
 def test_a_checkpoint_without_zero_says_what_to_do(tmp_path: Path) -> None:
     torch.save({"module": {"w": torch.zeros(2)}, "param_shapes": None, "global_steps": 1}, tmp_path / MODEL)
     with pytest.raises(FormatUnsupported, match="without ZeRO"):
-        open_foreign(str(tmp_path))
+        open_checkpoint(str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -181,12 +181,12 @@ def test_a_directory_that_is_no_checkpoint_is_no_checkpoint(tmp_path: Path) -> N
         with pytest.raises(NoCheckpoint):
             open_checkpoint(url)
         with pytest.raises(NoCheckpoint):
-            open_foreign(url)
+            open_checkpoint(url)
 
 
 def test_a_file_that_shrinks_after_opening_is_an_error_when_it_is_read(copied: Callable[[str], Path]) -> None:
     root = copied("z1/global_step4")
-    checkpoint = open_foreign(str(root))
+    checkpoint = open_checkpoint(str(root))
     halve(root / OPTIM.format(1))
     with pytest.raises(FragmentMissing, match="too early"):
         checkpoint.read("head.weight", "param")

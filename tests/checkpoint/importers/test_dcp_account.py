@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
-from elastic_train.checkpoint.reader import Checkpoint, open_foreign
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.verify import verify
 from elastic_train.errors import FormatUnsupported
 
@@ -31,7 +31,7 @@ def trained(*sizes: int) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 def opened(at: Path, state: dict[str, Any], names: list[str] | None = None) -> Checkpoint:
     dcp.save(state, checkpoint_id=str(at))
-    return open_foreign(str(at), names=names)
+    return open_checkpoint(str(at), names=names)
 
 
 def test_what_torchtitan_keeps_is_the_step_or_listed(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_an_optimizer_by_number_is_listed_or_named_by_the_caller(tmp_path: Path)
     assert {s for _, s in checkpoint.tensors} == {"param"}
     assert not checkpoint.document["optimizer"]["groups"]
     assert any("--names" in line for line in checkpoint.document["foreign"]["not_restored"])
-    named = open_foreign(str(tmp_path / "a"), names=[n for n, _ in net.named_parameters()])
+    named = open_checkpoint(str(tmp_path / "a"), names=[n for n, _ in net.named_parameters()])
     for name, parameter in net.named_parameters():
         assert np.array_equal(named.read(name, "exp_avg"), optimizer.state[parameter]["exp_avg"].numpy())
     assert named.document["foreign"]["assumed"]
@@ -108,7 +108,7 @@ def test_a_directory_of_accelerate_under_fsdp_is_one_checkpoint(tmp_path: Path) 
     dcp.save({"optimizer": states}, checkpoint_id=str(tmp_path / "optimizer_0"))
     torch.save({"last_epoch": 7}, tmp_path / "scheduler.bin")
     (tmp_path / "trainer_state.json").write_text('{"global_step": 7}')
-    checkpoint = open_foreign(str(tmp_path))
+    checkpoint = open_checkpoint(str(tmp_path))
     assert checkpoint.document["step"] == 7
     assert checkpoint.document["foreign"]["lr_scheduler"] == {"last_epoch": 7}
     for name, parameter in net.named_parameters():

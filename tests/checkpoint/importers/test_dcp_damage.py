@@ -14,7 +14,7 @@ from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.exporters.dcp import export_dcp
 from elastic_train.checkpoint.exporters.hf import export_hf
 from elastic_train.checkpoint.piece import Piece
-from elastic_train.checkpoint.reader import Checkpoint, open_foreign
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.writer import write_part
 from elastic_train.errors import CheckpointError, ChecksumMismatch, FormatUnsupported, FragmentMissing
 from elastic_train.geometry.box import Box
@@ -67,41 +67,41 @@ class Harm:
 def test_a_metadata_file_that_calls_something_is_refused_and_calls_nothing(dcp: Path, tmp_path: Path) -> None:
     (dcp / ".metadata").write_bytes(pickle.dumps(Harm(tmp_path / "harmed")))
     with pytest.raises(CheckpointError):
-        open_foreign(str(dcp))
+        open_checkpoint(str(dcp))
     assert not (tmp_path / "harmed").exists()
 
 
 def test_metadata_that_calls_by_name_is_refused_with_the_name(dcp: Path) -> None:
     (dcp / ".metadata").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     with pytest.raises(FormatUnsupported, match=r"it names os\.system, .* was not run"):
-        open_foreign(str(dcp))
+        open_checkpoint(str(dcp))
 
 
 def test_a_path_out_of_the_directory_is_refused(dcp: Path) -> None:
     data = (dcp / ".metadata").read_bytes()
     (dcp / ".metadata").write_bytes(data.replace(b"__0_0.distcp", b"../../secret"))
     with pytest.raises(ChecksumMismatch, match=r"'\.\./\.\./secret', which isn't inside"):
-        open_foreign(str(dcp))
+        open_checkpoint(str(dcp))
 
 
 def test_a_truncated_file_is_refused_when_it_is_opened(dcp: Path) -> None:
     file = dcp / "__0_0.distcp"
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ChecksumMismatch, match="the file is truncated"):
-        open_foreign(str(dcp))
+        open_checkpoint(str(dcp))
 
 
 def test_a_file_that_is_gone_is_named(dcp: Path) -> None:
     (dcp / "__0_0.distcp").unlink()
     with pytest.raises(FragmentMissing, match=r"__0_0\.distcp: the file is gone"):
-        open_foreign(str(dcp))
+        open_checkpoint(str(dcp))
 
 
 def test_bytes_of_another_kind_are_refused(dcp: Path) -> None:
     file = dcp / "__0_0.distcp"
     file.write_bytes(bytes(file.stat().st_size))
     with pytest.raises(CheckpointError):
-        open_foreign(str(dcp))
+        open_checkpoint(str(dcp))
 
 
 @pytest.mark.parametrize("length", [0, 4, 8, 100])
@@ -109,7 +109,7 @@ def test_a_truncated_safetensors_file_is_refused(hf: Path, length: int) -> None:
     file = hf / "model-00001-of-00002.safetensors"
     file.write_bytes(file.read_bytes()[:length])
     with pytest.raises(ChecksumMismatch, match="the file is truncated or damaged"):
-        open_foreign(str(hf))
+        open_checkpoint(str(hf))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_header_that_does_not_fit_is_refused(tmp_path: Path, entry: dict, prob
     data = len(header).to_bytes(8, "little") + header + bytes(96)
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(CheckpointError, match=problem):
-        open_foreign(str(tmp_path))
+        open_checkpoint(str(tmp_path))
 
 
 def test_an_index_is_held_to_its_files(hf: Path) -> None:
@@ -136,15 +136,15 @@ def test_an_index_is_held_to_its_files(hf: Path) -> None:
     listed["weight_map"]["frist.weight"] = listed["weight_map"].pop("first.weight")
     index.write_text(json.dumps(listed))
     with pytest.raises(FragmentMissing, match=r"should hold frist\.weight .* did you mean first\.weight"):
-        open_foreign(str(hf))
+        open_checkpoint(str(hf))
     listed["weight_map"] = {"first.weight": "../hf/model-00001-of-00002.safetensors"}
     index.write_text(json.dumps(listed))
     with pytest.raises(ChecksumMismatch, match="the index can't be used"):
-        open_foreign(str(hf))
+        open_checkpoint(str(hf))
 
 
 def test_one_file_of_an_index_opens_alone(hf: Path, small: Checkpoint) -> None:
-    one = open_foreign(str(hf / "model-00001-of-00002.safetensors"))
+    one = open_checkpoint(str(hf / "model-00001-of-00002.safetensors"))
     assert list(one.tensors) == [("first.weight", "param")]
     np.testing.assert_array_equal(
         one["first.weight"]["param"][2:4, 1], small["first.weight"]["param"][2:4, 1]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from elastic_train.checkpoint.account import account
-from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint, open_foreign
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.verify import verify
 from elastic_train.geometry.box import Box
 
@@ -62,7 +62,7 @@ def test_every_tensor_is_bit_for_bit_the_one_of_the_converter(deepspeed: Path, n
 @pytest.mark.parametrize("name", ALL)
 def test_the_universal_directory_reads_as_the_checkpoint_it_was_made_of(deepspeed: Path, name: str) -> None:
     native = open_checkpoint(str(deepspeed / name))
-    universal = open_foreign(str(deepspeed / name / f"{tag(deepspeed / name)}_u"))
+    universal = open_checkpoint(str(deepspeed / name / f"{tag(deepspeed / name)}_u"))
     assert universal.tensors == native.tensors
     assert universal.aliases == native.aliases
     assert universal.document["optimizer"] == native.document["optimizer"]
@@ -73,7 +73,7 @@ def test_the_universal_directory_reads_as_the_checkpoint_it_was_made_of(deepspee
 
 @pytest.mark.parametrize("name", ["z1", "z3", "q3"])
 def test_every_parameter_keeps_the_hyperparameters_of_its_own_group(deepspeed: Path, name: str) -> None:
-    checkpoint = open_foreign(str(deepspeed / name))
+    checkpoint = open_checkpoint(str(deepspeed / name))
     settings = {
         fqn: (group["hyperparameters"]["lr"], group["hyperparameters"]["weight_decay"])
         for group in checkpoint.document["optimizer"]["groups"]
@@ -85,7 +85,7 @@ def test_every_parameter_keeps_the_hyperparameters_of_its_own_group(deepspeed: P
 
 @pytest.mark.parametrize("name", ["f1", "f3"])
 def test_frozen_parameters_buffers_and_ties_are_restored(deepspeed: Path, name: str) -> None:
-    checkpoint = open_foreign(str(deepspeed / name))
+    checkpoint = open_checkpoint(str(deepspeed / name))
     assert np.array_equal(checkpoint["pos.weight"]["param"][...], np.full((16, 32), 3, np.float32))
     assert list(checkpoint["pos.weight"]) == ["param"]
     assert np.array_equal(checkpoint["scale"]["buffer"][...], np.full(3, 7, np.float32))
@@ -97,7 +97,7 @@ def test_frozen_parameters_buffers_and_ties_are_restored(deepspeed: Path, name: 
 
 
 def test_a_tied_tensor_reads_its_own_bytes_and_not_the_buffer_behind_it(deepspeed: Path) -> None:
-    universal = open_foreign(str(deepspeed / "f1" / "global_step4_u"))
+    universal = open_checkpoint(str(deepspeed / "f1" / "global_step4_u"))
     before = universal.files.bytes_read
     universal.read("head.weight", "param")
     assert universal.files.bytes_read - before == 101 * 32 * 4
@@ -105,7 +105,7 @@ def test_a_tied_tensor_reads_its_own_bytes_and_not_the_buffer_behind_it(deepspee
 
 @pytest.mark.parametrize(("one", "other"), [("z1", "z3"), ("p1", "p3"), ("f1", "f3"), ("b1", "b3")])
 def test_a_run_may_go_from_one_zero_stage_to_another(deepspeed: Path, one: str, other: str) -> None:
-    first, second = open_foreign(str(deepspeed / one)), open_foreign(str(deepspeed / other))
+    first, second = open_checkpoint(str(deepspeed / one)), open_checkpoint(str(deepspeed / other))
     found = account(first.tensors, second.tensors)
     assert (found.absent, found.extra, found.mismatched) == ((), (), ())
     assert first.document["optimizer"] == second.document["optimizer"]
@@ -113,14 +113,14 @@ def test_a_run_may_go_from_one_zero_stage_to_another(deepspeed: Path, one: str, 
 
 @pytest.mark.parametrize("name", ["p1", "p3"])
 def test_any_box_is_read_through_padding_and_ranks(deepspeed: Path, name: str) -> None:
-    checkpoint = open_foreign(str(deepspeed / name))
+    checkpoint = open_checkpoint(str(deepspeed / name))
     whole = checkpoint.read("h.0.up.weight", "exp_avg")
     box = Box((50, 3), (60, 30))
     assert np.array_equal(checkpoint.read("h.0.up.weight", "exp_avg", box), whole[box.slices])
 
 
 def test_the_document_says_what_a_run_needs_and_what_is_missing(deepspeed: Path) -> None:
-    document = open_foreign(str(deepspeed / "z2")).document
+    document = open_checkpoint(str(deepspeed / "z2")).document
     assert document["step"] == 4
     assert document["optimizer"]["class"] == "AdamW"
     assert document["optimizer"]["scalars"]["h.0.o.bias"] == {"step": {"value": 4.0, "dtype": "float32"}}

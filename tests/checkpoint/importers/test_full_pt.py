@@ -13,7 +13,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 
 from elastic_train.checkpoint import ranges
 from elastic_train.checkpoint.ranges import RangeIndex
-from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint, open_foreign
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.errors import FormatUnsupported, TensorMismatch
 from elastic_train.geometry.box import Box
 
@@ -72,20 +72,20 @@ def test_numbers_with_recorded_names_read_equal(tmp_path: Path) -> None:
         {"model_state_dict": model.state_dict(), "optimizer_state_dict": optimizer.state_dict()},
         tmp_path / "x.pt",
     )
-    check(open_foreign(str(tmp_path / "x.pt")), model, optimizer)
+    check(open_checkpoint(str(tmp_path / "x.pt")), model, optimizer)
 
 
 def test_numbers_without_names_are_refused_with_the_remedy(tmp_path: Path) -> None:
     model, optimizer = trained()
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "x.pt")
     with pytest.raises(FormatUnsupported, match="get_optimizer_state_dict"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
 
 
 def test_a_bare_state_dict_is_a_model_and_says_that_there_is_no_optimizer(tmp_path: Path) -> None:
     model, _ = trained()
     torch.save(model.state_dict(), tmp_path / "x.pt")
-    checkpoint = open_foreign(str(tmp_path / "x.pt"))
+    checkpoint = open_checkpoint(str(tmp_path / "x.pt"))
     assert {t for t, _ in checkpoint.tensors} == set(model.state_dict())
     assert any("the optimizer" in said for said in checkpoint.document["foreign"]["not_restored"])
 
@@ -96,10 +96,10 @@ def test_names_that_wrappers_changed_are_the_plain_ones(tmp_path: Path) -> None:
         "b._fsdp_wrapped_module.w": torch.zeros(3),
     }
     torch.save({"state_dict": weights}, tmp_path / "x.pt")
-    assert set(open_foreign(str(tmp_path / "x.pt"))) == {"a.w", "b.w"}
+    assert set(open_checkpoint(str(tmp_path / "x.pt"))) == {"a.w", "b.w"}
     torch.save({"state_dict": {"module.a": torch.ones(2), "a": torch.ones(2)}}, tmp_path / "x.pt")
     with pytest.raises(TensorMismatch, match="twice"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
 
 
 def test_every_dtype_and_layout_reads_equal(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_every_dtype_and_layout_reads_equal(tmp_path: Path) -> None:
         "strided": torch.randn(8, 8)[::2, 1:7:3],
     }
     torch.save(values, tmp_path / "x.pt")
-    checkpoint = open_foreign(str(tmp_path / "x.pt"))
+    checkpoint = open_checkpoint(str(tmp_path / "x.pt"))
     for name, value in values.items():
         read = checkpoint.read(name, "param")
         assert read.shape == tuple(value.shape)
@@ -131,7 +131,7 @@ def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(ranges, "MOST", 1000)
     values = {"dense": torch.randn(7, 300), "transposed": torch.randn(90, 40).t(), "flat": torch.randn(1001)}
     torch.save(values, tmp_path / "x.pt")
-    checkpoint = open_foreign(str(tmp_path / "x.pt"))
+    checkpoint = open_checkpoint(str(tmp_path / "x.pt"))
     for name, value in values.items():
         whole = Box.whole(tuple(value.shape))
         reads = RangeIndex(checkpoint.manifest, url="x").reads([(name, "param", whole)])
@@ -147,7 +147,7 @@ def test_only_equal_ranges_of_a_buffer_are_ties(tmp_path: Path) -> None:
     tied = flat[:4]
     views = {"a": tied, "b": tied, "c": flat[2:6], "d": flat[:4].view(2, 2), "e": flat[4:]}
     torch.save(views, tmp_path / "x.pt")
-    checkpoint = open_foreign(str(tmp_path / "x.pt"))
+    checkpoint = open_checkpoint(str(tmp_path / "x.pt"))
     assert checkpoint.aliases == {"b": "a"}
     assert all(np.array_equal(checkpoint[n]["param"][...], v.numpy()) for n, v in views.items())
 
@@ -155,7 +155,7 @@ def test_only_equal_ranges_of_a_buffer_are_ties(tmp_path: Path) -> None:
 def test_a_dtype_that_the_format_has_no_word_for_is_refused(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(2, dtype=torch.complex128)}, tmp_path / "x.pt")
     with pytest.raises(FormatUnsupported, match="complex128"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
 
 
 def test_an_optimizer_of_another_model_is_refused_by_name(tmp_path: Path) -> None:
@@ -165,4 +165,4 @@ def test_an_optimizer_of_another_model_is_refused_by_name(tmp_path: Path) -> Non
     }
     torch.save({"model": {"w": torch.zeros(2)}, "optimizer": state}, tmp_path / "x.pt")
     with pytest.raises(TensorMismatch, match=r"other\.w"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))

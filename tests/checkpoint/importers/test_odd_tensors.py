@@ -11,7 +11,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 
-from elastic_train.checkpoint.reader import open_foreign
+from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.errors import FormatUnsupported
 
 pytestmark = pytest.mark.ring1
@@ -43,7 +43,7 @@ def test_an_odd_tensor_of_the_model_is_refused_by_name(tmp_path: Path, kind: str
     rest = {} if alone else {"anchor": torch.ones(2)}
     torch.save({"layer.weight": make(), **rest}, tmp_path / "x.pt")
     with pytest.raises(FormatUnsupported, match=word) as caught:
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
     assert "layer.weight" in str(caught.value)
 
 
@@ -51,7 +51,7 @@ def test_odd_tensors_beside_the_model_are_listed(tmp_path: Path) -> None:
     torch.save(
         {"model": {"w": torch.ones(2)}, "mask": ODD["sparse"][0](), "z": ODD["conj"][0]()}, tmp_path / "x.pt"
     )
-    lost = open_foreign(str(tmp_path / "x.pt")).document["foreign"]["not_restored"]
+    lost = open_checkpoint(str(tmp_path / "x.pt")).document["foreign"]["not_restored"]
     assert "mask: a sparse tensor" in lost
     assert "z: a conjugated view" in lost
 
@@ -60,7 +60,7 @@ def test_odd_tensors_beside_the_model_are_listed(tmp_path: Path) -> None:
 def test_a_conjugated_view_in_torch_distributed_is_refused_by_name(tmp_path: Path) -> None:
     dcp.save({"a": torch.ones(2), "z": ODD["conj"][0]()}, checkpoint_id=str(tmp_path))
     with pytest.raises(FormatUnsupported, match="z is a conjugated"):
-        open_foreign(str(tmp_path))
+        open_checkpoint(str(tmp_path))
 
 
 def test_views_that_are_only_views_read_equal(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_views_that_are_only_views_read_equal(tmp_path: Path) -> None:
         "b": nn.Buffer(torch.randn(2)),
     }
     torch.save(views, tmp_path / "x.pt")
-    checkpoint = open_foreign(str(tmp_path / "x.pt"))
+    checkpoint = open_checkpoint(str(tmp_path / "x.pt"))
     for name, value in views.items():
         assert np.array_equal(checkpoint.read(name, "param"), value.detach().numpy())
     assert "p: its attributes tag" in checkpoint.document["foreign"]["not_restored"]

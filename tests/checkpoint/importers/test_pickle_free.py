@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from elastic_train.checkpoint.importers.pickle_free import Opaque, TensorRef, unpickle
-from elastic_train.checkpoint.reader import open_foreign
+from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 
 pytestmark = pytest.mark.ring1
@@ -57,7 +57,7 @@ def test_a_malicious_file_is_refused_by_name_and_nothing_runs(
     data = {"model": {"w": torch.zeros(2)}, "evil": Calls(function, *arguments)}
     torch.save(data, tmp_path / "evil.pt", pickle_protocol=protocol)
     with pytest.raises((FormatUnsupported, ChecksumMismatch), match=name):
-        open_foreign(str(tmp_path / "evil.pt"))
+        open_checkpoint(str(tmp_path / "evil.pt"))
     assert not marker.exists()
 
 
@@ -65,7 +65,7 @@ def test_objects_of_known_packages_are_inert_and_said_to_be_left_out(tmp_path: P
     marker = tmp_path / "ran"
     data = {"model": {"w": torch.zeros(2)}, "note": Calls(Path.touch, marker)}
     torch.save(data, tmp_path / "note.pt", pickle_protocol=4)
-    checkpoint = open_foreign(str(tmp_path / "note.pt"))
+    checkpoint = open_checkpoint(str(tmp_path / "note.pt"))
     assert not marker.exists()
     assert "note: a pathlib.Path.touch" in checkpoint.document["foreign"]["not_restored"]
 
@@ -77,7 +77,7 @@ def test_a_malicious_file_in_a_deepspeed_checkpoint_is_refused(
     evil = {"param_shapes": [], "module": {}, "note": Calls(os.system, f"touch {tmp_path / 'ran'}")}
     torch.save(evil, root / "mp_rank_00_model_states.pt")
     with pytest.raises(FormatUnsupported, match=r"posix\.system"):
-        open_foreign(str(root))
+        open_checkpoint(str(root))
     assert not (tmp_path / "ran").exists()
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.checkpoint.importers.pickle_free import Opaque, unpickle
-from elastic_train.checkpoint.reader import open_foreign
+from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 
 pytestmark = pytest.mark.ring1
@@ -131,7 +131,7 @@ class Settings:
 
 def test_objects_of_a_job_are_words(tmp_path: Path) -> None:
     torch.save({"model": {"w": torch.zeros(2)}, "settings": Settings(), "kind": Settings}, tmp_path / "x.pt")
-    lost = open_foreign(str(tmp_path / "x.pt")).document["foreign"]["not_restored"]
+    lost = open_checkpoint(str(tmp_path / "x.pt")).document["foreign"]["not_restored"]
     assert any(line.startswith("settings: a ") and line.endswith("Settings") for line in lost)
     found = unpickle(pickle.dumps(Settings()), url="x")
     assert isinstance(found, Opaque)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.checkpoint.reader import open_foreign
+from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.errors import CheckpointError, ChecksumMismatch, FormatUnsupported, TensorMismatch
 
 pytestmark = pytest.mark.ring1
@@ -161,7 +161,7 @@ def stages(tp: int) -> list[list[Group]]:
 @pytest.mark.parametrize("dp", [1, 2, 3])
 def test_slices_of_tensor_and_pipeline_parallel_ranks_join_up(write: Write, dp: int) -> None:
     info = {**INFO, "tp_replicated_parameter_patterns": [r".*norm.*", r"tied.*"]}
-    checkpoint = open_foreign(str(write(stages(2), dp=dp, tp=2, info=info)))
+    checkpoint = open_checkpoint(str(write(stages(2), dp=dp, tp=2, info=info)))
     expected = WHOLE | {"tied_modules.scale.weight": numbers(2, start=700)}
     assert {t for t, _ in checkpoint.tensors} == set(expected)
     for fqn, value in expected.items():
@@ -174,7 +174,7 @@ def test_slices_of_tensor_and_pipeline_parallel_ranks_join_up(write: Write, dp: 
 
 
 def test_pipeline_stages_alone_need_no_patterns(write: Write) -> None:
-    checkpoint = open_foreign(str(write(stages(1)[:1] + stages(1)[1:], dp=2, tp=1)))
+    checkpoint = open_checkpoint(str(write(stages(1)[:1] + stages(1)[1:], dp=2, tp=1)))
     assert np.array_equal(checkpoint.read("1.down.weight", "param"), WHOLE["1.down.weight"].numpy())
 
 
@@ -186,7 +186,7 @@ def test_fused_parts_of_unequal_width_are_placed_as_recorded(write: Write) -> No
         "parameter_with_sub_params": [{"patterns": ["qkv"], "shape": ((6, 2), 2), "partition_dim": 0}],
         "sub_param_shard_widths": {"qkv": [[2, 4], [2, 0]]},
     }
-    checkpoint = open_foreign(str(write(ranks, dp=2, tp=2, info=info)))
+    checkpoint = open_checkpoint(str(write(ranks, dp=2, tp=2, info=info)))
     assert np.array_equal(checkpoint.read("qkv", "param"), torch.cat([q, kv]).numpy())
 
 
@@ -208,7 +208,7 @@ def test_what_the_patterns_cannot_say_is_refused(
     write: Write, info: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        open_foreign(str(write(stages(2), dp=1, tp=2, info=info)))
+        open_checkpoint(str(write(stages(2), dp=1, tp=2, info=info)))
 
 
 def test_shards_that_changed_places_are_found_without_their_names(write: Write) -> None:
@@ -218,13 +218,13 @@ def test_shards_that_changed_places_are_found_without_their_names(write: Write) 
     one.write_bytes(other.read_bytes())
     other.write_bytes(first)
     with pytest.raises(ChecksumMismatch, match="changed places"):
-        open_foreign(str(root))
+        open_checkpoint(str(root))
 
 
 def test_shards_of_two_steps_are_found(write: Write) -> None:
     root = write([[{"a": numbers(5, 5, start=0)}]], dp=3, steps={2: 6.0})
     with pytest.raises(ChecksumMismatch, match="number of steps"):
-        open_foreign(str(root))
+        open_checkpoint(str(root))
 
 
 def test_a_parameter_with_too_few_or_too_many_elements_is_refused(write: Write) -> None:
@@ -235,13 +235,13 @@ def test_a_parameter_with_too_few_or_too_many_elements_is_refused(write: Write) 
         model["param_shapes"] = [OrderedDict(a=torch.Size(shape))]
         put(root / "mp_rank_00_model_states.pt", model)
         with pytest.raises(CheckpointError, match="a has"):
-            open_foreign(str(root))
+            open_checkpoint(str(root))
 
 
 def test_frozen_parameters_and_views_of_one_buffer(write: Write) -> None:
     flat = numbers(20, start=0)
     module = {"a": flat[:4], "tied": flat[:4], "near": flat[2:6], "frozen": flat[8:12].view(2, 2)}
-    checkpoint = open_foreign(str(write([[{"a": numbers(4, start=40)}]], dp=1, module=module)))
+    checkpoint = open_checkpoint(str(write([[{"a": numbers(4, start=40)}]], dp=1, module=module)))
     assert checkpoint.aliases == {"tied": "a"}
     assert np.array_equal(checkpoint.read("tied", "param"), np.arange(40.0, 44.0, dtype=np.float32))
     assert np.array_equal(checkpoint.read("near", "param"), np.arange(2.0, 6.0, dtype=np.float32))

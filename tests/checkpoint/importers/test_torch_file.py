@@ -19,7 +19,7 @@ from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
 from elastic_train.checkpoint.importers.torch_file import open_file
 from elastic_train.checkpoint.importers.ucp import open_universal
 from elastic_train.checkpoint.importers.zip_index import read_index
-from elastic_train.checkpoint.reader import Checkpoint, open_foreign
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.errors import CheckpointError, ChecksumMismatch, FormatUnsupported
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
@@ -96,7 +96,7 @@ def test_places_are_read_from_headers_where_torch_did_not_write_the_zip(tmp_path
     with zipfile.ZipFile(tmp_path / "torch.pt") as old, zipfile.ZipFile(tmp_path / "other.pt", "w") as new:
         for name in old.namelist():
             new.writestr(name, old.read(name))
-    assert np.array_equal(open_foreign(str(tmp_path / "other.pt"))["w"]["param"][...], np.arange(100.0))
+    assert np.array_equal(open_checkpoint(str(tmp_path / "other.pt"))["w"]["param"][...], np.arange(100.0))
 
 
 @pytest.mark.parametrize("scheme", ["memory", "s3"])
@@ -114,7 +114,7 @@ def test_a_checkpoint_in_an_object_store_opens_and_reads(
         *(f"global_step4/{p.name}" for p in (deepspeed / "f3" / "global_step4").iterdir()),
     ):
         store.write(path, (deepspeed / "f3" / path).read_bytes())
-    there, here = open_foreign(url, options=options), open_foreign(str(deepspeed / "f3"))
+    there, here = open_checkpoint(url, options=options), open_checkpoint(str(deepspeed / "f3"))
     assert there.tensors == here.tensors
     assert there.read("emb.weight", "exp_avg").tobytes() == here.read("emb.weight", "exp_avg").tobytes()
 
@@ -196,7 +196,7 @@ def test_any_damage_is_a_typed_error_or_does_no_harm(tmp_path: Path) -> None:
             data[chance.randrange(len(data))] = chance.randrange(256)
         path.write_bytes(data[: chance.randint(1, len(data))] if chance.random() < 0.2 else data)
         try:
-            checkpoint = open_foreign(str(path))
+            checkpoint = open_checkpoint(str(path))
             [checkpoint.read(*name) for name in checkpoint.tensors]
         except CheckpointError:
             refused += 1
@@ -206,4 +206,4 @@ def test_any_damage_is_a_typed_error_or_does_no_harm(tmp_path: Path) -> None:
 def test_a_copy_under_another_name_still_opens(deepspeed: Path, tmp_path: Path) -> None:
     atom = deepspeed / "z1/global_step4_u/zero/emb.weight/fp32.pt"
     shutil.copy(atom, tmp_path / "mine.pt")
-    assert isinstance(open_foreign(str(tmp_path / "mine.pt")), Checkpoint)
+    assert isinstance(open_checkpoint(str(tmp_path / "mine.pt")), Checkpoint)

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint, open_foreign
+from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.verify import verify
 from elastic_train.cli.import_checkpoint import import_checkpoint
 from elastic_train.errors import FormatUnsupported, NoCheckpoint, TensorMismatch
@@ -70,7 +70,7 @@ def test_a_trainers_directory_is_imported_with_names_from_its_configuration(
 
 
 def test_a_trainers_optimizer_without_names_is_left_out_and_said(written: Path) -> None:
-    checkpoint = open_foreign(str(written / "trainer"))
+    checkpoint = open_checkpoint(str(written / "trainer"))
     assert checkpoint.document["step"] == 4
     assert not checkpoint.document["optimizer"]["states"]
     assert any(
@@ -83,7 +83,7 @@ def test_a_trainers_optimizer_without_names_is_left_out_and_said(written: Path) 
 @pytest.mark.parametrize("kind", ["acc_safe", "acc_bin"])
 def test_accelerates_directory_reads_equal(written: Path, kind: str) -> None:
     model, states = truth(written, kind)
-    checkpoint = open_foreign(str(written / kind), names=NAMES if kind == "acc_safe" else None)
+    checkpoint = open_checkpoint(str(written / kind), names=NAMES if kind == "acc_safe" else None)
     for fqn, value in model.items():
         assert np.array_equal(checkpoint.read(fqn, "param"), value.numpy())
     check_optimizer(checkpoint, states, 4)
@@ -97,7 +97,7 @@ def test_lightnings_file_reads_equal_and_names_its_own_objects(written: Path) ->
     model, states = truth(written, "lightning")
     path = str(written / "lightning.ckpt")
     for names in (None, [f"net.{name}" for name in NAMES]):
-        checkpoint = open_foreign(path, names=names)
+        checkpoint = open_checkpoint(path, names=names)
         for fqn, value in model.items():
             assert np.array_equal(checkpoint.read(fqn, "param"), value.numpy())
         lost = checkpoint.document["foreign"]["not_restored"]
@@ -111,9 +111,9 @@ def test_lightnings_file_reads_equal_and_names_its_own_objects(written: Path) ->
 
 def test_names_of_another_model_are_refused(written: Path, tmp_path: Path) -> None:
     with pytest.raises(TensorMismatch, match=r"other\.weight"):
-        open_foreign(str(written / "acc_safe"), names=["other.weight", *NAMES[1:]])
+        open_checkpoint(str(written / "acc_safe"), names=["other.weight", *NAMES[1:]])
     swapped = [NAMES[0], NAMES[2], NAMES[1], *NAMES[3:]]
-    lost = open_foreign(str(written / "acc_safe"), names=swapped).document["foreign"]["not_restored"]
+    lost = open_checkpoint(str(written / "acc_safe"), names=swapped).document["foreign"]["not_restored"]
     assert any("don't fit" in line for line in lost)
     (tmp_path / "names.json").write_text(json.dumps(NAMES))
     run = str(tmp_path / "run")
@@ -128,7 +128,7 @@ def test_numbers_are_told_by_shapes_where_each_has_its_own(tmp_path: Path) -> No
     net(torch.ones(3)).sum().backward()
     optimizer.step()
     torch.save({"net": net.state_dict(), "opt": optimizer.state_dict(), "epoch": 2}, tmp_path / "x.pt.tar")
-    checkpoint = open_foreign(str(tmp_path / "x.pt.tar"))
+    checkpoint = open_checkpoint(str(tmp_path / "x.pt.tar"))
     states = {name: optimizer.state[p] for name, p in net.named_parameters()}
     check_optimizer(checkpoint, states, 1)
     assert checkpoint.document["foreign"]["client_state"] == {"epoch": 2}
@@ -138,7 +138,7 @@ def test_numbers_are_told_by_shapes_where_each_has_its_own(tmp_path: Path) -> No
     other.step()
     torch.save({"model": square.state_dict(), "optimizer": other.state_dict()}, tmp_path / "y.pt")
     with pytest.raises(FormatUnsupported, match="--names"):
-        open_foreign(str(tmp_path / "y.pt"))
+        open_checkpoint(str(tmp_path / "y.pt"))
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_the_one_model_in_a_directory_of_ray_train_is_opened(tmp_path: Path, nam
 def test_files_beside_weights_say_that_they_are_no_model(written: Path) -> None:
     for name in ("optimizer.pt", "rng_state.pth", "training_args.bin"):
         with pytest.raises(NoCheckpoint, match="Open the directory"):
-            open_foreign(str(written / "trainer" / name))
+            open_checkpoint(str(written / "trainer" / name))
 
 
 def test_a_directory_of_checkpoints_names_the_newest(written: Path, tmp_path: Path) -> None:

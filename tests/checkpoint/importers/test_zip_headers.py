@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 from elastic_train.checkpoint.import_run import adopt
 from elastic_train.checkpoint.language.specification import IDENTITY
 from elastic_train.checkpoint.language.translated_view import as_ours
-from elastic_train.checkpoint.reader import open_checkpoint, open_foreign
+from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.checkpoint.verify import verify
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 from elastic_train.storage.fsspec_store import open_store
@@ -52,7 +52,7 @@ def test_a_header_that_is_another_entrys_is_refused(tmp_path: Path) -> None:
         struct.pack_into("<L", data, record + 42, header)
     (tmp_path / "x.pt").write_bytes(data)
     with pytest.raises(ChecksumMismatch, match="differ"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
 
 
 def test_a_header_that_moves_the_contents_is_believed_and_bounded(tmp_path: Path) -> None:
@@ -61,12 +61,12 @@ def test_a_header_that_moves_the_contents_is_believed_and_bounded(tmp_path: Path
     extra = struct.unpack_from("<H", data, header + 28)[0]
     struct.pack_into("<H", data, header + 28, extra + 4)
     (tmp_path / "x.pt").write_bytes(data)
-    problems = verify(open_foreign(str(tmp_path / "x.pt"))).problems
+    problems = verify(open_checkpoint(str(tmp_path / "x.pt"))).problems
     assert any("data/0" in p and "aren't the ones written" in p for p in problems)
     struct.pack_into("<H", data, header + 28, 60_000)
     (tmp_path / "x.pt").write_bytes(data)
     with pytest.raises(ChecksumMismatch, match="where it should be"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
 
 
 def test_one_name_twice_is_refused(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_one_name_twice_is_refused(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "x.pt", "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
         archive.writestr("x/data/0", b"\0" * 32)
     with pytest.raises(ChecksumMismatch, match="twice"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
 
 
 def test_a_storage_of_another_size_than_its_elements_is_refused(tmp_path: Path) -> None:
@@ -83,14 +83,14 @@ def test_a_storage_of_another_size_than_its_elements_is_refused(tmp_path: Path) 
         for name in old.namelist():
             new.writestr(name, old.read(name) + (b"\0" * 4 if name.endswith("data/0") else b""))
     with pytest.raises(ChecksumMismatch, match="should have 8 elements"):
-        open_foreign(str(tmp_path / "y.pt"))
+        open_checkpoint(str(tmp_path / "y.pt"))
 
 
 def test_a_flipped_bit_is_found_by_verify_and_never_sealed(tmp_path: Path) -> None:
     data = saved(tmp_path / "x.pt")
     data[places(data)["data/0"][2] + 131] ^= 0x40
     (tmp_path / "x.pt").write_bytes(data)
-    checkpoint = open_foreign(str(tmp_path / "x.pt"))
+    checkpoint = open_checkpoint(str(tmp_path / "x.pt"))
     assert any("data/0" in problem for problem in verify(checkpoint).problems)
     with pytest.raises(ChecksumMismatch, match="aren't the ones written"):
         adopt(as_ours(checkpoint, IDENTITY), open_store(str(tmp_path / "run")), holder="test", copy=True)
@@ -100,7 +100,7 @@ def test_a_flipped_bit_is_found_by_verify_and_never_sealed(tmp_path: Path) -> No
 def test_verify_of_a_run_that_points_at_foreign_files_looks_into_them(tmp_path: Path) -> None:
     data = saved(tmp_path / "x.pt")
     run = str(tmp_path / "run")
-    adopt(as_ours(open_foreign(str(tmp_path / "x.pt")), IDENTITY), open_store(run), holder="test")
+    adopt(as_ours(open_checkpoint(str(tmp_path / "x.pt")), IDENTITY), open_store(run), holder="test")
     assert verify(open_checkpoint(run)).sound
     data[places(data)["data/1"][2]] ^= 1
     (tmp_path / "x.pt").write_bytes(data)
@@ -110,12 +110,12 @@ def test_verify_of_a_run_that_points_at_foreign_files_looks_into_them(tmp_path: 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_a_flipped_bit_in_a_block_of_torch_distributed_is_found(tmp_path: Path) -> None:
     dcp.save({"w": torch.arange(3000.0)}, checkpoint_id=str(tmp_path / "dcp"))
-    assert verify(open_foreign(str(tmp_path / "dcp"))).sound
+    assert verify(open_checkpoint(str(tmp_path / "dcp"))).sound
     (file,) = (tmp_path / "dcp").glob("*.distcp")
     data = bytearray(file.read_bytes())
     data[data.index(np.arange(3000.0, dtype=np.float32).tobytes()) + 5000] ^= 1
     file.write_bytes(data)
-    assert any("w" in problem for problem in verify(open_foreign(str(tmp_path / "dcp"))).problems)
+    assert any("w" in problem for problem in verify(open_checkpoint(str(tmp_path / "dcp"))).problems)
 
 
 @pytest.mark.parametrize("change", ["longer", "overlap", "twice", "negative"])
@@ -134,16 +134,16 @@ def test_safetensors_whose_header_and_size_differ_are_refused(tmp_path: Path, ch
     assert len(changed) == length
     path.write_bytes(data[:8] + changed + data[8 + length :] + (b"\0" if change == "longer" else b""))
     with pytest.raises(ChecksumMismatch):
-        open_foreign(str(path))
+        open_checkpoint(str(path))
 
 
 def test_a_tensor_is_never_larger_than_its_file_allows(tmp_path: Path) -> None:
     torch.save({"w": torch.zeros(1).expand(2**36)}, tmp_path / "x.pt")
     with pytest.raises(FormatUnsupported, match="contiguous"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
     base = torch.zeros(2**21)
     torch.save({f"w{n}": base[n : n + 2**20] for n in range(200)}, tmp_path / "x.pt")
     with pytest.raises(FormatUnsupported, match="contiguous"):
-        open_foreign(str(tmp_path / "x.pt"))
+        open_checkpoint(str(tmp_path / "x.pt"))
     torch.save({"w": torch.ones(3, 1).expand(3, 1000)}, tmp_path / "x.pt")
-    assert (open_foreign(str(tmp_path / "x.pt")).read("w", "param") == 1).all()
+    assert (open_checkpoint(str(tmp_path / "x.pt")).read("w", "param") == 1).all()

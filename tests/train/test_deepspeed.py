@@ -16,8 +16,8 @@ from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from tests.deepspeed import peer
-from tests.train.test_foreign import Continued, restored, spec
-from tests.train.test_pairs import commit
+from tests.train.test_resume_on_other_plan import commit
+from tests.train.test_train_from_foreign import Continued, restored, spec
 
 pytestmark = [pytest.mark.ring2, pytest.mark.matrix, pytest.mark.timeout(900)]
 

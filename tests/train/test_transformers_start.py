@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.task import Task
-from tests.train.test_initial import MESHES, assert_values, first_ids, plain, spec
+from tests.train.test_initial_values import MESHES, assert_values, first_ids, plain, spec
 
 pytestmark = pytest.mark.ring2
 

@@ -51,7 +51,7 @@ class Form:
     CheckpointRejected.
 
     `lineage` lists (generation, step it started from), oldest first, this generation last. `holders` are the
-    workers that serve fragments although they may have no seat (draining nodes). `replayed` is the plan whose
+    workers that serve fragments although they may get no rank (draining nodes). `replayed` is the plan whose
     lost stages the origin replays. `by_module` says how the run's initial values were given, if any were yet.
     """
 

@@ -84,7 +84,7 @@ class NodesChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """A worker process is up: imported, connected, able to take a seat. `pid` is for people."""
+    """A worker process is up: imported, connected, able to take a rank. `pid` is for people."""
 
     at: float
     worker: str

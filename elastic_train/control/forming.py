@@ -2,7 +2,7 @@
 
 A first group forms when every worker that was started is up, or when enough are up and nobody came for the
 join window. After a failure or a pause state is held in memory and nobody waits for a cold start: whoever is
-ready takes a seat, others join later.
+ready takes a rank, others join later.
 """
 
 from __future__ import annotations

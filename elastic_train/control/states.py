@@ -298,7 +298,7 @@ class Outcome:
 
 
 def members(phase: Phase) -> tuple[str, ...]:
-    """The workers of the group that the phase is about: its seats, and while it forms those that serve it."""
+    """The workers of the group that the phase is about: its ranks, and while it forms those that serve it."""
     match phase:
         case Forming(plan=plan, holders=holders):
             return tuple(dict.fromkeys((*plan.workers, *holders)))

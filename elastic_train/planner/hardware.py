@@ -23,7 +23,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """The machines of a run; workers are alike up to `Seat.speed`.
+    """The machines of a run; workers are alike up to `WorkerSlot.speed`.
 
     Layer times are those of a worker with its cores to itself. Where a node has fewer than its workers keep
     busy, all of them slow down, and so do messages, which the cores copy. `one_machine`: the nodes are parts
@@ -43,7 +43,7 @@ class Hardware:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """How many seats each node has; equal fleets have equal predicted times."""
+    """How many worker slots each node has; equal fleets have equal predicted times."""
 
     sizes: tuple[int, ...]  # descending
     most: int | None = None  # ranks that a plan may have

@@ -25,10 +25,10 @@ Floats = NDArray[np.float64]
 def place(
     worker_slots: Sequence[WorkerSlot], mesh: Mesh, previous: Plan | None = None, common: Floats | None = None
 ) -> tuple[WorkerSlot, ...]:
-    """The seats by rank. `seats` come in order of preference, with room for every rank.
+    """The worker slots by rank. Slots come in order of preference, with room for every rank.
 
     Ranks that share a micro-batch (tp, cp) are on one node. A part is on distinct domains, else on distinct
-    nodes, as far as the seats allow. Within that, workers of `previous` keep most of the bytes that they
+    nodes, as far as the slots allow. Within that, workers of `previous` keep most of the bytes that they
     held, and their place among its copies. `common` are the bytes that its parts and the
     new ones share; by default as if every byte were cut by dp_shard alone.
     """
@@ -60,7 +60,7 @@ def place(
 def _teams(
     worker_slots: Sequence[WorkerSlot], block: int, held: Mapping[str, tuple[int, int]]
 ) -> dict[str, tuple[WorkerSlot, ...]]:
-    """Seats of a node in blocks, by the name of the first; who held neighbouring parts is together."""
+    """A node's slots in blocks, by the name of the first; those that held neighbouring parts are together."""
     if block == 1:
         return {slot.worker: (slot,) for slot in worker_slots}
     nodes: dict[str, list[WorkerSlot]] = {}
@@ -135,9 +135,9 @@ def _node(slot: WorkerSlot) -> tuple[str, str]:
 
 
 def _choose(worker_slots: Sequence[WorkerSlot], count: int, most: int) -> tuple[WorkerSlot, ...]:
-    """The first `count` seats with at most `most` per domain, then per node, then as they come.
+    """The first `count` slots with at most `most` per domain, then per node, then as they come.
 
-    The limits are nested, so that taking seats in order of preference takes as many as any choice could.
+    The limits are nested, so that taking slots in order of preference takes as many as any choice could.
     """
     taken: dict[int, WorkerSlot] = {}
     used: Counter[tuple[str, str]] = Counter()
@@ -151,7 +151,7 @@ def _choose(worker_slots: Sequence[WorkerSlot], count: int, most: int) -> tuple[
 
 
 def _units(worker_slots: Sequence[WorkerSlot], most: int) -> list[list[WorkerSlot]]:
-    """Seats that must not share a part: domains, or nodes packed together where a domain is too large."""
+    """Slots that must not share a part: domains, or nodes packed together where a domain is too large."""
     domains: dict[tuple[str, str], dict[str, list[WorkerSlot]]] = {}
     for slot in worker_slots:
         domains.setdefault(_domain(slot), {}).setdefault(slot.node, []).append(slot)
@@ -171,7 +171,7 @@ def _units(worker_slots: Sequence[WorkerSlot], most: int) -> list[list[WorkerSlo
 def _assign(
     units: list[list[WorkerSlot]], parts: int, copies: int, requests: list[tuple[str, int]]
 ) -> list[list[WorkerSlot]]:
-    """Seats by part: `copies` each, no two of a unit."""
+    """Slots by part: `copies` each, no two of a unit."""
     worker_slots = [slot for unit in units for slot in unit]
     unit_of = {slot.worker: i for i, unit in enumerate(units) for slot in unit}
     groups: list[dict[int, WorkerSlot]] = [{} for _ in range(parts)]  # by unit
@@ -193,7 +193,7 @@ def _assign(
 
 
 def _make_room(groups: list[dict[int, WorkerSlot]], copies: int, unit: int, slot: WorkerSlot) -> None:
-    """Put a seat into a full part and move others on, along a shortest path that ends in a part with room."""
+    """Put a slot into a full part and move others on, along a shortest path that ends in a part with room."""
     came: dict[int, tuple[int, int] | None] = {p: None for p, g in enumerate(groups) if unit not in g}
     queue = deque(came)
     while queue:
@@ -210,7 +210,7 @@ def _make_room(groups: list[dict[int, WorkerSlot]], copies: int, unit: int, slot
                 if to not in came and moved not in group:
                     came[to] = (part, moved)
                     queue.append(to)
-    raise AssertionError("a unit has more seats than there are parts")
+    raise AssertionError("a unit has more slots than there are parts")
 
 
 def _copies(

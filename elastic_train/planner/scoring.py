@@ -113,7 +113,7 @@ class Scorer:
         return self._corrections.get(candidate, 1.0)
 
     def score(self, draft: Draft) -> Scored:
-        """The draft on the seats where most bytes stay."""
+        """The draft on the worker slots where most bytes stay."""
         candidate, problem = draft.candidate, self._problem
         ranks = place(problem.worker_slots, candidate.mesh, problem.previous, draft.common)
         plan = Plan(

@@ -204,7 +204,7 @@ class Gang:
         return digests.pop()
 
     def join(self, plan: Plan, processes: Sequence[int], by_module: bool | None = None) -> None:
-        """Seats taken, nothing filled."""
+        """Ranks taken, nothing filled."""
         self.generation, self.processes = next(self._generations), tuple(processes)
         assignments = [
             RankAssignment(

@@ -132,7 +132,7 @@ class Member:
     # -- forming -------------------------------------------------------------------------------------------
 
     def join(self, assignment: RankAssignment) -> None:
-        """Take a seat: process group, mesh, and a model with shards that have memory and no values yet."""
+        """Take a rank: process group, mesh, and a model with shards that have memory and no values yet."""
         self._leave()
         self._requests = Requests()
         group = Group(
@@ -154,7 +154,7 @@ class Member:
     def substitute(self, assignment: ReplayAssignment) -> None:
         """Take the place of lost ranks, with others or alone: memory without values yet.
 
-        It is then filled and loaded as a seat's shards are. Breaking the generation that forms ends it.
+        It is then filled and loaded as a rank's shards are. Breaking the generation that forms ends it.
         """
         self._leave()
         plan = assignment.substitute.plan

@@ -37,7 +37,7 @@ from elastic_train.testing.simulator import simulated_policy
 
 
 def shown_only(planner: Planner, shown: Callable[[int], int]) -> Planner:
-    """A planner that sees as many of the seats as `shown` says of their number."""
+    """A planner that sees as many of the worker slots as `shown` says of their number."""
 
     def asked(question: Question) -> Planned | Infeasible:
         worker_slots = question.worker_slots
@@ -155,7 +155,7 @@ class Play:
     def settle(
         self, *workers: str, step: int | None = None, error: Cause | None = None, **held: Any
     ) -> Outcome:
-        """Last words, by default of everybody who is asked, at the newest committed step."""
+        """Final reports, by default of everybody who is asked, at the newest committed step."""
         step = self.facts.step if step is None else step
         for worker in workers or members(self.phase):
             self(

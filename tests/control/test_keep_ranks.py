@@ -1,4 +1,4 @@
-"""Survivors keep their ranks where nobody else has their state, whatever the order in which seats came."""
+"""Survivors keep their ranks where nobody else has their state, whatever the order in which workers came."""
 
 from __future__ import annotations
 

@@ -49,4 +49,4 @@ def test_no_kill_of_a_replica_costs_a_committed_step(runs: Runs) -> None:
     groups = [set(r.formed.workers) for r in rough.records if r.formed is not None]
     left = sum(len(before - after) for before, after in pairwise(groups))
     ranks = sum(isinstance(fault, KillRank) for fault in STORM.faults)
-    assert left <= ranks + CPUS, "survivors keep their processes and their seats"
+    assert left <= ranks + CPUS, "survivors keep their processes and their ranks"

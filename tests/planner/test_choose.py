@@ -285,7 +285,7 @@ def test_what_the_run_measured_of_its_plans_corrects_what_was_predicted():
 @settings(deadline=None, derandomize=True, max_examples=10)
 @given(st.sampled_from([(2, 2, 1), (1, 2, 2), (3, 3), (1, 1, 1, 1, 1)]), st.integers(1, 6))
 def test_a_bound_on_the_ranks_is_kept_and_all_seats_are_looked_at(nodes: tuple[int, ...], most: int):
-    """As good as the best choice of so many seats."""
+    """As good as the best choice of so many worker slots."""
     asked = problem(*nodes, most=most)
     scored = best(asked)
     assert scored.plan.mesh.size <= most

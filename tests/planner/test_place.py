@@ -15,7 +15,7 @@ pytestmark = pytest.mark.ring0
 
 
 def slots_on(*nodes: str) -> tuple[WorkerSlot, ...]:
-    """One seat per letter; "a" and "A" are nodes of one domain."""
+    """One worker slot per letter; "a" and "A" are nodes of one domain."""
     return tuple(
         WorkerSlot(worker=f"w{i}", node=node, domain=f"rack {node.lower()}") for i, node in enumerate(nodes)
     )
@@ -31,7 +31,7 @@ def plan_of(worker_slots: tuple[WorkerSlot, ...], mesh: Mesh) -> Plan:
 
 
 def parts(ranks: tuple[WorkerSlot, ...], mesh: Mesh) -> list[list[WorkerSlot]]:
-    """The seats that hold the same shard, by shard."""
+    """The worker slots that hold the same shard, by shard."""
     return [list(ranks[shard :: mesh.dp_shard]) for shard in range(mesh.dp_shard)]
 
 
@@ -48,7 +48,7 @@ def clusters(draw: st.DrawFn) -> tuple[tuple[WorkerSlot, ...], Mesh]:
 
 @st.composite
 def changes(draw: st.DrawFn) -> tuple[tuple[WorkerSlot, ...], Mesh, Plan]:
-    """A plan, and the seats that are there after some of its workers went and others came."""
+    """A plan, and the worker slots that are there after some of its workers went and others came."""
     worker_slots, mesh = draw(clusters())
     before = plan_of(place(worker_slots, mesh), mesh)
     gone = draw(st.sets(st.sampled_from(before.workers)))
@@ -63,7 +63,7 @@ def changes(draw: st.DrawFn) -> tuple[tuple[WorkerSlot, ...], Mesh, Plan]:
 
 
 def enough(worker_slots: tuple[WorkerSlot, ...], mesh: Mesh, attribute: str) -> bool:
-    """Whether any choice of seats could hold every part on distinct nodes (or domains)."""
+    """Whether any choice of worker slots could hold every part on distinct nodes (or domains)."""
     per = Counter(getattr(s, attribute) for s in worker_slots)
     return sum(min(n, mesh.dp_shard) for n in per.values()) >= mesh.size
 

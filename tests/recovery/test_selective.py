@@ -27,7 +27,7 @@ def shape(*seconds: float) -> ModelShape:
 
 
 def pipeline(question: Question) -> Planned | Infeasible:
-    """One stage a seat."""
+    """One stage a worker slot."""
     worker_slots = question.worker_slots
     if not worker_slots:
         return Infeasible(reason="nobody is there")

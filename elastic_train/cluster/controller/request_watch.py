@@ -1,4 +1,4 @@
-"""Wishes that lie in storage, from people who do not reach the controller's process."""
+"""Watches for stop and save requests, which are files in the run's storage."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class SentByOthers:
         return self._vote
 
     def _turn_to(self, step: int) -> None:
-        """Have the parcels of a step, and ask for those of the next."""
+        """Have the logs of a step, and ask for those of the next."""
         if step == self._step:
             return
         self._ask(step)

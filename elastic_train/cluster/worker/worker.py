@@ -166,7 +166,7 @@ class Worker:
         self._on_training(stage_replay.during, lambda: complete(self._owner, stage_replay, number, helpers))
 
     def join(self, assignment: RankAssignment, states: Fragments | None) -> Fragments:
-        """Take a seat: rendezvous, mesh, model with empty shards. Returns what it then needs."""
+        """Take a rank: rendezvous, mesh, model with empty shards. Returns what it then needs."""
         self._generation = assignment.generation
 
         def take() -> Fragments:

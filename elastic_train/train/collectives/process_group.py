@@ -38,7 +38,7 @@ from elastic_train.train.collectives.tcp_store import (
 )
 
 GLOO = "elastic_gloo"
-"""Name of the backend as torch knows it: gloo, bound to the address of the seat."""
+"""Name of the backend as torch knows it: gloo, bound to the address of the rank."""
 
 STORE_PATIENCE_S = 0.5
 """How long after a break a member may still be meeting the others before its store is given up as hung."""

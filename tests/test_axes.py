@@ -8,7 +8,7 @@ import pytest
 
 from elastic_train.axes import AXES, MODEL, RANKED
 from elastic_train.config import Parallelism
-from elastic_train.planner.limits import Limits
+from elastic_train.planner.limits import AxisLimits
 from elastic_train.planner.mesh_candidates import Candidates
 from elastic_train.planner.plan import Mesh
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.ring0
 
 
 @pytest.mark.parametrize(
-    ("kind", "axes"), [(Mesh, AXES), (Parallelism, AXES), (Candidates, AXES), (Limits, MODEL)]
+    ("kind", "axes"), [(Mesh, AXES), (Parallelism, AXES), (Candidates, AXES), (AxisLimits, MODEL)]
 )
 def test_every_axis_is_a_field(kind: type, axes: tuple[str, ...]) -> None:
     assert set(axes) <= {field.name for field in fields(kind)}

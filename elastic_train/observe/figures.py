@@ -1,7 +1,7 @@
 """What a run's faults, steps and saves came to, in numbers: one fold over its journal, of bounded size.
 
 An interruption is a reconfiguration that nobody asked for. Its recovery is divided by what the run was doing:
-`settle` until the survivors' final reports, `wait` for enough workers, `form` until every rank holds its state,
+`settle` until the final reports, `wait` for enough workers, `form` until every rank holds its state,
 `first step` until that is of use. The stall of a save is what the steps after its snapshot took longer than
 the median step, until it was committed.
 """

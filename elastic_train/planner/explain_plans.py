@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic_train.axes import MODEL
 from elastic_train.planner.choose_plan import choose
-from elastic_train.planner.limits import Limits, limits
+from elastic_train.planner.limits import AxisLimits, limits
 from elastic_train.planner.plan import Infeasible, bytes_text
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.ranking import Ranking
@@ -135,6 +135,6 @@ def _sizes(row: ExplainedPlan) -> str:
     return "+".join(f"{n}x{size}" if n > 1 else str(size) for size, n in runs) or "all"
 
 
-def _limits(known: Limits) -> tuple[str, ...]:
+def _limits(known: AxisLimits) -> tuple[str, ...]:
     values = ((axis, getattr(known, axis)[-1], known.why.get(axis, "")) for axis in MODEL)
     return tuple(f"{axis} up to {most}: {why}" for axis, most, why in values if why)

@@ -14,7 +14,7 @@ from elastic_train.planner.plan import Infeasible
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class AxisLimits:
     """Legal values of every axis by itself, ascending, and why the next ones are not legal."""
 
     tp: tuple[int, ...] = (1,)
@@ -24,11 +24,11 @@ class Limits:
     why: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> Limits:
+def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> AxisLimits:
     """The legal values. A model without layers, or without widths, allows 1 where they are needed."""
     if shape is None or not shape.layers:
         unknown = "the model's layers are not known"
-        return Limits(why=dict.fromkeys(MODEL, unknown))
+        return AxisLimits(why=dict.fromkeys(MODEL, unknown))
     node = max(fleet.sizes, default=1)
     most = min(len(shape.layers), micro_batches, fleet.room(1)) if shape.chain else 1
     found: dict[str, tuple[int, ...]] = {}
@@ -53,10 +53,12 @@ def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> Limits
             found["ep"], why["ep"] = (1,), "the model has no experts"
         if not shape.widths.sequence:
             found["cp"], why["cp"] = (1,), "the model's sequence length is not known"
-    return Limits(pp=tuple(range(1, max(1, most) + 1)), why=why, **found)
+    return AxisLimits(pp=tuple(range(1, max(1, most) + 1)), why=why, **found)
 
 
-def refused(constraints: Parallelism, known: Limits, fleet: Fleet, micro_batches: int) -> Infeasible | None:
+def refused(
+    constraints: Parallelism, known: AxisLimits, fleet: Fleet, micro_batches: int
+) -> Infeasible | None:
     """Why a person's constraints cannot be, with the nearest legal values; None where they can."""
     for axis in MODEL:
         asked, legal = getattr(constraints, axis) or 1, getattr(known, axis)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from elastic_train.axes import AXES
 from elastic_train.config import Parallelism
 from elastic_train.planner.hardware import Fleet, Hardware
-from elastic_train.planner.limits import Limits
+from elastic_train.planner.limits import AxisLimits
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Mesh, Plan, Recompute, Schedule
 
@@ -73,7 +73,7 @@ class Candidates:
 
 def candidates(
     fleet: Fleet,
-    known: Limits,
+    known: AxisLimits,
     constraints: Parallelism,
     micro_batches: int,
     *,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from elastic_train.axes import AXES
 from elastic_train.planner.bounds import may_fit, step_seconds, totals
-from elastic_train.planner.limits import Limits
+from elastic_train.planner.limits import AxisLimits
 from elastic_train.planner.mesh_candidates import Candidates, candidates, recomputes
 from elastic_train.planner.plan import Mesh
 from elastic_train.planner.problem import Problem
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 class Ranking:
     """The candidates of a problem."""
 
-    def __init__(self, problem: Problem, known: Limits) -> None:
+    def __init__(self, problem: Problem, known: AxisLimits) -> None:
         self._problem = problem
         fleet, shape, hardware = problem.fleet, problem.shape, problem.hardware
         stages = StageTable(shape, hardware)

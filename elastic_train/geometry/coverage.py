@@ -24,7 +24,7 @@ Whole = npt.NDArray[np.integer[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Uncovered:
-    """Needed elements that nobody holds: disjoint boxes, by tensor and state."""
+    """Needed elements that no source holds: disjoint boxes, by tensor and state."""
 
     fragments: Fragments
 
@@ -74,7 +74,7 @@ def uncovered(needs: Fragments, haves: Fragments) -> Uncovered | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tangled:
-    """Boxes that cut each other into far more cells than there are boxes: nobody divides a tensor so."""
+    """Boxes that cut each other into far more cells than there are boxes, which no sharding does."""
 
     tensor: str
     state: str

@@ -1,4 +1,4 @@
-"""Of boxes that several holders have, those that are right to the bit."""
+"""Selects, of boxes with several holders, the holders that are bitwise right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tilings that can be seen at once: tensors cut along one dim alone, as almost all are."""
+"""Fast path for tensors that are cut along one dim alone, as almost all are."""
 
 from __future__ import annotations
 

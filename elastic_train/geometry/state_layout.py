@@ -93,10 +93,10 @@ def misfit(kind: Kind, shape: Shape, own: Shape) -> str | None:
 
 
 def kinds(shape: Shape, states: Mapping[str, tuple[str, Shape]]) -> dict[str, Kind]:
-    """The kinds of a parameter's states, by name -> (dtype, shape), where nobody said them.
+    """The kinds of a parameter's states, by name -> (dtype, shape), where the document names none.
 
     Shapes decide. Where a statistic could be of several dims, its name does if it is one that Adafactor's
-    implementations use; what can't be told is coupled, which is refused rather than cut wrongly.
+    implementations use; what matches none of them is coupled, which is refused rather than cut wrongly.
     """
     found = {name: _kind(name, shape, own) for name, (_, own) in states.items()}
     for name, (dtype, own) in states.items():

@@ -146,7 +146,7 @@ def _stack(needs: Sequence[Fragments], haves: Sequence[Fragments]) -> tuple[Frag
 class _Entries:
     """Sets of holders: `holder[i]` has the cells of set `set[i]`, in its row `row[i]` of the held ones.
 
-    `set_of_cell` is -1 where nobody holds a cell.
+    `set_of_cell` is -1 where no source holds a cell.
     """
 
     set_of_cell: Ints

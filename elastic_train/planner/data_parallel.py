@@ -1,4 +1,4 @@
-"""Plans that divide the samples alone: for a model whose layers nobody looked at."""
+"""Data-parallel plans, for a model whose layers are not known."""
 
 from __future__ import annotations
 

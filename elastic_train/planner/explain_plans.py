@@ -1,4 +1,4 @@
-"""Candidates side by side, as rows for a person, and why the first is the one."""
+"""Explains a choice of plan: candidates side by side, and why the first one won."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether meshes fit the memory of a worker, and what to say where none does."""
+"""Checks meshes against the memory of a worker, and explains why none fits."""
 
 from __future__ import annotations
 

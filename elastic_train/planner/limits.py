@@ -1,4 +1,4 @@
-"""What an axis may be: the hard limits of a model on given nodes, each with its reason."""
+"""Legal degrees of tensor, pipeline, context and expert parallelism on given nodes, each with its reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All meshes worth a look, as columns.
+"""Enumerates candidate meshes, schedules and recomputation, as columns.
 
 Of the numbers of copies that give a pipeline equally many micro-batches, the fewest are fastest, because sums
 over copies grow with them, and the most leave no worker idle: the others are left out.

@@ -1,4 +1,4 @@
-"""Which meshes a number of workers and a person's constraints allow, the preferred ones first."""
+"""Data-parallel meshes that fit the workers and the user's constraints, in order of preference."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from elastic_train.planner.plan import Infeasible, Mesh
 def meshes(limit: int, constraints: Parallelism) -> tuple[Mesh, ...]:
     """Every data-parallel mesh of at most `limit` ranks within the constraints, in order of preference.
 
-    Left free, everything on every rank comes first, then at least two copies, then one. A person who fixes an
-    axis chose that already: then most ranks come first. Of equals, fewest shards.
+    Without fixed axes, full replicas come first, then at least two copies, then one. With a fixed axis, most
+    ranks come first. Of equals, fewest shards.
     """
     free = constraints.dp_replicate is None and constraints.dp_shard is None
     shards = [constraints.dp_shard] if constraints.dp_shard else range(1, limit + 1)

@@ -1,4 +1,4 @@
-"""What a plan is sought for, as one value."""
+"""Input of the plan search: model, workers, hardware, constraints, the running plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a planner is asked, and what it answers."""
+"""Request to the planner and its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The best candidates first: a search that looks closely only at what may win.
+"""Branch-and-bound search: candidates are scored exactly only while their bound can still win.
 
 Every candidate has an upper bound of its goodput from columns alone. The best bound is refined - by the cut
 that fits in memory, then by its place on the workers - until it is exact and still the best (best-first

@@ -1,4 +1,4 @@
-"""The model as columns by layer: what each layer costs a rank under given cuts.
+"""Cost of each layer on a rank: bytes, FLOPs and communication under given axes, as columns.
 
 Activation bytes follow Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models"
 (MLSys 2023), section 4: tp divides them because the sequence is cut outside the tensor-parallel parts, and

@@ -1,4 +1,4 @@
-"""One candidate looked at closely: stages, memory, place on the workers, quotas, time, bytes to move."""
+"""Scores one candidate: stages, memory, placement on workers, quotas, step time, bytes to move."""
 
 from __future__ import annotations
 

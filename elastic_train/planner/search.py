@@ -1,4 +1,4 @@
-"""The planner of a run. Without the model's layers: the mesh that keeps most copies in memory."""
+"""The planner of a run: full search where the model's layers are known, else data-parallel plans."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Search:
 
     With the model's layers and the hardware known, the plan of most predicted goodput is sought among all,
     with `recompute`, `virtual` stages per rank and split backwards (`zero_bubble`) that may be tried. Else it
-    is the data-parallel plan that keeps most copies. `data_first`: that one as long as it fits and nobody
-    asks for another axis.
+    is the data-parallel plan that keeps most copies. `data_first`: that one as long as it fits and no
+    other axis is asked for.
     """
 
     micro_batches: int

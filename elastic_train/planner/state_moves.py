@@ -92,7 +92,7 @@ def moves(previous: Plan, plan: Plan, blocks: tuple[float, ...]) -> Moves:
 
 
 def least_moved(kept: Floats, whole: Floats, copies: int) -> float:
-    """Bytes that some worker receives at least, whoever takes which part.
+    """Lower bound of the bytes that the worker with most to receive gets, over all placements of parts.
 
     `kept` are the bytes that each worker that stays has of each part, `whole` the bytes of the parts.
     """

@@ -1,4 +1,4 @@
-"""What survived, and the cheapest way back: pure functions over evidence.
+"""Recovery decisions: what survived a failure and the cheapest way back, as pure functions.
 
 Evidence is keyed by (lineage, step): only holdings of the lineage that a generation continues count, and one
 restore never mixes steps. The chooser returns an origin and the sentence that explains it.

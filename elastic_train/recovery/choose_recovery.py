@@ -1,4 +1,4 @@
-"""Choose the way back: the newest recoverable step at the least cost.
+"""Chooses how to recover: the newest recoverable step, at the least cost.
 
 A step is assembled part by part from what is left of one generation of the lineage: survivors that stand
 there, that roll forward with the reduced gradient they kept, or that undo a step; peer memory; the replay of

@@ -1,4 +1,4 @@
-"""Which replica is wrong, where the digests of replicas differ."""
+"""Silent data corruption: which replica is wrong where the digests of replicas differ."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Digests = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """`wrong` ranks are outvoted by their replicas. Among `doubtful` ones nobody can tell."""
+    """`wrong` ranks are outvoted by their replicas. `doubtful` ones have no majority."""
 
     wrong: tuple[int, ...] = ()
     doubtful: tuple[int, ...] = ()
 
 
 def judge(reported: Mapping[int, Digests]) -> Verdict:
-    """What ranks told of what they hold: in each set of replicas more than half are right."""
+    """Compares the digests that ranks reported: the majority of each set of replicas is right."""
     wrong: set[int] = set()
     doubtful: set[int] = set()
     for name in {name for own in reported.values() for name in own}:

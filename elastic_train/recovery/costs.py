@@ -1,4 +1,4 @@
-"""What a way back costs, in seconds: bytes over links, recomputation, steps that are run again."""
+"""Cost of a recovery in seconds: bytes over links, recomputation, steps that are run again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A choice in one sentence, for the journal and for people."""
+"""Explains a recovery in one sentence, for the journal and the status."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log of a plan's boundaries will take, and how soon a lost stage would be back: before a run."""
+"""Forecast before a run: size of the boundary logs, and how soon a lost stage is back."""
 
 from __future__ import annotations
 

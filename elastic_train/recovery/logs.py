@@ -1,4 +1,4 @@
-"""What the logs of a stage's neighbours allow to be replayed."""
+"""Steps of a lost pipeline stage that its neighbours' logs can replay."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def replayable(
 def logged(
     sent: Mapping[str, Iterable[Sent]], plans: Mapping[int, Plan], voted: Collection[tuple[int, int]]
 ) -> tuple[Logged, ...]:
-    """What can be replayed of every stage, or group of stages, from what the workers that are left told.
+    """Steps of every stage, or group of stages, that the final reports of the remaining workers can replay.
 
-    `voted` are the steps whose outcome somebody knows.
+    `voted` are the steps whose outcome is known.
     """
     found: list[Logged] = []
     for generation, plan in sorted(plans.items()):

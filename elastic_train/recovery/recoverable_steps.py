@@ -138,7 +138,7 @@ def _assemble(left: Left, step: int, costs: Costs) -> RecoverableStep | None:
         seconds += [cost for _, cost in found]
     if not peers and not ways and not replays:
         return None  # nothing but the checkpoint: that is another rung
-    # Whoever can roll forward does, needed or not: it is cheaper than fetching.
+    # Every holder that can roll forward does, needed or not: it is cheaper than fetching.
     able = any(versions.way(h, name, step, vote) == "forward" for h in left.local_states for name in names)
     # Parameters that are ahead are there, but not what else the step changes.
     able = able or any(h.ahead and h.step == step - 1 for h in left.local_states)

@@ -1,4 +1,4 @@
-"""Which boundaries a run logs: chosen anew with every plan, under a budget of bytes, and part of the plan."""
+"""Selective logging: which stage boundaries a plan logs, under a budget of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a survivor's local state gets to a step: as it is, rolled forward, or undone.
+"""Brings a survivor's local state to a step: as it is, rolled forward, or undone.
 
 A holding may be at two steps at once, where updates run inside backward: then the question is asked for each
 parameter. A roll forward is exact to the bit; an undo is exact up to rounding.

@@ -1,4 +1,4 @@
-"""What the engine copies: bytes that nobody but the update should change."""
+"""Source of a snapshot copy: the bytes of a tensor, which only the update should change."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from elastic_train.checkpoint.language.mapped import Readable
 
 MODEL_STATES = ("param", "buffer")
 DOCUMENT = "elastic_train"
-"""Under which name the whole document goes along, for whoever reads it back."""
+"""The key under which the whole document is exported, for an import back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Bounds of a value that was read from a pickle: how deep it is, and how large if it is walked as a tree.
 
-A few bytes can name one container many times over, level upon level, so that whoever walks it never ends.
+A few bytes can name one container many times over, level upon level, so that a walk over it never ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A TOML table that is emptied as it is read, so that what is left over is a key that nobody knows."""
+"""Reader of a TOML table: keys are taken out one by one, and what is left over is an unknown key."""
 
 from __future__ import annotations
 

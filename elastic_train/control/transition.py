@@ -23,7 +23,7 @@ from elastic_train.control.checkpoint_saving import (
 from elastic_train.control.classify import change_of
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.committed_steps import step_committed
-from elastic_train.control.deadlines import tick
+from elastic_train.control.deadlines import shifted, tick
 from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Adopted,
@@ -66,6 +66,9 @@ from elastic_train.control.stopping import begin_stop, stop, try_stop
 
 def transition(state: State, event: Event, policy: Policy) -> Outcome:
     """What the run does next. An outcome with the same state object and no commands changed nothing."""
+    back_s = state.now - event.at
+    if back_s > policy.late_ticks * policy.tick_s and not isinstance(event, TermBegan):
+        state = shifted(state, -back_s)  # the clock went back
     outcome = _decide(state, event, policy.within(state.facts.ended))
     idle = outcome.state is state and not isinstance(event, Tick)
     while not (idle or isinstance(event, TermBegan)):

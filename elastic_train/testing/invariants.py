@@ -102,7 +102,8 @@ def _check_commit(commit: Commit, cluster: SimulatedCluster) -> None:
 
 def _best_step(facts: Facts, cluster: SimulatedCluster) -> int:
     """The newest step that the living could assemble, the slow way, from what they really hold."""
-    living = [w for w in _known(facts, cluster) if w.responds(cluster.clock.now)]
+    heard = [w for w in _known(facts, cluster) if w.node not in cluster.network.touched]
+    living = [w for w in heard if w.responds(cluster.clock.now)]
     held = [h for w in living for h in w.all_held()]
     stored = facts.stored.step if facts.stored is not None else 0
     logs = living if cluster.policy.logs else []
@@ -147,6 +148,8 @@ def _check_stop(name: str, facts: Facts, cluster: SimulatedCluster) -> None:
     worker = cluster.workers.get(name)
     known = any(w.name == name and w.status == "ready" for w in facts.workers)
     if worker is None or not known or not worker.responds(cluster.clock.now):
+        return
+    if worker.node in cluster.network.touched:  # what it said may not have been heard
         return
     node = cluster.nodes.get(worker.node)
     assert node is None or node.drain_by is not None, "survivors are never stopped without need"

@@ -32,7 +32,6 @@ from elastic_train.control.events import (
     FinalReport,
     GroupBroken,
     GroupReady,
-    Hung,
     PeersReported,
     StepCommitted,
     WorkerLost,
@@ -71,6 +70,7 @@ class SimulatedCluster(SimulatedMachines):
         super().__init__(clock)
         self.policy, self.step_s = policy, step_s
         self.storage = SimulatedStorage(clock=clock, save_s=save_s)
+        self.storage.stores = self.network.stores
         self.group: SimulatedGroup | None = None
         self.term = 0
         self.moment: Callable[[int, At], None] = lambda step, phase: None
@@ -128,7 +128,7 @@ class SimulatedCluster(SimulatedMachines):
             case StartWorker(worker=name, node=node):
                 self._start(name, node)
             case StopWorker(worker=name):
-                if name in self.workers:
+                if name in self.workers:  # one that no order reaches is disowned when it speaks
                     self.kill(self.workers[name])
             case Abort(generation=generation, workers=names):
                 for name in names:
@@ -143,14 +143,11 @@ class SimulatedCluster(SimulatedMachines):
                 self._form(command)
             case Go(generation=generation):
                 group = self.group
-                if (
-                    group is not None
-                    and group.generation == generation
-                    and group.ready
-                    and not group.training
-                ):
-                    group.training = True
-                    self._begin_step(group)
+                if group is not None and group.generation == generation and group.ready:
+                    group.told |= {w.name for w in group.workers if self.network.hears(w.node)}
+                    if not group.training and len(group.told) == len(group.workers):
+                        group.training = True
+                        self._begin_step(group)
 
     def _start(self, name: str, node: str) -> None:
         if name in self.workers:
@@ -171,7 +168,7 @@ class SimulatedCluster(SimulatedMachines):
         worker = self.workers[name]
         if worker.died is not None:
             return
-        if worker.stopped_until > self.clock.now:
+        if worker.stopped_until > self.clock.now or not self.network.hears(worker.node):
             self.kill(worker, notice_s=self.policy.timing.verdict_s, kind="silence")
             return
         if self.group is not None and self.group.generation == generation:
@@ -207,6 +204,7 @@ class SimulatedCluster(SimulatedMachines):
             return
         self.forms[command.generation] = command
         workers = [self.workers[name] for name in command.plan.workers]
+        heard = all(self.network.hears(worker.node) for worker in workers)
         group = self.group = SimulatedGroup(form=command, workers=workers, step=command.lineage[-1][1])
         if isinstance(command.origin, Live | Mixed):
             for name in command.holders:
@@ -219,7 +217,8 @@ class SimulatedCluster(SimulatedMachines):
         if simulated_log.replays(command):
             self.clock.after(takes, lambda: self._replayed(group))
             takes += self.clock.draw.uniform(0.3, 2.0)
-        self.clock.after(takes, lambda: self._formed(group))
+        if heard:  # else an order is lost, and the group never forms
+            self.clock.after(takes, lambda: self._formed(group))
         self.moment(group.step + 1, "forming")
 
     def _replayed(self, group: SimulatedGroup) -> None:
@@ -235,11 +234,15 @@ class SimulatedCluster(SimulatedMachines):
     def _formed(self, group: SimulatedGroup) -> None:
         if group.broken or self.group is not group:
             return
+        nodes = {worker.node for worker in group.workers}
+        if late := self.network.peers_wait_s(nodes):
+            self.clock.after(late, lambda: self._formed(group))
+            return
         used = checkpoint_of(group.form.origin)
         if used is not None and self.storage.hangs_s:
             self.clock.after(self.storage.hangs_s, lambda: self._formed(group))
             return
-        if used is not None and self.storage.is_down:
+        if used is not None and (self.storage.is_down or not all(map(self.network.stores, nodes))):
             self._break(group, "503 slow down", kind="storage")
             return
         if used is not None and used.slot in self.storage.damaged:
@@ -291,6 +294,7 @@ class SimulatedCluster(SimulatedMachines):
         if group.broken or self.group is not group:
             return
         late = max(w.stopped_until for w in group.workers) - self.clock.now
+        late = max(late, self.network.peers_wait_s({w.node for w in group.workers}))
         if any(w.hung for w in group.workers):
             return
         if late > 0:
@@ -326,22 +330,13 @@ class SimulatedCluster(SimulatedMachines):
         else:
             self._begin_step(group)
 
-    def hang(self, worker: SimulatedWorker) -> None:
-        """Hold a rank still where it is. The watch over the members' marks names it after a while."""
-        group, limit_s = self.group, self.policy.timing.progress_s / 2
-        worker.hung = True
-        cause = Cause(kind="hang", detail=f"{worker.name} hangs", step=group.step + 1 if group else 0)
-
-        def name() -> None:
-            if group is not None and self.group is group and group.training and not group.broken:
-                hung = Hung(at=0.0, generation=group.generation, worker=worker.name, cause=cause)
-                self.tell(self.term, hung)
-
-        self.clock.after(limit_s, name)
-
     def moved_s(self) -> float | None:
-        """For how long nobody of the group was seen to move."""
-        return None if self.group is None else self.group.moved_s(self.clock.now)
+        """For how long nobody of the group was seen to move, and storage took no bytes of it."""
+        if self.group is None:
+            return None
+        moved_s = self.group.moved_s(self.clock.now)
+        writes = self.storage.writes(self.group.generation)
+        return 0.0 if moved_s is not None and writes else moved_s
 
     def _save(self, group: SimulatedGroup) -> None:
         group.save = False
@@ -350,6 +345,8 @@ class SimulatedCluster(SimulatedMachines):
     def _request(self, generation: int, *, pause: bool, save: bool) -> None:
         group = self.group
         if group is None or group.generation != generation or group.broken:
+            return
+        if not any(self.network.hears(worker.node) for worker in group.workers):
             return
         group.pause, group.save = group.pause or pause, group.save or save
         if group.paused or group.step >= self.policy.max_steps:

@@ -62,7 +62,57 @@ class HangRank:
     rank: int
 
 
-SimulatedFault = HangStorage | LoseCommits | Evaluate | SlowCode | BlindObserver | HangRank
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOff:
+    """For `seconds` nodes are cut off: from the controller, one way or both, from each other, or from
+    storage.
+    """
+
+    when: Moment
+    nodes: tuple[str, ...]
+    seconds: float
+    words: bool = False
+    orders: bool = False
+    peers: bool = False
+    storage: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreezeController:
+    """The controller's process stands still for `seconds`; what is said meanwhile waits."""
+
+    when: Moment
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JumpClock:
+    """The controller's clock jumps, forward or back; nobody else's does."""
+
+    when: Moment
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowWrites:
+    """From now on checkpoints take so many times as long to write. Their bytes flow."""
+
+    when: Moment
+    times: float
+
+
+SimulatedFault = (
+    HangStorage
+    | LoseCommits
+    | Evaluate
+    | SlowCode
+    | BlindObserver
+    | HangRank
+    | CutOff
+    | FreezeController
+    | JumpClock
+    | SlowWrites
+)
 AnyFault = Fault | SimulatedFault
 
 
@@ -80,7 +130,7 @@ def bad_weather(seed: int, *, steps: int, nodes: Sequence[str], ranks: int, faul
     made: list[AnyFault] = list(storm(seed, steps=steps, nodes=nodes, ranks=ranks, faults=faults).faults)
     for _ in range(faults):
         when = Moment(step=draw.randint(1, steps), phase=draw.choice(PHASES))
-        match draw.randrange(6):
+        match draw.randrange(10):
             case 0:
                 made.append(HangStorage(when=when, seconds=draw.choice((5.0, 45.0))))
             case 1:
@@ -92,6 +142,31 @@ def bad_weather(seed: int, *, steps: int, nodes: Sequence[str], ranks: int, faul
                 made.append(SlowCode(when=when, seconds=draw.choice((10.0, 120.0))))
             case 4:
                 made.append(BlindObserver(when=when, seconds=draw.choice((1.0, 12.0))))
-            case _:
+            case 5:
                 made.append(HangRank(when=when, rank=draw.randrange(ranks)))
+            case 6:
+                made.append(_cut_off(draw, when, nodes))
+            case 7:
+                made.append(FreezeController(when=when, seconds=draw.choice((3.0, 20.0, 90.0))))
+            case 8:
+                made.append(JumpClock(when=when, seconds=draw.choice((-600.0, -5.0, 5.0, 600.0))))
+            case _:
+                made.append(SlowWrites(when=when, times=draw.choice((5.0, 60.0))))
     return Weather(faults=tuple(sorted(made, key=lambda f: f.when.step)), seed=seed)
+
+
+def _cut_off(draw: random.Random, when: Moment, nodes: Sequence[str]) -> CutOff:
+    """Any subset of the nodes, by any ways."""
+    ways = [draw.random() < 0.4 for _ in range(4)]
+    if not any(ways):
+        ways[draw.randrange(4)] = True
+    words, orders, peers, storage = ways
+    return CutOff(
+        when=when,
+        nodes=tuple(draw.sample(nodes, draw.randint(1, len(nodes)))),
+        seconds=draw.choice((3.0, 15.0, 70.0)),
+        words=words,
+        orders=orders,
+        peers=peers,
+        storage=storage,
+    )

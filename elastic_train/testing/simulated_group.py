@@ -64,6 +64,7 @@ class SimulatedGroup:
     broken: bool = False
     paused: bool = False
     phase: At = "forming"
+    told: set[str] = field(default_factory=set[str])  # members that heard that they have to train
     pause: bool = False
     save: bool = False
     moved: float = 0.0  # when somebody was last seen to move

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -38,6 +39,9 @@ class SimulatedStorage:
     busy_until: float = 0.0
     hangs_until: float = 0.0
     commits_lost: int = 0  # of those to come
+    slow: float = 1.0  # times that writing takes, byte after byte
+    writing: Counter[int] = field(default_factory=Counter[int])  # shares on their way, by generation
+    stores: Callable[[str], bool] = lambda node: True  # whether a node reaches it
 
     @property
     def hangs_s(self) -> float:
@@ -101,10 +105,24 @@ class SimulatedStorage:
     def save(self, group: SimulatedGroup, say: Say) -> None:
         """Every rank writes its share of the group's state in its own time."""
         for rank, worker in enumerate(group.workers):
+            seconds = self.save_s * self.slow * self.clock.draw.uniform(0.5, 1.5)
+            self.writing[group.generation] += 1
             self.clock.after(
-                self.save_s * self.clock.draw.uniform(0.5, 1.5),
-                lambda r=rank, w=worker, s=group.step: self._write(group.generation, s, r, w, say),
+                seconds,
+                lambda r=rank, w=worker, s=group.step, t=seconds: self._written(
+                    group.generation, s, r, w, say, t
+                ),
             )
+
+    def writes(self, generation: int) -> bool:
+        """Whether bytes of a generation are taken now."""
+        return self.writing[generation] > 0 and not self.hangs_s
+
+    def _written(
+        self, generation: int, step: int, rank: int, worker: SimulatedWorker, say: Say, seconds: float
+    ) -> None:
+        self.writing[generation] -= 1
+        self._write(generation, step, rank, worker, say, seconds)
 
     def order(self, term: int, command: Commit, tell: Tell) -> None:
         """Commit after a while, one after the other, and tell what came of it."""
@@ -125,13 +143,15 @@ class SimulatedStorage:
 
         self.clock.after(self.busy_until - self.clock.now, read)
 
-    def _write(self, generation: int, step: int, rank: int, worker: SimulatedWorker, say: Say) -> None:
+    def _write(
+        self, generation: int, step: int, rank: int, worker: SimulatedWorker, say: Say, seconds: float
+    ) -> None:
         if worker.died is not None:
             return
         if self.hangs_s:
-            self.clock.after(self.hangs_s, lambda: self._write(generation, step, rank, worker, say))
+            self.clock.after(self.hangs_s, lambda: self._write(generation, step, rank, worker, say, seconds))
             return
-        if self.is_down:
+        if self.is_down or not self.stores(worker.node):
             say(worker, SaveFailed(at=0.0, generation=generation, step=step, problem="no answer"))
             return
         part = PartWritten(
@@ -139,7 +159,7 @@ class SimulatedStorage:
             generation=generation,
             step=step,
             rank=rank,
-            seconds=self.save_s,
+            seconds=seconds,
             bytes=1,
             manifest=f"w{rank:05d}.parquet",
             digest="0",

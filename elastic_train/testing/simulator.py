@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 from elastic_train.config import Checkpoints, Timing
 from elastic_train.control.events import (
@@ -35,67 +34,28 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.observe.records import Record, record, wall_text
-from elastic_train.planner.plan import Infeasible, Mesh, Plan, even_shares
-from elastic_train.planner.question import Planned, Question
 from elastic_train.testing.invariants import check_transition
 from elastic_train.testing.simulated_cluster import SimulatedCluster
 from elastic_train.testing.simulated_faults import (
     AnyFault,
     BlindObserver,
+    CutOff,
     Evaluate,
+    FreezeController,
     HangRank,
     HangStorage,
+    JumpClock,
     LoseCommits,
     SlowCode,
+    SlowWrites,
     Weather,
 )
+from elastic_train.testing.simulated_planners import PipelinePlanner, SimplePlanner
+from elastic_train.testing.simulated_stalls import hang, stand_apart
 from elastic_train.testing.simulated_time import Clock
 
-MICRO_BATCHES = 8
 RESTART_S = 1.5
 ZOMBIE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimplePlanner:
-    """`replicas` of everything, or as many as divide the workers; the rest shards."""
-
-    replicas: int = 1
-
-    def __call__(self, question: Question, /) -> Planned | Infeasible:
-        worker_slots = question.worker_slots[: question.most]
-        if not worker_slots:
-            return Infeasible(reason="no workers")
-        replicas = self.replicas if len(worker_slots) % self.replicas == 0 else 1
-        mesh = Mesh(dp_replicate=replicas, dp_shard=len(worker_slots) // replicas)
-        plan = Plan(
-            mesh=mesh,
-            workers=tuple(s.worker for s in worker_slots),
-            nodes=tuple(s.node for s in worker_slots),
-            shares=even_shares(MICRO_BATCHES, mesh.dp),
-        )
-        return Planned(plan=plan, reason=f"all {len(worker_slots)} workers")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PipelinePlanner:
-    """One stage on each worker, of four blocks."""
-
-    blocks: int = 4
-
-    def __call__(self, question: Question, /) -> Planned | Infeasible:
-        worker_slots = question.worker_slots[: question.most]
-        if not worker_slots:
-            return Infeasible(reason="no workers")
-        edges = [self.blocks * n // len(worker_slots) for n in range(len(worker_slots) + 1)]
-        plan = Plan(
-            mesh=Mesh(pp=len(worker_slots)),
-            workers=tuple(s.worker for s in worker_slots),
-            nodes=tuple(s.node for s in worker_slots),
-            shares=even_shares(MICRO_BATCHES, 1),
-            stages=tuple(pairwise(edges)),
-        )
-        return Planned(plan=plan, reason=f"a stage on each of {len(worker_slots)} workers")
 
 
 def simulated_policy(
@@ -163,6 +123,9 @@ class Simulation:
     _pending: list[AnyFault] = field(init=False)
     _unheard: list[Event] = field(default_factory=list[Event])
     _doomed: bool = False
+    _frozen_since: float = 0.0
+    _frozen_until: float = 0.0
+    _jumped: float = 0.0  # by how much the clock went forward since the last tick
 
     def __post_init__(self) -> None:
         self.clock = Clock(self.schedule.seed or 0)
@@ -206,6 +169,7 @@ class Simulation:
         self.cluster.term = term
         self.cluster.storage.begin(term)
         self.controller = SimulatedController(term=term, began=self.clock.now, state=folded)
+        self._frozen_until = self._jumped = 0.0
         storage = self.cluster.storage
         self._handle(
             self.controller,
@@ -249,9 +213,28 @@ class Simulation:
 
     def _tick(self) -> None:
         self._relieve()
-        if not self.controller.dead:
-            self._handle(self.controller, Tick(at=0.0, moved_s=self.cluster.moved_s()))
+        if not self.controller.dead and not self._frozen:
+            self._pass_time()
         self.clock.after(self.policy.tick_s, self._tick)
+
+    def _pass_time(self) -> None:
+        late, self._jumped = self._jumped, 0.0
+        self._handle(self.controller, Tick(at=0.0, late=late, moved_s=self.cluster.moved_s()))
+
+    @property
+    def _frozen(self) -> bool:
+        return self._frozen_until > self.clock.now
+
+    def _thaw(self) -> None:
+        """Time that passed unseen shows as a late tick, before what waits is heard."""
+        if self.controller.dead or self._frozen:
+            return
+        self._jumped += self.clock.now - self._frozen_since
+        unheard, self._unheard = self._unheard, []
+        self._pass_time()
+        self._handle(self.controller, NodesChanged(at=0.0, nodes=self.cluster.present()))
+        for event in unheard:
+            self._tell(0, event)
 
     # -- events ----------------------------------------------------------------------------------------------
 
@@ -259,11 +242,13 @@ class Simulation:
         controller = self.controller
         if term not in (0, controller.term):
             return  # its controller is gone
-        if controller.dead:
-            if term == 0 and not isinstance(event, NodesChanged):
+        if controller.dead or self._frozen:
+            if (term == 0 or not controller.dead) and not isinstance(event, NodesChanged):
                 self._unheard.append(event)
             return
-        self._handle(controller, event)
+        if self._jumped > self.policy.tick_s:
+            self._pass_time()
+        self._handle(self.controller, event)
 
     def _handle(self, controller: SimulatedController, event: Event) -> None:
         event = replace(event, at=self.clock.now - controller.began)
@@ -272,9 +257,8 @@ class Simulation:
         self.transitions += 1
         controller.state = outcome.state
         if controller.zombie:
-            if changed(before, outcome) and not self.cluster.storage.journals(controller.term):
-                by = FencedOff(at=event.at, by_term=self.cluster.storage.fence)
-                controller.state = transition(controller.state, by, self.policy).state
+            if changed(before, outcome):
+                self._journal_late(controller, event)
             for command in outcome.commands:
                 self.cluster.perform(controller.term, command)
             return
@@ -289,6 +273,14 @@ class Simulation:
                 return  # after journalling, before performing
         for command in outcome.commands:
             self.cluster.perform(controller.term, command)
+
+    def _journal_late(self, zombie: SimulatedController, event: Event) -> None:
+        """What an ousted controller writes down is void, and tells it that it is ousted."""
+        if self.cluster.storage.journals(zombie.term):
+            self.journal.append(event)
+            return
+        by = FencedOff(at=event.at, by_term=self.cluster.storage.fence)
+        zombie.state = transition(zombie.state, by, self.policy).state
 
     def _record(self, event: Event, outcome: Outcome) -> None:
         if self.records is not None:
@@ -343,7 +335,24 @@ class Simulation:
                 cluster.blind(seconds)
             case HangRank(rank=rank):
                 assert cluster.group is not None
-                cluster.hang(cluster.group.workers[rank % len(cluster.group.workers)])
+                hang(cluster, cluster.group.workers[rank % len(cluster.group.workers)])
+            case CutOff():
+                self._cut_off(fault)
+            case FreezeController(seconds=seconds):
+                self._frozen_since = self._frozen_since if self._frozen else self.clock.now
+                self._frozen_until = max(self._frozen_until, self.clock.now + seconds)
+                self.clock.after(seconds, self._thaw)
+            case JumpClock(seconds=seconds):
+                self.controller.began -= seconds
+                self._jumped += max(seconds, 0.0)
+            case SlowWrites(times=times):
+                cluster.storage.slow = times
+
+    def _cut_off(self, fault: CutOff) -> None:
+        ways = {"words": fault.words, "orders": fault.orders, "storage": fault.storage}
+        self.cluster.cut(fault.nodes, fault.seconds, self.policy.timing.liveness_s, **ways)
+        if fault.peers:
+            stand_apart(self.cluster, fault.nodes, fault.seconds)
 
     def _relieve(self) -> None:
         """A new machine where too few are left."""

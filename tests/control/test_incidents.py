@@ -25,7 +25,8 @@ from elastic_train.control.journal_codec import fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Forming, Running, Settling, members
 from elastic_train.recovery.evidence import LocalState
-from elastic_train.testing.simulator import SimplePlanner, simulated_policy
+from elastic_train.testing.simulated_planners import SimplePlanner
+from elastic_train.testing.simulator import simulated_policy
 from tests.control.conftest import Play
 
 pytestmark = pytest.mark.ring0

@@ -5,7 +5,7 @@ import pytest
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.faults import KillNode, Moment, storm
 from elastic_train.control.policy import Policy
-from elastic_train.testing.simulator import SimplePlanner
+from elastic_train.testing.simulated_planners import SimplePlanner
 
 pytestmark = pytest.mark.ring0
 

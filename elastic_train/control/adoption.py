@@ -140,7 +140,7 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
             if last_save.is_missing(state, policy):
                 commands.append(Save(generation=facts.generation))
         case Pausing(save=save):
-            commands.append(Pause(generation=facts.generation, save=save))
+            commands += [Go(generation=facts.generation), Pause(generation=facts.generation, save=save)]
         case Settling(pending=pending):
             commands.append(Abort(generation=facts.generation, workers=pending))
         case Ended(outcome=outcome, detail=detail, cause=cause, worker=worker):

@@ -55,6 +55,6 @@ def pause(state: State, policy: Policy, at: float) -> Outcome:
         return Outcome(state=state)
     return Outcome(
         state=replace(state, phase=replace(phase, told=phase.told + 1)),
-        commands=(Pause(generation=facts.generation, save=phase.save),),
+        commands=(Go(generation=facts.generation), Pause(generation=facts.generation, save=phase.save)),
         reason=f"generation {facts.generation} is asked again to pause",
     )

@@ -101,6 +101,9 @@ class SlowWrites:
     times: float
 
 
+LOST_COMMITS = 4
+"""In a storm: a run orders a commit a few times within the time that it bears."""
+
 SimulatedFault = (
     HangStorage
     | LoseCommits
@@ -125,8 +128,11 @@ class Weather:
 
 
 def bad_weather(seed: int, *, steps: int, nodes: Sequence[str], ranks: int, faults: int) -> Weather:
-    """A storm, and as many faults at the seams. The same seed gives the same."""
-    draw = random.Random(f"seams {seed}")
+    """A storm, and as many faults at the seams. The same seed gives the same.
+
+    A group hangs once at most, as twice at one step ends a run, and few commits are lost.
+    """
+    draw, may_hang, lost = random.Random(f"seams {seed}"), True, 0
     made: list[AnyFault] = list(storm(seed, steps=steps, nodes=nodes, ranks=ranks, faults=faults).faults)
     for _ in range(faults):
         when = Moment(step=draw.randint(1, steps), phase=draw.choice(PHASES))
@@ -134,7 +140,9 @@ def bad_weather(seed: int, *, steps: int, nodes: Sequence[str], ranks: int, faul
             case 0:
                 made.append(HangStorage(when=when, seconds=draw.choice((5.0, 45.0))))
             case 1:
-                made.append(LoseCommits(when=when, count=draw.randint(1, 3)))
+                count = min(draw.randint(1, 3), LOST_COMMITS - lost)
+                lost += count
+                made.append(LoseCommits(when=when, count=count))
             case 2:
                 long = Moment(step=when.step, phase="save")
                 made.append(Evaluate(when=long, seconds=draw.choice((10.0, 200.0)), mark_s=5.0))
@@ -142,10 +150,13 @@ def bad_weather(seed: int, *, steps: int, nodes: Sequence[str], ranks: int, faul
                 made.append(SlowCode(when=when, seconds=draw.choice((10.0, 120.0))))
             case 4:
                 made.append(BlindObserver(when=when, seconds=draw.choice((1.0, 12.0))))
-            case 5:
+            case 5 if may_hang:
                 made.append(HangRank(when=when, rank=draw.randrange(ranks)))
-            case 6:
-                made.append(_cut_off(draw, when, nodes))
+                may_hang = False
+            case 5 | 6:
+                cut = _cut_off(draw, when, nodes, peers=may_hang)
+                may_hang = may_hang and not cut.peers
+                made.append(cut)
             case 7:
                 made.append(FreezeController(when=when, seconds=draw.choice((3.0, 20.0, 90.0))))
             case 8:
@@ -155,18 +166,18 @@ def bad_weather(seed: int, *, steps: int, nodes: Sequence[str], ranks: int, faul
     return Weather(faults=tuple(sorted(made, key=lambda f: f.when.step)), seed=seed)
 
 
-def _cut_off(draw: random.Random, when: Moment, nodes: Sequence[str]) -> CutOff:
+def _cut_off(draw: random.Random, when: Moment, nodes: Sequence[str], *, peers: bool) -> CutOff:
     """Any subset of the nodes, by any ways."""
     ways = [draw.random() < 0.4 for _ in range(4)]
     if not any(ways):
-        ways[draw.randrange(4)] = True
-    words, orders, peers, storage = ways
+        ways[draw.randrange(3)] = True
+    words, orders, storage, apart = ways
     return CutOff(
         when=when,
         nodes=tuple(draw.sample(nodes, draw.randint(1, len(nodes)))),
         seconds=draw.choice((3.0, 15.0, 70.0)),
         words=words,
         orders=orders,
-        peers=peers,
+        peers=peers and apart,
         storage=storage,
     )

@@ -107,14 +107,14 @@ def test_a_pause_is_asked_for_again(play):
     play.ready()
     play.wait(4.0)
     take_over(play, alive="1234")
-    assert play.commands == (Pause(generation=1, save=False),)
+    assert play.commands == (Go(generation=1), Pause(generation=1, save=False))
 
 
 def test_a_stop_is_asked_for_again_with_its_checkpoint(play):
     play.running(3, step=5)
     play(StopRequested, reason="x")
     take_over(play, alive="123")
-    assert play.commands == (Pause(generation=1, save=True),)
+    assert play.commands == (Go(generation=1), Pause(generation=1, save=True))
 
 
 def test_final_reports_are_asked_for_again(play):

@@ -112,7 +112,7 @@ FAULTS = {
         "begin",
         unchanged,
         CutOff(when=at(4, "forming"), nodes=("b",), seconds=15.0, orders=True),
-        KillRank(when=at(4), rank=0),
+        KillNode(when=at(4), node="a"),
         shows="a deadline is kept: the group to begin",
     ),
     "a boundary has a fixed deadline": planted(

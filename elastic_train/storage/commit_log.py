@@ -14,19 +14,23 @@ import json
 import re
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 
 import xxhash
 
 from elastic_train.errors import AlreadyExists, Fenced, NoCheckpoint, StorageError, StorageNotFound
+from elastic_train.storage import commit_index
+from elastic_train.storage.commit_index import Index
 from elastic_train.storage.record import FORMAT, CommitRecord, read_record
 from elastic_train.storage.store import Store
 
 __all__ = ["DIRECTORY", "FORMAT", "CommitLog", "CommitRecord"]
 
 DIRECTORY = "commits"
+WINDOW = 64
+"""Slots that are asked for side by side."""
 _SLOT = re.compile(rf"{DIRECTORY}/(\d{{8}})\.json")
 
 
@@ -34,9 +38,17 @@ _SLOT = re.compile(rf"{DIRECTORY}/(\d{{8}})\.json")
 class _Known:
     """What was read of the log so far; slots never change, so it only grows."""
 
+    index: Index = field(default_factory=Index)  # what the slots before `records` come to
     records: list[CommitRecord] = field(default_factory=list)
     hash: str = ""  # of the last record's bytes
     term: int = 0  # of the newest fence
+
+    @property
+    def slots(self) -> int:
+        return self.index.slot + len(self.records)
+
+    def in_force(self) -> tuple[CommitRecord, ...]:
+        return (*self.index.records, *_in_force(self.records, self.index.term))
 
 
 class CommitLog:
@@ -81,19 +93,15 @@ class CommitLog:
         """Every record that counts, void ones left out, in the order of the log."""
         with self._lock:
             self._refresh()
-            return tuple(_in_force(self._known.records))
+            return self._known.in_force()
 
     def valid(self) -> tuple[CommitRecord, ...]:
         """The commits that count and are kept, newest last."""
-        records = self.records()
-        removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
-        return tuple(r for r in records if r.kind == "commit" and r.slot not in removed)
+        return _kept(self.records(), "commit")
 
     def pins(self) -> tuple[CommitRecord, ...]:
         """What other runs read here: pins that count and weren't taken back."""
-        records = self.records()
-        removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
-        return tuple(r for r in records if r.kind == "pin" and r.slot not in removed)
+        return _kept(self.records(), "pin")
 
     @property
     def term(self) -> int:
@@ -110,8 +118,8 @@ class CommitLog:
         record = replace(
             record,
             term=term,
-            slot=len(self._known.records) + 1,
-            after=len(self._known.records),
+            slot=self._known.slots + 1,
+            after=self._known.slots,
             after_hash=self._known.hash,
             nonce=secrets.token_hex(8),
         )
@@ -123,10 +131,25 @@ class CommitLog:
             if self._store.read(_path(record.slot)) != data:
                 return False
         self._take(data)
+        if record.slot % commit_index.EVERY == 0:
+            self._leave_index()
         return True
 
+    def _leave_index(self) -> None:
+        """What the slots so far come to."""
+        records = self._known.in_force()
+        fences = [r for r in records if r.kind == "fence"][-1:]
+        newest = [r for r in records if r.kind == "commit"][-1:]
+        kept = {r.slot: r for r in (*fences, *newest, *_kept(records, "commit"), *_kept(records, "pin"))}
+        index = Index(
+            slot=self._known.slots, hash=self._known.hash, records=tuple(kept[slot] for slot in sorted(kept))
+        )
+        commit_index.write_index(self._store, index, _encode)
+
     def _refresh(self) -> None:
-        if not self._known.records:
+        if not self._known.slots:
+            self._begin_at(commit_index.newest_index(self._store, _path))
+        if not self._known.slots:
             found = (_SLOT.fullmatch(name) for name in self._store.list(DIRECTORY))
             slots = sorted(int(m[1]) for m in found if m)
             absent = next((at for at, slot in enumerate(slots, 1) if slot != at), None)
@@ -138,13 +161,34 @@ class CommitLog:
                     self._take(data)
         while True:
             try:
-                data = self._store.read(_path(len(self._known.records) + 1))
+                data = self._store.read(_path(self._known.slots + 1))
             except StorageNotFound:
                 return
             self._take(data)
+            if self._known.index.slot and len(self._known.records) == 1:  # there may be many
+                self._read_ahead()
+
+    def _begin_at(self, index: Index) -> None:
+        self._known = _Known(index=index, hash=index.hash, term=index.term)
+
+    def _read_ahead(self) -> None:
+        """Read the next slots side by side, as long as all of them are there."""
+        with ThreadPoolExecutor(8) as pool:
+            while True:
+                first = self._known.slots + 1
+                for data in pool.map(self._there, range(first, first + WINDOW)):
+                    if data is None:
+                        return
+                    self._take(data)
+
+    def _there(self, slot: int) -> bytes | None:
+        try:
+            return self._store.read(_path(slot))
+        except StorageNotFound:
+            return None
 
     def _take(self, data: bytes) -> None:
-        slot = len(self._known.records) + 1
+        slot = self._known.slots + 1
         record = self._decode(data, slot)
         if (record.slot, record.after, record.after_hash) != (slot, slot - 1, self._known.hash):
             raise self._damaged(f"slot {slot} of the commit log doesn't follow slot {slot - 1}")
@@ -167,14 +211,18 @@ class CommitLog:
         return NoCheckpoint(url=self._store.url, problem=f"{problem}. {remedy}")
 
 
-def _in_force(records: Iterable[CommitRecord]) -> Iterable[CommitRecord]:
-    term = 0
+def _in_force(records: Iterable[CommitRecord], term: int) -> Iterable[CommitRecord]:
     for record in records:
         if record.kind == "fence" and record.term > term:
             term = record.term
             yield record
         elif record.kind != "fence" and record.term == term:
             yield record
+
+
+def _kept(records: Sequence[CommitRecord], kind: str) -> tuple[CommitRecord, ...]:
+    removed = {slot for r in records if r.kind == "prune" for slot in r.removes}
+    return tuple(r for r in records if r.kind == kind and r.slot not in removed)
 
 
 def _path(slot: int) -> str:

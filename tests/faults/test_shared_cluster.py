@@ -124,10 +124,9 @@ POINTS = (
     "nodes; starting 1 worker",
     "w0001 is ready",
     "generation 1 trains on",
-    "step 1/",
-    "step 9/",
-    "step 1[0-2]/",
-    "step 2[0-9]/",
+    "step [1-9]",
+    r"step (9|1\d)/",
+    r"step [2-9]\d/",
 )
 
 

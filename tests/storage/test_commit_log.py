@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from elastic_train.errors import Fenced, FormatUnsupported, NoCheckpoint, StorageError
+from elastic_train.storage import commit_index
 from elastic_train.storage.commit_log import CommitLog, CommitRecord
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
@@ -178,10 +180,10 @@ def test_new_records_cost_one_read_each_and_no_listing() -> None:
     counting = FaultyStore(store, ())
     reader = CommitLog(counting)
     reader.valid()
-    assert counting.calls == {"list": 1, "read": 52}  # 51 slots and the one that isn't there
+    assert counting.calls == {"list": 2, "read": 52}  # 51 slots and the one that isn't there
     writer.append(commit(50), term)
     assert len(reader.valid()) == 51
-    assert counting.calls == {"list": 1, "read": 54}
+    assert counting.calls == {"list": 2, "read": 54}
 
 
 @pytest.mark.parametrize("damage", ["gap", "text", "changed", "out"])
@@ -212,3 +214,70 @@ def test_a_record_of_a_newer_format_asks_for_a_newer_release() -> None:
     store.write("commits/00000001.json", first.replace(b"commit/1", b"commit/2"))
     with pytest.raises(FormatUnsupported, match="Upgrade"):
         CommitLog(store).valid()
+
+
+def lived(store: Store, *, every: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three terms of commits and prunes, a pin that stays, one that is taken back, and a late zombie."""
+    monkeypatch.setattr(commit_index, "EVERY", every)
+    for number in range(3):
+        log = CommitLog(store)
+        term = log.begin_term(f"c{number}")
+        pin = replace(commit(1), kind="pin", holder=f"reader {number}")
+        pins = [log.append(pin, term).slot for _ in range(2)]
+        slots = [log.append(commit(100 * number + step, number + 1), term).slot for step in range(1, 8)]
+        log.append(CommitRecord(kind="prune", removes=(*slots[:-2], pins[0])), term)
+        zombie = CommitLog(store)
+        zombie.records()
+        zombie._known.term = 0
+        zombie._claim(commit(999), 0)
+
+
+@pytest.mark.parametrize("every", [1, 2, 5, 7, 11])
+def test_an_index_and_the_rest_tell_the_same_as_all_slots(
+    every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    lived(store, every=every, monkeypatch=monkeypatch)
+    assert len(store.list("commits-index")) == 2
+    short = CommitLog(store)
+    said = (short.valid(), short.pins(), short.newest_term())
+    store.delete_tree("commits-index")
+    whole = CommitLog(store)
+    assert said == (whole.valid(), whole.pins(), whole.newest_term())
+    assert [r.step for r in whole.valid()] == [6, 7, 106, 107, 206, 207]
+    assert short.begin_term("next") == 4
+    assert whole.begin_term("after that") == 5
+
+
+def test_a_log_with_an_index_is_read_from_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    monkeypatch.setattr(commit_index, "EVERY", 50)
+    log = CommitLog(store)
+    term = log.begin_term("a")
+    before = log.append(commit(1), term)
+    for step in range(2, 500):
+        now = log.append(commit(step), term)
+        log.append(CommitRecord(kind="prune", removes=(before.slot,)), term)
+        before = now
+    counting = FaultyStore(store, ())
+    reader = CommitLog(counting)
+    assert [r.step for r in reader.valid()] == [499]
+    assert counting.calls["list"] == 1
+    assert counting.calls["read"] < 120
+
+
+@pytest.mark.parametrize("damage", ["text", "another", "newer"])
+def test_an_index_that_does_not_fit_is_passed_over(damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    lived(store, every=10, monkeypatch=monkeypatch)
+    kept = CommitLog(store).valid()
+    for path in store.list("commits-index"):
+        data = store.read(path)
+        match damage:
+            case "text":
+                store.write(path, data[:-9])
+            case "another":
+                store.write(path, data.replace(b'"hash":"', b'"hash":"0'))
+            case _:
+                store.write(path, data.replace(b"commit_index/1", b"commit_index/2"))
+    assert CommitLog(store).valid() == kept

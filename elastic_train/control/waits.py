@@ -51,6 +51,8 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
                 found.append(Wait(what="the peer stores", until=peers_due_at(facts, policy)))
             elif facts.reading is not None:
                 found.append(Wait(what="the commit log", until=lost_answers.due_at(facts, policy)))
+            elif any(a.committing for a in facts.attempts):
+                pass  # which may be nearer than what else could be gone on from, and is given up in time
             elif facts.trouble is not None and held_up(facts, policy):
                 found.append(Wait(what="storage", until=again_at(facts.trouble)))
             elif not on_their_way(facts, policy):

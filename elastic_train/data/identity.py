@@ -16,7 +16,7 @@ from uuid import UUID
 
 import numpy as np
 
-from elastic_train.data.numbered import NumberedSamples, numbered, tell_epoch
+from elastic_train.data.numbered import NumberedSamples, numbered, read_in_order, tell_epoch
 from elastic_train.data.seeding import Seeding, unseeded
 from elastic_train.errors import ConfigError, DataMismatch
 
@@ -73,7 +73,7 @@ def identify(dataset: NumberedSamples, *, seed: int = 0, seeding: Seeding = unse
 def spread(dataset: NumberedSamples) -> list[int]:
     """Numbers of samples from the first to the last, or the first ones of what is read in order."""
     length = len(dataset)
-    if getattr(dataset, "sequential", False):
+    if read_in_order(dataset):
         return list(range(min(SAMPLED, length)))
     return sorted({round(i * (length - 1) / (SAMPLED - 1)) for i in range(SAMPLED)} if length else ())
 

@@ -88,6 +88,11 @@ def follows_epochs(dataset: object) -> bool:
     return callable(getattr(dataset, "set_epoch", None)) or any(map(follows_epochs, _inside(dataset)))
 
 
+def read_in_order(dataset: object) -> bool:
+    """Whether it, or one that it is made of, is read well only in the order of its numbers."""
+    return bool(getattr(dataset, "sequential", False)) or any(map(read_in_order, _inside(dataset)))
+
+
 def _inside(dataset: object) -> list[object]:
     """What torch's and our own data sets that are made of others hold: Subset, ConcatDataset, Mixture."""
     held = getattr(dataset, "__dict__", {})

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic_train.data.mix import mix64
-from elastic_train.data.numbered import NumberedSamples, numbered, tell_epoch
+from elastic_train.data.numbered import NumberedSamples, numbered, read_in_order, tell_epoch
 from elastic_train.errors import ConfigError
 
 Weights = Sequence[float] | npt.NDArray[Any]
@@ -33,6 +33,12 @@ class Weighted:
     ):
         if samples is not None and samples < 1:
             raise ConfigError(field="weighted.samples", problem=f"must be positive, got {samples}.")
+        if read_in_order(dataset):
+            raise ConfigError(
+                field="weighted.dataset",
+                problem=f"{type(dataset).__name__} is read in the order of its numbers, and draws have none.",
+                remedy="Write it where a sample can be read alone, as a table or lines of JSON.",
+            )
         self.dataset, self.weights, self.samples, self.seed = numbered(dataset), weights, samples, seed
         self._epoch, self._ends = 0, None
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from elastic_train.config import RunSpec
 from elastic_train.data.identity import DataIdentity, check_repeatable, identify, spread, unlike
 from elastic_train.data.loader import Loader
-from elastic_train.data.numbered import NumberedSamples, numbered
+from elastic_train.data.numbered import NumberedSamples, numbered, read_in_order
 from elastic_train.data.order import MicroBatch, SampleOrder
 from elastic_train.errors import ConfigError
 from elastic_train.train.declaration.loop_task import LoopTask
@@ -79,7 +79,7 @@ def build(task: Task, spec: RunSpec, guard: UserCodeGuard, dumps: Dumps) -> Data
         began = time.monotonic()
         dataset = _built(task, seed)
         build_s = time.monotonic() - began
-        if spec.batch.shuffle and getattr(dataset, "sequential", False):
+        if spec.batch.shuffle and read_in_order(dataset):
             raise ConfigError(
                 field="batch.shuffle",
                 problem=f"{type(dataset).__name__} is read in the order of its numbers, and a shuffled order "

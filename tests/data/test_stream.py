@@ -15,11 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from elastic_train.config import Batch
-from elastic_train.data.identity import check_repeatable, identify
+from elastic_train.data.identity import check_repeatable, identify, spread
 from elastic_train.data.loader import Loader
-from elastic_train.data.numbered import numbered
+from elastic_train.data.mixture import Mixture
+from elastic_train.data.numbered import numbered, read_in_order
 from elastic_train.data.order import SampleOrder
+from elastic_train.data.part import SourcePart
 from elastic_train.data.stream import Stream
+from elastic_train.data.weighted import Weighted
 from elastic_train.errors import ConfigError, DataMismatch
 
 pytestmark = pytest.mark.ring1
@@ -111,6 +114,16 @@ def test_a_shard_that_changed_since_it_was_counted_is_told(counts: list[int]):
     stream = Stream(shard, shards([4, 4]), counts=counts)
     with pytest.raises(DataMismatch, match=rf"shard 0 has not the {counts[0]} samples that were counted"):
         [stream[i] for i in range(5)]
+
+
+def test_what_is_made_of_a_stream_is_read_in_order_too():
+    stream = Stream(shard, shards([40, 30]))
+    made = [SourcePart(stream, -20), torch.utils.data.Subset(stream, range(20)), Mixture({"a": stream})]  # type: ignore[arg-type]
+    assert all(map(read_in_order, (stream, *made)))
+    assert spread(made[0]) == list(range(16))
+    assert not read_in_order(SourcePart([1, 2], 1))
+    with pytest.raises(ConfigError, match="Stream is read in the order of its numbers"):
+        Weighted(stream, [1.0] * 70)
 
 
 def test_counts_that_belong_to_others_are_refused():

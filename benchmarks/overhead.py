@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,7 @@ from elastic_train.config import RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.step.training_loop import StepReport
 
 BATCH = et.Batch(global_size=8, micro_size=2)  # 2 micro-batches per rank and step
@@ -48,6 +50,7 @@ CLIP_NORM = 1.0
 WORKERS = 2
 MESHES = {"FSDP2": (1, WORKERS), "DDP": (WORKERS, 1)}  # dp_replicate, dp_shard
 WARM_UP = 5
+COMPARISONS = 21
 PAIRS, QUICK_PAIRS = 150, 20
 WHOLE_RUNS = {"tiny": 300, "small": 100}  # steps, by size of the model
 QUICK_STEPS, TURNS = 40, 3
@@ -134,8 +137,20 @@ def pairs_of(state: State) -> list[tuple[Reading, Reading]]:
     return state["turns"].pairs
 
 
+def comparisons(state: State, generation: int, step_s: float) -> list[float]:
+    """What comparing replicas adds to a step, as a share: its seconds over those of the steps between."""
+    (shards,) = state["member"].held.of(generation)
+    shares: list[float] = []
+    for _ in range(COMPARISONS):
+        dist.barrier()
+        began = time.perf_counter()
+        steps = compare_replicas(shards, shards.step, step_s)
+        shares.append((time.perf_counter() - began) / (steps * step_s))
+    return shares
+
+
 def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dict[str, Any]]:
-    """Seconds of each pair of steps, the slower rank's."""
+    """Seconds of each pair of steps, the slower rank's; where there are replicas, and of comparing them."""
     spec = RunSpec(
         name="overhead",
         storage_path="memory://overhead",
@@ -154,7 +169,7 @@ def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dic
     if errors:
         raise RuntimeError(errors[0])
     by_rank = pool.run(pairs_of)
-    return [
+    steps = [
         {
             "system": f"elastic_train and {name}",
             "repetition": number,
@@ -166,6 +181,14 @@ def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dic
         for number, ranks in enumerate(zip(*by_rank, strict=True))
         if number >= WARM_UP
     ]
+    if replicate > 1:
+        step_s = record.median(s["step_s"] for s in steps)
+        shares = pool.run(comparisons, gang.generation, step_s)
+        costs = {
+            "compare_cost_ratio": 1.0 + statistics.median(max(ranks) for ranks in zip(*shares, strict=True))
+        }
+        steps = [step | costs for step in steps]
+    return steps
 
 
 _generations = itertools.count(1)
@@ -247,6 +270,7 @@ def main() -> int:
             "step_cpu_ratio": sums["FSDP2"]["cpu_ratio"],
             "ddp_step_time_ratio": sums["DDP"]["ratio"],
             "ddp_step_cpu_ratio": sums["DDP"]["cpu_ratio"],
+            "compare_cost_ratio": found["DDP"][0]["compare_cost_ratio"],
             "whole_run_ratio": beside_ray_train(runs, "elastic_train", "tiny", "step_s"),
             "whole_run_cpu_ratio": beside_ray_train(runs, "elastic_train", "tiny", "cpu_s"),
             "start_x_vs_ray_train": beside_ray_train(runs, "elastic_train", "tiny", "start_s"),

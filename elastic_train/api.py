@@ -103,6 +103,7 @@ class ElasticTrainer:
         address: str | None = None,
         local_nodes: int = 3,
         quiet: bool = False,
+        verbose: bool = False,
         prints: Prints = "none",
     ) -> Result:
         """Run to the last step, through whatever happens to the machines, and return the result.
@@ -111,8 +112,8 @@ class ElasticTrainer:
         a submitted job, else a local cluster of `local_nodes` nodes with one CPU each. A run of the same name
         and storage path resumes; a finished one says so. `prints` shows what the job's own code
         prints, of the "first" rank or of "all"; `elastic-train logs` has it in any case. `quiet` leaves out
-        what the run itself has to say. Raises UserCodeError, InfrastructureError, CapacityTimeout, LeaseHeld
-        or CheckpointError.
+        what the run itself has to say, `verbose` adds the controller's whole reasons to it. Raises
+        UserCodeError, InfrastructureError, CapacityTimeout, LeaseHeld or CheckpointError.
         """
         from elastic_train.cluster.driver.launch import fit
 
@@ -127,6 +128,7 @@ class ElasticTrainer:
             address=address,
             local_nodes=local_nodes,
             quiet=quiet,
+            verbose=verbose,
             prints=prints,
             resume_from=self.resume_from,
             callbacks=self.callbacks,

@@ -6,14 +6,9 @@ from typing import Annotated
 
 import typer
 
-from elastic_train.cli import checkpoints, status, steer
-from elastic_train.cli.collect_garbage import collect_garbage
-from elastic_train.cli.compare_checkpoints import diff_checkpoints
+from elastic_train.cli.chaos import chaos
 from elastic_train.cli.exits import CAPACITY, USAGE, exits
-from elastic_train.cli.export_checkpoint import export_checkpoint
-from elastic_train.cli.import_checkpoint import import_checkpoint
 from elastic_train.cli.job import load_job, run_job
-from elastic_train.cli.show_read_plan import show_read_plan
 
 CODES = (
     "Exit codes: 0 finished, 1 the job's own code failed, 2 wrong usage or configuration, 3 infrastructure "
@@ -29,6 +24,7 @@ app = typer.Typer(
 )
 ckpt = typer.Typer(no_args_is_help=True, help="Look at, convert and clean up checkpoints.")
 app.add_typer(ckpt, name="ckpt")
+app.command()(chaos)
 
 
 def _path(value: str) -> str:
@@ -133,6 +129,8 @@ def plan(
 @app.command("status")
 def status_(run: Run, as_json: Json = False) -> None:
     """Where a run stands, from storage alone."""
+    from elastic_train.cli import status
+
     with exits():
         status.show_status(run, as_json=as_json)
 
@@ -140,6 +138,8 @@ def status_(run: Run, as_json: Json = False) -> None:
 @app.command()
 def events(run: Run, as_json: Json = False) -> None:
     """What happened to a run, and why, one line each."""
+    from elastic_train.cli import status
+
     with exits():
         status.show_events(run, as_json=as_json)
 
@@ -182,15 +182,20 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the run ends.")] = False,
     output: Annotated[bool, typer.Option(help="Also what the job's own code printed on its workers.")] = True,
     rank: Annotated[int | None, typer.Option(help="Only what this rank printed.")] = None,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="The whole reason of each event.")] = False,
 ) -> None:
     """What a run did, what its job printed, and where it stands. With -f the exit code is the run's end."""
+    from elastic_train.cli import steer
+
     with exits() as leave:
-        leave(steer.show_logs(run, follow=follow, output=output, rank=rank))
+        leave(steer.show_logs(run, follow=follow, output=output, rank=rank, verbose=verbose))
 
 
 @app.command()
 def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopped.")] = False) -> None:
     """Stop a run at its next step, with a checkpoint. Its storage is enough to ask."""
+    from elastic_train.cli import steer
+
     with exits() as leave:
         leave(steer.stop_run(run, wait=wait))
 
@@ -218,6 +223,8 @@ def doctor(
 @ckpt.command("ls")
 def ls(run: Run, as_json: Json = False) -> None:
     """The committed checkpoints, oldest first."""
+    from elastic_train.cli import checkpoints
+
     with exits():
         checkpoints.list_checkpoints(run, as_json=as_json)
 
@@ -228,6 +235,8 @@ def save(
     wait: Annotated[float, typer.Option(min=0.0, help="Seconds until it has to be committed.")] = 600.0,
 ) -> None:
     """Take a checkpoint of a run that trains, at its next step. Its storage is enough to ask."""
+    from elastic_train.cli import steer
+
     with exits() as leave:
         leave(steer.save_run(run, within_s=wait))
 
@@ -235,6 +244,8 @@ def save(
 @ckpt.command()
 def show(run: Run, step: Step = None, as_json: Json = False) -> None:
     """What a checkpoint holds."""
+    from elastic_train.cli import checkpoints
+
     with exits():
         checkpoints.show_checkpoint(run, step, as_json=as_json)
 
@@ -242,6 +253,8 @@ def show(run: Run, step: Step = None, as_json: Json = False) -> None:
 @ckpt.command()
 def verify(run: Run, step: Step = None, as_json: Json = False, allow_root: Allow = None) -> None:
     """Read every byte of a checkpoint and compare it with its checksums. Exits with 6 if it is damaged."""
+    from elastic_train.cli import checkpoints
+
     with exits() as leave:
         roots = allow_root or ()
         leave(checkpoints.verify_checkpoint(run, step, as_json=as_json, allow_roots=roots))
@@ -261,6 +274,8 @@ def export(
     allow_root: Allow = None,
 ) -> None:
     """Write a checkpoint in another system's form, block by block."""
+    from elastic_train.cli.export_checkpoint import export_checkpoint
+
     with exits():
         export_checkpoint(
             run,
@@ -297,6 +312,8 @@ def import_(
     Without --copy its files stay where they are. If they are another run's, that run keeps them until
     `ckpt gc --unpin`.
     """
+    from elastic_train.cli.import_checkpoint import import_checkpoint
+
     with exits():
         import_checkpoint(
             source,
@@ -324,6 +341,8 @@ def diff(
 
     Fragments whose stored hashes are equal aren't read: `ckpt verify` does.
     """
+    from elastic_train.cli.compare_checkpoints import diff_checkpoints
+
     with exits() as leave:
         leave(diff_checkpoints(a, b, spec=spec, as_json=as_json, allow_roots=allow_root or ()))
 
@@ -340,6 +359,8 @@ def plan_reads(
     as_json: Json = False,
 ) -> None:
     """What the ranks of a plan would read, and the memory that it takes."""
+    from elastic_train.cli.show_read_plan import show_read_plan
+
     with exits():
         if context.args and job is None:
             raise typer.BadParameter(f"there is no option {context.args[0]}")
@@ -362,5 +383,7 @@ def gc(
 
     What other runs read here, because it was imported in place, stays until they are named with --unpin.
     """
+    from elastic_train.cli.collect_garbage import collect_garbage
+
     with exits():
         collect_garbage(run, dry_run=dry_run, wait=wait, unpin=unpin, as_json=as_json)

@@ -36,10 +36,12 @@ Shown = Annotated[
         help="Whose prints to show: of no rank, the first, or all. `elastic-train logs` always has them.",
     ),
 ]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say the whole reason of each event.")]
 PLACES: Mapping[str, tuple[object, object]] = {
     "address": (None, Address),
     "local_nodes": (3, LocalNodes),
     "prints": ("none", Shown),
+    "verbose": (False, Verbose),
 }
 """Options of `fit`, by name: default and kind. An option of the job's own of such a name goes to the job."""
 

@@ -12,11 +12,11 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
 from elastic_train.cli.say import say, say_line
 from elastic_train.cluster.run_reading import covered
-from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.records import Record, from_json
-from elastic_train.observe.run_progress import RunProgress, advance
+from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.status_numbers import live_line
+from elastic_train.observe.timeline import MINOR
 from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputLine, OutputReader, output_text
@@ -30,7 +30,9 @@ STALE_S = 60.0  # a journal that is silent for so long makes us look at the leas
 WATCH_S = 15.0  # in which, or in the length of its lease, a controller that is alive renews it
 
 
-def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None = None) -> int:
+def show_logs(
+    run: str, *, follow: bool, output: bool = True, rank: int | None = None, verbose: bool = False
+) -> int:
     """Print what happened, and with `follow` what happens until the run ends. The exit code is the run's.
 
     With `output` also what the job's own code printed, of one rank or of all, in the order of time.
@@ -41,19 +43,19 @@ def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None =
     store = open_store(run)
     max_steps = int((RunDirectory(store).config() or {}).get("max_steps", 0))
     told, part = covered(store)
-    progress, heard = told.progress, time.monotonic()
+    heard = time.monotonic()
     if part:
         say_line(f"(what happened before: elastic-train events {run})")
-        say(live_line(progress, max_steps))
+        say(live_line(told.progress, max_steps))
     reader = OutputReader(store)
     while True:
         try:
             printed = deque(_of_rank(reader.new(), rank) if output else ())
             for name, lines in read_journal(store, part):
                 records = [from_json(plain) for plain in lines]
-                progress = _tell(progress, records, max_steps, printed)
+                _tell(told, records, max_steps, printed, verbose=verbose)
                 part, heard = name, time.monotonic()
-            if output and progress.ended is not None:
+            if output and told.progress.ended is not None:
                 printed += _of_rank(reader.new(every=True), rank)
             _print_until(printed, "~")
         except StorageNotFound:
@@ -62,8 +64,8 @@ def show_logs(run: str, *, follow: bool, output: bool = True, rank: int | None =
             say(f"waiting for the storage: {error}")
         if not part:
             raise StorageNotFound(path=run, operation="read", problem="there is no run with a journal here.")
-        if progress.ended is not None:
-            return OUTCOMES[progress.ended[0]]
+        if told.progress.ended is not None:
+            return OUTCOMES[told.progress.ended[0]]
         if not follow:
             return 0
         if time.monotonic() - heard > STALE_S:
@@ -137,13 +139,16 @@ def _print_until(printed: deque[OutputLine], wall: str) -> None:
 
 
 def _tell(
-    progress: RunProgress, records: list[Record], max_steps: int, printed: deque[OutputLine]
-) -> RunProgress:
+    told: RunSummary, records: list[Record], max_steps: int, printed: deque[OutputLine], *, verbose: bool
+) -> None:
     """Print a part of the journal and what the job printed meanwhile, and where the run stands after it."""
     for record in records:
         _print_until(printed, record.wall)
-        progress = advance(progress, record)
-        if record.commands and not isinstance(record.event, StepCommitted):
-            say_line(f"[{record.wall[11:19]}] {record.reason}")
-    say(live_line(progress, max_steps))
-    return progress
+        number = told.timeline.count
+        told.add(record)
+        for happening in told.timeline.since(number):
+            if happening.kind not in MINOR:
+                say_line(f"[{record.wall[11:19]}] {happening.clause}")
+                if verbose and happening.reason:
+                    say_line(f"           {happening.reason}")
+    say(live_line(told.progress, max_steps))

@@ -320,6 +320,16 @@ class SaveRequested:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FaultInjected:
+    """A person breaks something on purpose: `what` is done to these nodes or workers at about this time."""
+
+    at: float
+    what: str
+    nodes: tuple[str, ...] = ()
+    workers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time passes. Deadlines are judged here and nowhere else.
 
@@ -357,5 +367,6 @@ Event = (
     | FencedOff
     | StopRequested
     | SaveRequested
+    | FaultInjected
     | Tick
 )

@@ -33,6 +33,7 @@ from elastic_train.control.events import (
     CheckpointRejected,
     ControllerFailed,
     Event,
+    FaultInjected,
     FencedOff,
     FinalReport,
     GroupBroken,
@@ -124,6 +125,8 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return save_requested(state, event)
         case StopRequested():
             return stop(state, event, policy)
+        case FaultInjected(what=what):
+            return Outcome(state=replace(state), reason=f"chaos: {what}")
         case Tick():
             return tick(state, event, policy)
         case (

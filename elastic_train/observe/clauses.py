@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from elastic_train.control.changes import Change
 from elastic_train.control.events import (
     CheckpointCommitted,
+    FaultInjected,
     FinalReport,
     Node,
     NodesChanged,
     SaveRequested,
     StepCommitted,
+    StopRequested,
     Straggling,
     TermBegan,
 )
@@ -39,6 +41,8 @@ def clause(record: Record, before: Sequence[Node], step: int) -> Told | None:
     """What a record says to a person; None for the usual course. `before` are the nodes known until then."""
     if record.ended is not None:
         outcome, detail = record.ended
+        if isinstance(record.event, TermBegan):
+            return "ended", detail, ()
         return "ended", _ended(outcome, detail, step), ()
     change = record.change
     if change is not None and change.kind == "collective" and isinstance(record.event, FinalReport):
@@ -61,6 +65,10 @@ def clause(record: Record, before: Sequence[Node], step: int) -> Told | None:
             return "saved", f"saved step {stored.step}", ()
         case SaveRequested():
             return "asked", "a checkpoint is asked for", ()
+        case StopRequested(reason=reason):
+            return "asked", f"asked to stop: {reason}", ()
+        case FaultInjected(what=what, nodes=nodes):
+            return "chaos", f"chaos: {what}", nodes
         case Straggling(worker=worker, node=node, factor=factor):
             slow = f"is {factor:.1f} times slower than its peers" if factor >= 1 else "keeps up again"
             return "straggling", f"{worker} on node {node} {slow}", (node,)

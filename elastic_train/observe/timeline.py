@@ -22,6 +22,9 @@ from elastic_train.observe.records import FormedGroup, Record
 from elastic_train.observe.series import Series
 
 SPANS, LANES, STRETCHES, HAPPENINGS = 600, 160, 60, 400
+BREAKS = ("collective", "node_lost", "worker_lost", "silence", "hang", "out_of_memory", "corruption")
+MINOR = ("saved", "skipped", "began")
+"""Kinds of happenings that aren't said one by one."""
 OPEN = -1.0
 """The end of what still lasts."""
 
@@ -207,10 +210,22 @@ class Timeline:
         if told is None:
             return
         kind, text, nodes = told
+        if kind == "collective" and self._broken:
+            return  # how the others feel what was told before
         if kind == "storage_trouble" and not (self.trouble and self.trouble[-1][1] == OPEN):
             self.trouble.append((record.seconds, OPEN, record.reason))
             del self.trouble[:-HAPPENINGS]
         self._put(record.seconds, kind, step, text, record.reason, nodes)
+
+    @property
+    def _broken(self) -> bool:
+        """Whether somebody's end was told since the last group."""
+        for happening in reversed(self.happenings):
+            if happening.kind == "formed" or happening.kind.endswith("_over"):
+                return False
+            if happening.kind in BREAKS:
+                return True
+        return False
 
     def _cost(self, done: Reconfiguration, seconds: float) -> None:
         kind, text = outcome_of(done)

@@ -1,13 +1,16 @@
-"""Stop and save requests, left as files in the run's storage.
+"""Stop and save requests and notes of faults, left as files in the run's storage.
 
 A request names the term that it is meant for, so that it never stops a later submission.
 """
 
 from __future__ import annotations
 
+import json
 import secrets
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from elastic_train.errors import AlreadyExists, StorageNotFound
+from elastic_train.errors import AlreadyExists, StorageError, StorageNotFound
 from elastic_train.storage.store import Store
 
 MOST = 1_000_000
@@ -45,6 +48,36 @@ def ask_to_save(store: Store, term: int) -> None:
 def saves_asked(store: Store, term: int) -> int:
     """How many checkpoints were asked for in a term."""
     return len(store.list(_saves(term)))
+
+
+def note_fault(
+    store: Store, term: int, what: str, *, nodes: Sequence[str] = (), workers: Sequence[str] = ()
+) -> None:
+    """Say that something is about to be broken on purpose."""
+    body = json.dumps({"what": what, "nodes": list(nodes), "workers": list(workers)}).encode()
+    for number in range(len(store.list(_faults(term))), MOST):
+        try:
+            store.create(f"{_faults(term)}/{number:06d}.json", body)
+        except AlreadyExists:
+            continue
+        return
+
+
+def faults_noted(store: Store, term: int, after: int) -> list[Mapping[str, Any]]:
+    """What was broken on purpose in a term after so many notes; StorageError for what is none."""
+    found: list[Mapping[str, Any]] = []
+    for path in store.list(_faults(term))[after:]:
+        try:
+            said = json.loads(store.read(path))
+            found.append({"what": str(said["what"]), "nodes": said["nodes"], "workers": said["workers"]})
+        except (ValueError, KeyError, TypeError) as error:
+            problem = f"it is no note of a fault ({error}). Remove it."
+            raise StorageError(path=f"{store.url}/{path}", operation="understand", problem=problem) from error
+    return found
+
+
+def _faults(term: int) -> str:
+    return f"faults/t{term:06d}"
 
 
 def _saves(term: int) -> str:

@@ -55,8 +55,9 @@ def test_following_a_run_ends_with_its_end_and_its_exit_code(
     journal = Journal(open_store(str(tmp_path)), 1)
     note(journal, "growing")
     threading.Timer(0.1, note, (journal, "over"), {"ended": (outcome, "over")}).start()
-    assert steer.show_logs(str(tmp_path), follow=True) == code
+    assert steer.show_logs(str(tmp_path), follow=True, verbose=True) == code
     printed = capsys.readouterr().out
+    assert "asked to stop: asked" in printed
     assert "growing" in printed
     assert "over" in printed
 
@@ -64,7 +65,9 @@ def test_following_a_run_ends_with_its_end_and_its_exit_code(
 def test_without_follow_it_prints_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     note(Journal(open_store(str(tmp_path)), 1), "growing")
     assert steer.show_logs(str(tmp_path), follow=False) == 0
-    assert "growing" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "asked to stop: asked" in printed
+    assert "growing" not in printed, "the reason is said where it is asked for"
 
 
 def test_a_place_without_a_run_is_told(tmp_path: Path) -> None:
@@ -143,7 +146,7 @@ def test_logs_have_what_the_job_printed_by_time_and_rank(
     steer.show_logs(str(tmp_path), follow=False)
     said = capsys.readouterr().out
     assert "\x1b" not in said
-    order = [said.index(text) for text in (r"rank 0 | early \x1b[31m", "growing", "rank 1 | late")]
+    order = [said.index(text) for text in (r"rank 0 | early \x1b[31m", "finished at step", "rank 1 | late")]
     assert order == sorted(order)
     steer.show_logs(str(tmp_path), follow=False, rank=1)
     assert "rank 0 |" not in capsys.readouterr().out

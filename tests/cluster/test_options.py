@@ -131,7 +131,7 @@ def test_what_the_job_prints_is_in_its_logs_and_a_normal_end_is_quiet(
     assert told.exit_code == 0, told.output
     assert r"rank 1 | printed \x1b[31mred" in told.output
     assert "rank 0 |" not in told.output
-    assert "all 3 steps are committed" in told.output
+    assert "finished at step 3" in told.output
 
 
 class NeverFinite(TinyTask):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -146,3 +147,20 @@ def test_the_table_of_metrics_in_the_docs_is_that_of_the_code():
 
 
 DOC = ROOT / "docs" / "metrics.md"
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are_and_its_panels_do_not_overlap():
+    board = json.loads((ROOT / "docs" / "grafana.json").read_text())
+    known = {PREFIX + metric.name: metric for metric in METRICS}
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        at = panel["gridPos"]
+        cells = {(at["x"] + dx, at["y"] + dy) for dx in range(at["w"]) for dy in range(at["h"])}
+        assert max(x for x, _ in cells) < 24
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        for target in panel["targets"]:
+            (name,) = re.findall(r"elastic_train_\w+", target["expr"])
+            labels = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            assert labels <= {"run", *known[name].labels}, target
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])

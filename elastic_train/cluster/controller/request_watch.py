@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from elastic_train.control.events import Event, SaveRequested, StopRequested
-from elastic_train.storage.run_requests import saves_asked, stop_asked
+from elastic_train.control.events import Event, FaultInjected, SaveRequested, StopRequested
+from elastic_train.storage.run_requests import faults_noted, saves_asked, stop_asked
 from elastic_train.storage.store import Store
 
 
@@ -16,6 +16,7 @@ class RequestWatch:
         self._store, self._term, self._post = store, term, post
         self._saves_heard = 0
         self._stop_heard = False
+        self._faults_heard = 0
 
     def look(self) -> None:
         reason = stop_asked(self._store, self._term)
@@ -26,3 +27,7 @@ class RequestWatch:
         if saves > self._saves_heard:
             self._saves_heard = saves
             self._post(SaveRequested(at=0.0, reason="`elastic-train ckpt save`"))
+        for noted in faults_noted(self._store, self._term, self._faults_heard):
+            self._faults_heard += 1
+            nodes, workers = tuple(noted["nodes"]), tuple(noted["workers"])
+            self._post(FaultInjected(at=0.0, what=noted["what"], nodes=nodes, workers=workers))

@@ -50,6 +50,7 @@ def follow(
     spec: RunSpec,
     *,
     quiet: bool,
+    verbose: bool,
     prints: Prints,
     grace_s: float,
     chaos: Chaos | None,
@@ -62,7 +63,7 @@ def follow(
     `signals_restored`.
     """
     store = open_store(child_url(spec.storage_path, spec.name))
-    screen = Screen(spec, OutputReader(store, only_new=True), quiet=quiet, prints=prints)
+    screen = Screen(spec, OutputReader(store, only_new=True), quiet=quiet, verbose=verbose, prints=prints)
     term, seen, heard = 0, 0, time.monotonic()
     with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as request:
         while True:

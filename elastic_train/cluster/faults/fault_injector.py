@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-import psutil
-
 from elastic_train.cluster.faults.memory_exhaustion import exhaust
+from elastic_train.cluster.faults.own_node import kill_own_node, wake_later
 from elastic_train.control.faults import (
     BreakRank,
     ExhaustMemory,
@@ -90,14 +88,10 @@ class FaultInjector:
                 exhaust()
             case StopRank(seconds=seconds):
                 if seconds is not None:
-                    wake = f"sleep {seconds}; kill -CONT {os.getpid()}"
-                    subprocess.Popen(["sh", "-c", wake], start_new_session=True)
+                    wake_later(os.getpid(), seconds)
                 os.kill(os.getpid(), signal.SIGSTOP)
             case KillNode():
-                raylet = psutil.Process(os.getppid())
-                others = [child.pid for child in raylet.children(recursive=True) if child.pid != os.getpid()]
-                for pid in (*others, raylet.pid, os.getpid()):
-                    os.kill(pid, signal.SIGKILL)
+                kill_own_node()
             case _:
                 raise AssertionError(fault)
 

@@ -1,0 +1,83 @@
+"""The live display of a terminal: one run in three lines, below what it has said so far."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from elastic_train.observe.forecast import forecast
+from elastic_train.observe.run_summary import RunSummary
+from elastic_train.observe.text_columns import plain
+from elastic_train.show.scale import duration, number
+
+FIELDS = ("loss", "speed", "left", "goodput", "restarts", "saved", "on")
+
+
+class Display:
+    """`show` draws it anew, `say` prints a line above it, `close` takes it away."""
+
+    def __init__(self, name: str, max_steps: int, *, console: Console | None = None) -> None:
+        self._name, self._max_steps = name, max_steps
+        self._console = console or Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._live.start()
+
+    def show(self, told: RunSummary) -> None:
+        self._live.update(picture(told, self._name, self._max_steps), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        self._live.stop()
+
+
+def picture(told: RunSummary, name: str, max_steps: int) -> Group:
+    """A bar of steps, and the numbers that a person looks for."""
+    progress = told.progress
+    training = progress.phase == "running"
+    head = Table.grid(padding=(0, 2), expand=True)
+    head.add_column(no_wrap=True)
+    head.add_column(ratio=1)
+    head.add_column(justify="right", no_wrap=True)
+    state = "" if training else f" {told.account.doing or progress.phase}"
+    head.add_row(
+        Text.assemble((plain(name), "bold"), (state, "yellow")),
+        ProgressBar(total=max(1, max_steps), completed=progress.step),
+        Text(f"step {progress.step:,}/{max_steps:,}"),
+    )
+    said = numbers(told, max_steps)
+    first = Text("  ").join(_field(said, *FIELDS[:4]))
+    second = Text("  ").join(_field(said, *FIELDS[4:]))
+    return Group(head, first, second)
+
+
+def numbers(told: RunSummary, max_steps: int) -> dict[str, str]:
+    """What is known, by its name, in words."""
+    progress, group = told.progress, told.timeline.group
+    found = {"restarts": str(progress.restarts)}
+    if progress.loss is not None:
+        found["loss"] = f"{progress.loss:.4g}" + (" (skipped)" if progress.skipped else "")
+    if progress.tokens_per_s is not None:
+        found["speed"] = f"{number(progress.tokens_per_s)}/s"
+    ahead = forecast(told, max_steps)
+    if ahead is not None and progress.step:
+        found["left"] = f"{duration(ahead.expected)} ({duration(ahead.earliest)} to {duration(ahead.latest)})"
+    account = told.account.told()
+    if account.good_s:
+        found["goodput"] = f"{account.share:.0%}"
+    if group is not None:
+        found["on"] = group.plan
+    saved = [] if progress.saved is None else [f"{progress.saved} in storage"]
+    held = [step for step, own, *_ in told.figures.held.values() if own]
+    saved += [f"{min(held)} in memory"] if held else []
+    if saved:
+        found["saved"] = ", ".join(saved)
+    return found
+
+
+def _field(said: dict[str, str], *names: str) -> list[Text]:
+    return [Text.assemble((f"{name} ", "dim"), plain(said[name])) for name in names if name in said]

@@ -1,0 +1,91 @@
+"""What the driver prints: clauses, lines, and in a terminal a live display."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from elastic_train.cluster.driver.live_display import Display, numbers
+from elastic_train.cluster.driver.terminal import Screen
+from elastic_train.cluster.run_updates import RunUpdate
+from elastic_train.config import Batch, RunSpec
+from elastic_train.control.events import StepCommitted
+from elastic_train.control.faults import FaultSchedule, KillNode, Moment
+from elastic_train.observe.records import Record
+from elastic_train.observe.run_summary import summary_of
+from elastic_train.storage.job_output import OutputReader
+from elastic_train.storage.memory_store import MemoryStore
+from elastic_train.testing.simulator import Simulation, simulated_policy
+
+pytestmark = pytest.mark.ring0
+SPEC = RunSpec(
+    name="gpt",
+    storage_path="/runs",
+    batch=Batch(global_size=8, micro_size=1),
+    max_steps=15,
+    min_workers=1,
+    max_workers=4,
+)
+
+
+@pytest.fixture
+def records() -> list[Record]:
+    schedule = FaultSchedule(faults=(KillNode(when=Moment(step=8), node="b"),), seed=1)
+    simulation = Simulation(policy=simulated_policy(), schedule=schedule, records=[])
+    simulation.run()
+    return simulation.records or []
+
+
+def shown(records: list[Record], **settings: Any) -> None:
+    screen = Screen(SPEC, OutputReader(MemoryStore()), **settings)
+    for record in records:
+        screen.show(RunUpdate(term=1, next=0, records=(record,), heartbeats=(), ended=None, error=None))
+    screen.close()
+
+
+def test_each_event_is_one_clause_and_its_reason_is_said_where_asked_for(
+    records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown(records)
+    short = capsys.readouterr().out
+    assert "lost w0002 on node b: 4 -> 3 workers, 0 steps lost" in short
+    assert "no committed step is lost" not in short
+    assert all(len(line) < 110 for line in short.splitlines() if line.startswith("["))
+    assert (
+        short.splitlines()[-1].split()[:2] == ["worker_lost", "7"]
+        or "loss of" in short
+        or "death of" in short
+    )
+    shown(records, verbose=True)
+    assert "no committed step is lost" in capsys.readouterr().out
+    shown(records, quiet=True)
+    assert not capsys.readouterr().out
+
+
+def test_the_live_display_has_what_a_person_looks_for(records: list[Record]) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    until = next(
+        n for n, r in enumerate(records) if isinstance(r.event, StepCommitted) and r.event.step == 12
+    )
+    told = summary_of(records[: until + 1])
+    display = Display("gpt", 15, console=console)
+    display.show(told)
+    display.say("[05:31:09] a line above")
+    display.close()
+    said = out.getvalue()
+    for words in (
+        "step 12/15",
+        "loss",
+        "left",
+        "goodput",
+        "restarts 1",
+        "in storage",
+        "on 3 nodes",
+        "a line above",
+    ):
+        assert words in said, words
+    assert numbers(summary_of(()), 15) == {"restarts": "0"}

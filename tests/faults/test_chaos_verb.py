@@ -1,0 +1,100 @@
+"""A run that `elastic-train chaos` breaks while it trains: its metrics are what its journal says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from elastic_train.cli.look import Reading
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.config import Checkpoints
+from elastic_train.control.events import CheckpointCommitted, FaultInjected, PartWritten
+from elastic_train.observe.history import history
+from elastic_train.observe.ledger import ledger
+from elastic_train.show.exposition import exposition
+from elastic_train.storage.fsspec_store import child_url
+from elastic_train.testing.slow_samples import SlowSamples
+from jobs.pretrain_lm import Pretrain
+from tests.faults.conftest import WHOLE, Runs
+
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(400)]
+NODES, CPUS = 3, 1
+STEPS = 48
+
+
+class Slow(Pretrain):
+    def dataset(self) -> SlowSamples:
+        return SlowSamples(super().dataset(), 0.12)
+
+
+class Person(threading.Thread):
+    """Runs commands on a run, each once it has come to a step."""
+
+    def __init__(self, url: str, address: str, plan: list[tuple[int, tuple[str, ...]]]) -> None:
+        super().__init__(daemon=True)
+        self._url, self._address, self._plan = url, address, plan
+        self.said: list[str] = []
+
+    def run(self) -> None:
+        for step, (verb, *rest) in self._plan:
+            while not self._came_to(step):
+                time.sleep(0.2)
+            words = ["ckpt", "save", self._url] if verb == "save" else ["chaos", self._url, verb, *rest]
+            if verb != "save":
+                words += ["--address", self._address, "--seed", "1"]
+            command = [str(Path(sys.executable).parent / "elastic-train"), *words]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+            self.said.append(done.stdout + done.stderr)
+
+    def _came_to(self, step: int) -> bool:
+        run = Path(self._url)
+        return (run / "run.json").exists() and any((run / "journal").glob("*")) and self._step() >= step
+
+    def _step(self) -> int:
+        return Reading(self._url).look().told.progress.step
+
+
+def test_what_chaos_does_is_in_the_journal_and_the_metrics_count_it(runs: Runs) -> None:
+    task, spec = runs.spec(
+        "seen", max_steps=STEPS, workers="1:3", timing=WHOLE, checkpoints=Checkpoints(every=20, keep=2)
+    )
+    url = child_url(spec.storage_path, spec.name)
+    plan = [(6, ("cut", "--rank", "1")), (12, ("kill",)), (18, ("save",)), (24, ("drain", "--seconds", "4"))]
+    person = Person(url, runs.cluster.cluster.address, plan)
+    person.start()
+    result = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False)
+    person.join(60)
+    print("\n".join(person.said))
+    assert result.outcome == "finished"
+    records = runs.records("seen")
+    injected = [r.event for r in records if isinstance(r.event, FaultInjected)]
+    assert [event.what.split()[0] for event in injected] == ["cut", "kill", "drain"]
+    shown = Reading(url).look()
+    found = {
+        (
+            sample.name.removeprefix("elastic_train_"),
+            tuple(v for k, v in sorted(sample.labels.items()) if k != "run"),
+        ): sample.value
+        for family in text_string_to_metric_families(exposition([shown]).decode())
+        for sample in family.samples
+    }
+    book, changes = ledger(records), history(records)
+    assert found["steps_executed_total", ()] == len(book.executions)
+    assert found["step", ()] == STEPS == len(book.kept)
+    assert found["steps_lost_total", ()] == sum(change.lost for change in changes)
+    assert found["interruptions_total", ()] == sum(not change.graceful for change in changes) >= 2
+    assert found["restarts_total", ("drain",)] == 1
+    commits = [r.event for r in records if isinstance(r.event, CheckpointCommitted)]
+    assert found["checkpoints_total", ()] == len(commits) >= 3
+    parts = [r.event.bytes for r in records if isinstance(r.event, PartWritten)]
+    assert found["checkpoint_written_bytes_total", ()] == sum(parts) > 0
+    assert found["learning_rate", ("0",)] > 0
+    kept = found["productive_seconds", ()]
+    badput = sum(value for (name, _), value in found.items() if name == "badput_seconds")
+    assert kept + badput == pytest.approx(found["wall_seconds", ()])

@@ -54,12 +54,15 @@ def note_fault(
     store: Store, term: int, what: str, *, nodes: Sequence[str] = (), workers: Sequence[str] = ()
 ) -> None:
     """Say that something is about to be broken on purpose."""
-    body = json.dumps({"what": what, "nodes": list(nodes), "workers": list(workers)}).encode()
+    said = {"what": what, "nodes": list(nodes), "workers": list(workers), "own": secrets.token_hex(8)}
+    body = json.dumps(said).encode()
     for number in range(len(store.list(_faults(term))), MOST):
+        path = f"{_faults(term)}/{number:06d}.json"
         try:
-            store.create(f"{_faults(term)}/{number:06d}.json", body)
+            store.create(path, body)
         except AlreadyExists:
-            continue
+            if store.read(path) != body:  # else it is this note, whose answer was lost
+                continue
         return
 
 

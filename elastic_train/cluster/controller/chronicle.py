@@ -7,7 +7,7 @@ read is passed over: then everything is folded.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic_train.control.journal_codec import decode_state, encode_state, fold
@@ -30,9 +30,18 @@ PARTS = 500
 
 
 class Chronicle:
-    """Belongs to the deciding thread."""
+    """Belongs to the deciding thread. `tell` hears the summary after each record."""
 
-    def __init__(self, store: Store, journal: Journal, policy: Policy, *, every: int = RECORDS) -> None:
+    def __init__(
+        self,
+        store: Store,
+        journal: Journal,
+        policy: Policy,
+        *,
+        every: int = RECORDS,
+        tell: Callable[[RunSummary], None] = lambda summary: None,
+    ) -> None:
+        self._tell = tell
         self._store, self._journal, self._policy, self._every = store, journal, policy, every
         self._summary = RunSummary()
         self._since = 0  # records since a state was kept
@@ -57,6 +66,7 @@ class Chronicle:
         """Write down a record and the state after it."""
         self._journal.append(to_json(record))
         self._summary.add(record)
+        self._tell(self._summary)
         self._since += 1
         if self._since >= self._every or (self._since >= FEWEST and self._journal.uncovered >= PARTS):
             self._journal.keep({"state": encode_state(state), "summary": encode_summary(self._summary)})

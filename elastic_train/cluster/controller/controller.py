@@ -29,6 +29,7 @@ from elastic_train.cluster.controller.hang_watch import HangWatch
 from elastic_train.cluster.controller.journal_writer import JournalWriter
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.performer import Performer
+from elastic_train.cluster.controller.ray_metrics import RayMetrics
 from elastic_train.cluster.controller.request_watch import RequestWatch
 from elastic_train.cluster.controller.silent_workers import SilentWorkers
 from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch, at
@@ -273,7 +274,8 @@ class Controller:
         self._term = committer.take_over()
         self._committer = committer
         journal = Journal(committer.store, self._term, log=committer.log)
-        chronicle = Chronicle(committer.store, journal, self._policy)
+        metrics = RayMetrics(self._spec.name, self._spec.max_steps)
+        chronicle = Chronicle(committer.store, journal, self._policy, tell=metrics.put)
         state = chronicle.begin()
         self._journal, self._chronicle = JournalWriter(journal, self._effects, fenced=self._fenced), chronicle
         return state, committer.newest()

@@ -7,7 +7,7 @@ gathered for its forward and backward and freed after; gradients are summed, nev
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -103,6 +103,7 @@ def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -
     for module in units:
         if isinstance(module, FSDPModule):
             continue  # experts that are a unit of the rules too
+        _check_dtypes(module, {id(p): fqn for fqn, p in parameters.items() if p not in whole})
         fully_shard(module, mesh=data, ignored_params=whole)
         if isinstance(module, FSDPModule):
             let_copy(module)
@@ -110,6 +111,26 @@ def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -
             module.set_force_sum_reduction_for_comms(True)
             # Ranks may take different branches: without this their reductions would differ in size.
             module.set_reduce_scatter_unused_params(True, recurse=False)
+
+
+def _check_dtypes(unit: nn.Module, names: Mapping[int, str]) -> None:
+    """ConfigError where one unit trains several dtypes, which FSDP2 finds out in the first step."""
+    seen: dict[torch.dtype, str] = {}
+    within = [unit]
+    while within:
+        module = within.pop()
+        within += [child for child in module.children() if not isinstance(child, FSDPModule)]
+        for parameter in module.parameters(recurse=False):
+            if id(parameter) in names and parameter.requires_grad:
+                seen.setdefault(parameter.dtype, names[id(parameter)])
+    if len(seen) > 1:
+        (one, first), (two, second), *_ = seen.items()
+        raise ConfigError(
+            field="parallelism.dp_shard",
+            problem=f"{first!r} is {one} and {second!r} is {two}, and both are gathered in one piece.",
+            remedy="Use one dtype, name the modules of another one in Rules(units=...), or keep parameters "
+            "whole with Parallelism(dp_shard=1).",
+        )
 
 
 def sync_gradients(model: nn.Module, on: bool) -> None:

@@ -3,7 +3,7 @@
 What is changed and mended afterwards (hashes, checksums, lengths) is a Format's business, one class for
 each system's files. What must come out is the same for all:
 
-- nothing was mended: the same bytes as before, or a typed error;
+- nothing was mended: the same bytes as before, a typed error, or a line of what is not restored;
 - hashes were mended, so that the change is believed: a typed error, or a checkpoint of which every element is
   defined, none of them from a file outside;
 - always: within SECONDS of work and BYTES beyond the checkpoint's own size, in a process that lives on.
@@ -31,7 +31,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from elastic_train.checkpoint.document import encode
+from elastic_train.checkpoint.document import decode, encode
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
@@ -194,10 +194,16 @@ def judge(found: dict[str, Any], truth: dict[str, Any], *, mended: bool) -> tupl
             return "undefined", f"{name} has elements that nobody wrote"
         if SECRET in one:
             return "outside", f"{name} holds bytes of a file outside"
-    if not mended and not found["problems"]:
+    if not mended and not found["problems"] and not _accounted(found) - _accounted(truth):
         differ = sorted(k for k in {*found, *truth} if found.get(k) != truth.get(k))
         return "silent", f"{', '.join(differ)} changed and nothing is said"
     return "sound", ""
+
+
+def _accounted(found: dict[str, Any]) -> set[str]:
+    """What the document says of another system's checkpoint that isn't restored."""
+    foreign = decode(found["document"], url="").get("foreign") or {}
+    return set(foreign.get("not_restored", ()))
 
 
 def _limit() -> None:

@@ -50,7 +50,9 @@ def test_a_judge_tells_faults_from_what_is_right() -> None:
     assert judged({"w:param": other}, mended=True) == "sound"
     assert judged({"w:param": other}, mended=False) == "silent"
     assert judged({"w:param": other, "problems": ("w is damaged",)}, mended=False) == "sound"
-    assert judged({"document": b"[]"}, mended=False) == "silent"
+    assert judged({"document": b'{"step":1}'}, mended=False) == "silent"
+    lost = b'{"foreign":{"not_restored":["x.bin: it is no zip"]}}'
+    assert judged({"document": lost}, mended=False) == "sound"
     assert judged({"w:param": ("int8", (4,), b"abcU", b"abc\xaa")}, mended=True) == "undefined"
     assert judged({"w:param": ("int8", (4,), SECRET, SECRET)}, mended=True) == "outside"
 

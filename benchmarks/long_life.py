@@ -1,5 +1,7 @@
 """What does the start of a controller cost as a run grows old?
 
+python -m benchmarks.long_life [--quick] [--json FILE]
+
 A run's storage is made as its controllers leave it: records in history files, the newest state, parts after
 it, and a commit log. Then a process of its own takes the run over, as a controller does: fence, journal,
 fold. The history is made of one block of records again and again, which no start reads; everything else is
@@ -18,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import record as bench
 from benchmarks.control import live
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.controller.chronicle import RECORDS, Chronicle
@@ -36,6 +39,7 @@ from elastic_train.storage.journal_reading import Covering, covering_path, encod
 from elastic_train.storage.store import Store
 from elastic_train.testing.simulator import simulated_policy
 
+SIZES, QUICK_SIZES = (100_000, 1_000_000, 10_000_000), (100_000,)
 STEPS_OF_A_PART = 5
 STEPS_OF_A_COMMIT = 1000
 SLOTS = RECORDS // STEPS_OF_A_PART
@@ -130,11 +134,25 @@ def measured(sizes: tuple[int, ...]) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as made:
             directory = Path(made) / "run"
             aged(directory, steps)
-            command = [sys.executable, "-m", "benchmarks.long_life", str(directory)]
+            command = [sys.executable, "-m", "benchmarks.long_life", "--start", str(directory)]
             said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             hot = hot_bytes(open_store(str(directory)))
             yield {"steps": steps, "hot_mb": hot / 1e6} | json.loads(said)
 
 
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--start"]:
+        print(json.dumps(start(Path(arguments[1]))))
+        return 0
+    given = bench.options("What a start costs as a run grows old.").parse_args(arguments)
+    results = list(measured(QUICK_SIZES if given.quick else SIZES))
+    names = ["steps", "start_s", "commit_log_s", "status_s", "memory_mb", "hot_mb"]
+    print(bench.table(names, [[entry[name] for name in names] for entry in results]))
+    oldest = results[-1]
+    headline = {"start_s_10m_steps": oldest["start_s"] if oldest["steps"] == SIZES[-1] else None}
+    bench.finish(bench.record("long_life", results=results, headline=headline), given.json)
+    return 0
+
+
 if __name__ == "__main__":
-    print(json.dumps(start(Path(sys.argv[1]))))
+    sys.exit(main(sys.argv[1:]))

@@ -126,7 +126,7 @@ def live(workers: int, kind: type[Run] = Run) -> Run:
     run.train(10)
     run.save()
     for node in nodes:
-        sizes = {"own": 1, "copies": 1, "room": 9, "spilled": 0, "every": 1.0, "copy_s": 1.0}
+        sizes = {"own": 1, "copies": 1, "room": 9, "spilled": 0, "every": 1.0, "cost_s": 1.0}
         run.hear("peer_stores", PeersHeld, node=node.name, step=10, **sizes)
     lost = run.facts.plans[-1][1].workers[workers // 2]
     run.hear("incident", WorkerLost, worker=lost, cause=Cause(kind="death", detail="gone"))

@@ -75,12 +75,14 @@ class Filled:
 class SealedSnapshot:
     """A whole snapshot in a slot of its node's segment, without its bytes, and what its worker says with it.
 
-    `first`: of its generation, so that what older generations left may still be needed.
+    `first`: of its generation, so that what older generations left may still be needed. `cost_s` is what a
+    snapshot takes from training, as its worker has found so far.
     """
 
     worker: str
     snapshot: Snapshot
     first: bool
+    cost_s: float = 0.0
     steps: tuple[StepCommitted, ...] = ()  # since the snapshot before: its rank may die before they are heard
 
 

@@ -251,14 +251,14 @@ class SaveFailed:
 class PeersHeld:
     """What the peer store of a node says of its snapshots from time to time. Sizes are bytes.
 
-    `every` is how many steps lay between two of them of late, `copy_s` what copying the last one took.
+    `every` is how many steps lay between two of them of late, `cost_s` what one takes from training.
     """
 
     at: float
     node: str
     step: int
     every: float
-    copy_s: float
+    cost_s: float
     own: int  # of segments for this node's workers
     copies: int  # held for another node, in an object store of `room`
     room: int

@@ -46,9 +46,9 @@ def _peers(config: Mapping[str, object], held: Sequence[PeersHeld]) -> str:
         case "auto" if held:
             newest = max(held, key=lambda one: one.step)
             reported = (
-                f"every {newest.every:.3g} steps: copying a snapshot takes {newest.copy_s:.2g} s beside the "
-                f"step, at most {PEER_SHARE:.0%} of the time may go into that, so one is due every "
-                f"{peer_interval_s(newest.copy_s):.2g} s"
+                f"every {newest.every:.3g} steps: a snapshot takes {newest.cost_s:.2g} s from "
+                f"training, at most {PEER_SHARE:.0%} of the time may go into that, so one is due every "
+                f"{peer_interval_s(newest.cost_s):.2g} s"
             )
         case "auto":
             reported = f"as often as it costs {PEER_SHARE:.0%} of the time at most, every step where it can"

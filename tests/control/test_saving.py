@@ -143,7 +143,7 @@ def test_what_peer_stores_say_is_kept_one_entry_a_node_and_orders_nothing(play):
 
     def say(node: str, step: int):
         sizes = {"own": 9_000, "copies": 1_000, "room": 50_000, "spilled": 0}
-        return play(PeersHeld, node=node, step=step, every=1.0, copy_s=0.1, **sizes)
+        return play(PeersHeld, node=node, step=step, every=1.0, cost_s=0.1, **sizes)
 
     assert "10,000 bytes" in say("n0", 3).reason
     assert not say("n1", 4).commands

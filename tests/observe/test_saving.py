@@ -58,7 +58,7 @@ def test_what_peer_stores_say_is_told_with_its_reason_and_its_size_and_a_lost_no
             node=node,
             step=step,
             every=2.5,
-            copy_s=0.04,
+            cost_s=0.04,
             own=3_000_000,
             copies=2_000_000,
             room=200_000_000,
@@ -68,8 +68,8 @@ def test_what_peer_stores_say_is_told_with_its_reason_and_its_size_and_a_lost_no
 
     records = [said("n9", 3), replace(record("formed"), formed=formed), said("n0", 5), said("n1", 7)]
     assert saving({"checkpoints.every": 9, "checkpoints.peers": "auto"}, records) == (
-        "checkpoints every 9 steps, as configured; peer memory every 2.5 steps: copying a snapshot takes "
-        "0.04 s beside the step, at most 2% of the time may go into that, so one is due every 2 s (6 MB of "
+        "checkpoints every 9 steps, as configured; peer memory every 2.5 steps: a snapshot takes "
+        "0.04 s from training, at most 2% of the time may go into that, so one is due every 2 s (6 MB of "
         "segments and 4 MB of copies in object stores of 400 MB on 2 nodes, 0 MB spilled to disk)"
     )
     assert "as configured, every 2.5 as measured (6 MB" in saving({"checkpoints.peers": 2}, records)

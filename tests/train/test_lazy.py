@@ -85,6 +85,9 @@ class Collecting:
     def count_step(self) -> None:
         return None
 
+    def step_took(self, seconds: float) -> None:
+        return None
+
     def ready(self, timeout: float) -> bool:
         with self._changed:
             return not self._copies or self._changed.wait_for(lambda: not self._open, timeout)

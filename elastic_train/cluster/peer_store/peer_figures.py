@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from elastic_train.checkpoint.snapshot import Snapshot
+from elastic_train.cluster.messages import SealedSnapshot
 from elastic_train.control.events import PeersHeld
 
 TELL_S = 30.0
@@ -40,9 +40,10 @@ class PeerFigures:
         self._reported: float | None = None
         self._lock = threading.Lock()
 
-    def sealed(self, worker: str, snapshot: Snapshot) -> None:
+    def sealed(self, sealed: SealedSnapshot) -> None:
         """A snapshot is whole. Says what there is to say if that is due."""
-        key = (worker, snapshot.generation)
+        snapshot = sealed.snapshot
+        key = (sealed.worker, snapshot.generation)
         now = self._clock()
         with self._lock:
             if self._of is None or snapshot.generation > self._of[1]:
@@ -62,7 +63,7 @@ class PeerFigures:
                 node=self._node,
                 step=snapshot.step,
                 every=every,
-                copy_s=snapshot.seconds,
+                cost_s=sealed.cost_s,
                 own=sizes.own,
                 copies=sizes.copies,
                 room=sizes.room,

@@ -119,7 +119,7 @@ class PeerStore:
         self._drop_segments(
             lambda key: key[1] not in self._snapshot_store.generations() and key[1] < generation
         )
-        self._figures.sealed(sealed.worker, snapshot)
+        self._figures.sealed(sealed)
 
     @ray.method(concurrency_group=SEAL)
     def copy(self, sealed: SealedSnapshot, me: Any) -> str:

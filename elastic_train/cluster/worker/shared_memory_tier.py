@@ -76,6 +76,7 @@ class SharedMemoryTier:
         with self._lock:
             self._generation = generation
             self._used, self._open, self._first, self._said = None, set(), True, 0
+            self._cadence.restart()
             self._shared = False
         if self._peer_store is not None:
             aligned_size = aligned(size)
@@ -92,6 +93,11 @@ class SharedMemoryTier:
     def count_step(self) -> None:
         with self._lock:
             self._cadence.count_step()
+
+    def step_took(self, seconds: float) -> None:
+        with self._lock:
+            unfinished, flushing = bool(self._open), bool(self._flushing)
+            self._cadence.step_took(seconds, unfinished=unfinished, flushing=flushing)
 
     def ready(self, timeout: float) -> bool:
         """Whether the snapshot before is complete, if one is due now by a number of steps: they lose at most
@@ -146,8 +152,9 @@ class SharedMemoryTier:
             snapshot=snapshot.detached(),
             first=first,
             steps=self._news(snapshot.generation),
+            cost_s=self._cadence.cost_s,
         )
-        self._cadence.cost_s = snapshot.seconds
+        self._cadence.copy_s = snapshot.seconds
         try:
             self._answer(self._peer_store.seal.remote(sealed))
         except RayError as error:

@@ -50,6 +50,9 @@ class BackgroundSaver:
     def count_step(self) -> None:
         self._tier.count_step()
 
+    def step_took(self, seconds: float) -> None:
+        self._tier.step_took(seconds)
+
     def ready(self, timeout: float) -> bool:
         return self._tier.ready(timeout)
 

@@ -25,6 +25,10 @@ class PeerTier(Protocol):
         """One more step is about to be committed since the last snapshot began."""
         ...
 
+    def step_took(self, seconds: float) -> None:
+        """A step ended, with its vote and its update: longer beside a snapshot than without."""
+        ...
+
     def ready(self, timeout: float) -> bool:
         """Where no snapshot may be left out: whether the one before is whole, within `timeout` seconds."""
         ...

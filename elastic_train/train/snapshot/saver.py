@@ -24,6 +24,10 @@ class Saver(Protocol):
         """A step is about to be committed; every so many of them, a snapshot is due."""
         ...
 
+    def step_took(self, seconds: float) -> None:
+        """A step ended, with its vote and its update."""
+        ...
+
     def ready(self, timeout: float) -> bool:
         """Where no snapshot may be left out: whether the one before is whole, within `timeout` seconds."""
         ...

@@ -25,6 +25,9 @@ class StoppingSaver:
     def count_step(self) -> None:
         return None
 
+    def step_took(self, seconds: float) -> None:
+        return None
+
     def ready(self, timeout: float) -> bool:
         return True
 

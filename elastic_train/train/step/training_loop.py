@@ -146,6 +146,7 @@ class Loop:
         return RunEnd(kind="finished", step=step)
 
     def _committed(self, step: int) -> tuple[StepStatistics, StepReport]:
+        began = time.monotonic()
         statistics = self._stepper.gradients(step)
         if edits(self._task):
             self._mark("gradients", step, -1)
@@ -169,6 +170,8 @@ class Loop:
         self._mark("optimizer", step, -1)
         with self._guard.at("the optimizer", step):
             commit(self._shards, vote, self._spec)
+        if self._saver is not None:
+            self._saver.step_took(time.monotonic() - began)
         self._evaluate(report)
         return outcome, report
 

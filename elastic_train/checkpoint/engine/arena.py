@@ -1,8 +1,11 @@
-"""Memory for snapshots, there before the first step: slots of equal size, every page touched.
+"""Memory for snapshots, there before the first step: slots of equal size.
 
-A first touch costs ten times a copy, and memory that is missing must be missed before training begins. Each
-slot has a stamp: odd while it is written, even and new once it is whole. Another process that reads the slot
-and finds the same even stamp before and after has read a whole snapshot.
+Memory that is missing must be missed before training begins, so every page is allocated here. Those of a
+segment are mapped into a process where it first uses them: the copy of the first snapshot in each slot, which
+runs beside a step, takes longer, and no generation waits for slots that nobody may need.
+
+Each slot has a stamp: odd while it is written, even and new once it is whole. Another process that reads the
+slot and finds the same even stamp before and after has read a whole snapshot.
 """
 
 from __future__ import annotations
@@ -82,8 +85,8 @@ class Arena:
         """The same memory in another process."""
         descriptor = os.open(path, os.O_RDWR)
         try:
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            return cls(mmap.mmap(descriptor, slots * size + ALIGN, flags=flags), slots=slots, size=size)
+            mapping = mmap.mmap(descriptor, slots * size + ALIGN, flags=mmap.MAP_SHARED)
+            return cls(mapping, slots=slots, size=size)
         finally:
             os.close(descriptor)
 

@@ -11,6 +11,7 @@ from elastic_train.cluster.run_reading import records as records_of
 from elastic_train.cluster.run_reading import summary
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import StorageNotFound
+from elastic_train.observe.clauses import place_in_page
 from elastic_train.observe.history import table as history_table
 from elastic_train.observe.records import to_json
 from elastic_train.observe.run_summary import RunSummary
@@ -64,7 +65,8 @@ def show_events(run: str, *, as_json: bool) -> None:
         if as_json:
             say_json(to_json(record))
         elif record.reason and (not isinstance(record.event, StepCommitted) or record.event.skipped):
-            say_line(f"{record.wall[:19]}  {record.phase:9}  {record.reason}")
+            said = f"{record.reason}{place_in_page(record.entry)}"
+            say_line(f"{record.wall[:19]}  {record.phase:9}  {said}")
     if not found:
         raise _nothing(run)
 

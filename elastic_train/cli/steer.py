@@ -13,6 +13,7 @@ from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
 from elastic_train.cli.say import say, say_line
 from elastic_train.cluster.run_reading import covered
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
+from elastic_train.observe.clauses import place_in_page
 from elastic_train.observe.records import Record, from_json
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.status_numbers import live_line
@@ -150,5 +151,5 @@ def _tell(
             if happening.kind not in MINOR:
                 say_line(f"[{record.wall[11:19]}] {happening.clause}")
                 if verbose and happening.reason:
-                    say_line(f"           {happening.reason}")
+                    say_line(f"           {happening.reason}{place_in_page(happening.entry)}")
     say(live_line(told.progress, max_steps))

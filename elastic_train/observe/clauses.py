@@ -37,6 +37,11 @@ def counted(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def place_in_page(entry: str) -> str:
+    """Where to read on about what was said; nothing where there is no entry."""
+    return f" (docs/errors.md#{entry})" if entry else ""
+
+
 def clause(record: Record, before: Sequence[Node], step: int) -> Told | None:
     """What a record says to a person; None for the usual course. `before` are the nodes known until then."""
     if record.ended is not None:

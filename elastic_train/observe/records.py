@@ -18,6 +18,7 @@ from elastic_train.control.journal_codec import decode, encode
 from elastic_train.control.plain import plain as plain_of
 from elastic_train.control.plain import reader
 from elastic_train.control.states import Outcome
+from elastic_train.planner.plan import on_nodes
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed
 
 Source = Literal["fresh", "live", "mixed", "replay", "storage"]
@@ -38,7 +39,7 @@ class FormedGroup:
 
     @property
     def plan(self) -> str:
-        return f"{self.mesh} on {len(set(self.nodes))} nodes"
+        return f"{self.mesh} {on_nodes(len(set(self.nodes)))}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,15 @@ class Record:
     commands: tuple[str, ...] = ()
     formed: FormedGroup | None = None
     ended: tuple[str, str] | None = None  # outcome, detail
+
+    @property
+    def entry(self) -> str:
+        """The anchor of docs/errors.md that says what to do about it; empty for the usual course."""
+        if self.ended is not None and self.ended[0] != "finished":
+            return f"ended-{self.ended[0]}"
+        if self.change is not None and self.change.cause is not None:
+            return f"cause-{self.change.cause}"
+        return ""
 
     @property
     def seconds(self) -> float:

@@ -15,6 +15,7 @@ from elastic_train.observe.run_progress import RunProgress
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.save_report import peers_held, saving
 from elastic_train.observe.text_columns import plain
+from elastic_train.planner.plan import on_nodes
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ def progress_numbers(progress: RunProgress, max_steps: int | None) -> tuple[Numb
     """Where a run stands, in the order of the live line."""
     loss, speed, dp, nodes = progress.loss, progress.tokens_per_s, progress.dp, progress.nodes
     skipped, saved, restarts = progress.skips, progress.saved, progress.restarts
-    on = f"dp {dp} on {nodes} node{'s' * (nodes != 1)}" if dp else ""
+    on = f"dp {dp} {on_nodes(nodes)}" if dp else ""
     last_skipped = " (skipped)" if progress.skipped else ""
     return (
         Number("step", progress.step, f"step {progress.step}/{max_steps or 0}"),

@@ -84,6 +84,7 @@ class Happening:
     step: int
     clause: str
     reason: str
+    entry: str = ""  # of docs/errors.md
     nodes: tuple[str, ...] = ()
     seconds: float | None = None
     lost: int = 0
@@ -215,7 +216,7 @@ class Timeline:
         if kind == "storage_trouble" and not (self.trouble and self.trouble[-1][1] == OPEN):
             self.trouble.append((record.seconds, OPEN, record.reason))
             del self.trouble[:-HAPPENINGS]
-        self._put(record.seconds, kind, step, text, record.reason, nodes)
+        self._put(record.seconds, kind, step, text, record.reason, nodes, entry=record.entry)
 
     @property
     def _broken(self) -> bool:
@@ -240,6 +241,8 @@ class Timeline:
         reason: str,
         nodes: tuple[str, ...],
         done: Reconfiguration | None = None,
+        *,
+        entry: str = "",
     ) -> None:
         self.count += 1
         self.happenings.append(
@@ -250,6 +253,7 @@ class Timeline:
                 step=step,
                 clause=text,
                 reason=reason,
+                entry=entry,
                 nodes=nodes,
                 seconds=done.seconds if done is not None else None,
                 lost=done.lost if done is not None else 0,

@@ -121,7 +121,12 @@ class Plan:
     def __str__(self) -> str:
         together = ", ".join(f"{a} to {b - 1}" for a, b in self.groups if b - a > 1)
         said = f", stages {together} replayed together" if together else ""
-        return f"{self.mesh} on {len(set(self.nodes))} nodes{said}"
+        return f"{self.mesh} {on_nodes(len(set(self.nodes)))}{said}"
+
+
+def on_nodes(count: int) -> str:
+    """Where a plan is, for people."""
+    return f"on {count} node{'' if count == 1 else 's'}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

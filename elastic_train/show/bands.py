@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from elastic_train.observe.series import Bucket
 from elastic_train.observe.timeline import OPEN, Happening, Lane
+from elastic_train.planner.plan import on_nodes
 from elastic_train.show.markup import element, text
 from elastic_train.show.model import Shown
 from elastic_train.show.scale import clock, duration, number, size, time_ticks
@@ -96,7 +97,7 @@ def _spans(shown: Shown) -> str:
             shown.end if span is spans[-1] else span.ended,
             DOING.get(span.doing, "start"),
             f"{span.doing}, {duration((shown.end if span is spans[-1] else span.ended) - span.began)}"
-            + (f": {span.plan} on {span.nodes} nodes" if span.plan else ""),
+            + (f": {span.plan} {on_nodes(span.nodes)}" if span.plan else ""),
         )
         for span in spans
     )

@@ -90,7 +90,7 @@ def test_a_command_gets_what_happened_and_how_many_steps_it_cost(tmp_path: Path,
     assert (reported[1]["steps_lost"], reported[1]["step"], reported[1]["plan"]) == (
         2,
         5,
-        "dp_replicate 2 on 1 nodes",
+        "dp_replicate 2 on 1 node",
     )
 
 

@@ -11,6 +11,7 @@ from elastic_train.config import Prints, RunSpec
 from elastic_train.control.events import CheckpointCommitted
 from elastic_train.errors import StorageError
 from elastic_train.observe.best import best
+from elastic_train.observe.clauses import place_in_page
 from elastic_train.observe.goodput import words
 from elastic_train.observe.history import table
 from elastic_train.observe.records import Record, wall_text
@@ -119,7 +120,7 @@ class Screen:
                 continue
             self._line(f"[{wall_text(happening.at)[11:19]}] {plain(happening.clause)}")
             if self._verbose and happening.reason:
-                self._line(f"           {plain(happening.reason)}")
+                self._line(f"           {plain(happening.reason)}{place_in_page(happening.entry)}")
 
     def _line(self, text: str) -> None:
         if self._display is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -67,9 +68,9 @@ class ElasticTrainer:
         on_event: str | None = None,
         compare_replicas: int | Literal["auto"] | None = "auto",
         boundary_logs: BoundaryLogs | None = _DEFAULT_LOGS,
-        **unknown: Any,
+        **others: Any,
     ) -> None:
-        _refuse(unknown)
+        machines = _machines(machines, others)
         from elastic_train.train.best import check_best
         from elastic_train.train.declaration.loop_task import LoopTask, check_loop_options, task_of
 
@@ -85,7 +86,7 @@ class ElasticTrainer:
             optimizer_in_backward=optimizer_in_backward,
             precision=precision,
             checkpoints=checkpoints,
-            machines=machines or Machines(),
+            machines=machines,
             timing=timing or Timing(),
             limits=limits or Limits(),
             on_event=on_event,
@@ -156,21 +157,28 @@ def _resume_from(given: ResumeFrom | str | os.PathLike[str] | None) -> ResumeFro
     )
 
 
-def _refuse(unknown: dict[str, Any]) -> None:
+def _machines(given: Machines | None, others: dict[str, Any]) -> Machines:
+    """`given`, with what was said by the names that its options had as the trainer's own."""
     grouped = {field.name for field in fields(Machines)}
-    for name in unknown:
-        if name in grouped:
+    for name in others:
+        if name not in grouped:
+            near = difflib.get_close_matches(name, ElasticTrainer.__init__.__annotations__, n=1)
             raise ConfigError(
                 field=f"ElasticTrainer({name}=...)",
-                problem="is an option of Machines.",
-                remedy=f"Use ElasticTrainer(machines=Machines({name}=...)).",
+                problem="there is no such option.",
+                remedy=f"Did you mean {near[0]!r}?" if near else "",
             )
-        near = difflib.get_close_matches(name, ElasticTrainer.__init__.__annotations__, n=1)
-        raise ConfigError(
-            field=f"ElasticTrainer({name}=...)",
-            problem="there is no such option.",
-            remedy=f"Did you mean {near[0]!r}?" if near else "",
+        instead = f"ElasticTrainer(machines=Machines({name}=...))"
+        if given is not None:
+            raise ConfigError(
+                field=f"ElasticTrainer({name}=...)",
+                problem="is an option of Machines, which are given too.",
+                remedy=f"Use {instead}.",
+            )
+        warnings.warn(
+            f"ElasticTrainer({name}=...) is an option of Machines: use {instead}", FutureWarning, stacklevel=3
         )
+    return Machines(**others) if given is None else given
 
 
 def _spec(

@@ -256,7 +256,10 @@ def test_a_value_of_another_type_is_refused_where_it_is_given(
         ({"precision": "fp16"}, "precision: must be 'fp32' or 'bf16' or 'fp64', got 'fp16'"),
         ({"machines": {"standby": 0}}, "machines: must be a Machines"),
         ({"machines": et.Machines(standby=-1)}, "machines.standby: must be 0 or more"),
-        ({"standby": 0}, r"Use ElasticTrainer\(machines=Machines\(standby=\.\.\.\)\)"),
+        (
+            {"machines": et.Machines(), "standby": 0},
+            r"given too\. Use ElasticTrainer\(machines=Machines\(standby=\.\.\.\)\)",
+        ),
         ({"clip_norm": "1"}, "clip_norm: must be a number or None"),
         ({"parallelism": {"tp": 2}}, "parallelism: must be a Parallelism"),
         ({"checkpoints": 5}, "checkpoints: must be a Checkpoints"),
@@ -267,6 +270,12 @@ def test_a_value_of_another_type_is_refused_where_it_is_given(
 def test_an_option_of_the_trainer_of_another_type_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         spec_of(**options)
+
+
+def test_options_of_machines_are_taken_by_the_names_that_they_had() -> None:
+    with pytest.warns(FutureWarning, match=r"use ElasticTrainer\(machines=Machines\(standby=\.\.\.\)\)"):
+        spec = spec_of(standby=0)
+    assert spec.standby == 0
 
 
 def test_numbers_of_numpy_are_numbers() -> None:

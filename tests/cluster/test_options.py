@@ -50,7 +50,8 @@ def fit(task: Any, storage: Path, **options: Any) -> Result:
     scaling = options.pop("scaling_config", ScalingConfig(num_workers=1))
     run = RunConfig(name="run", storage_path=str(storage), **options.pop("run", {}))
     prints = options.pop("prints", "none")
-    defaults: dict[str, Any] = {"max_steps": 11, "standby": 0, "timing": TIMING}
+    machines = et.Machines(standby=0)
+    defaults: dict[str, Any] = {"max_steps": 11, "machines": machines, "timing": TIMING}
     return et.ElasticTrainer(
         task,
         batch=et.Batch(global_size=4, micro_size=1),

@@ -1,0 +1,170 @@
+"""What the documentation names exists: pages, places in them, verbs, options; and its Python compiles."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from elastic_train.cli.app import app
+from elastic_train.cli.job import PLACES
+
+pytestmark = pytest.mark.ring0
+ROOT = Path(__file__).parents[1]
+PAGES = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "benchmarks").rglob("*.md")),
+]
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+FENCED = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
+COMMAND: Any = typer.main.get_command(app)  # of click, or of typer's own copy of it
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [body for name, body in FENCED.findall(page.read_text()) if name == language]
+
+
+def prose(page: Path) -> str:
+    return FENCED.sub("", page.read_text())
+
+
+def places(page: Path) -> set[str]:
+    """The anchors of a page: those of its headings, as GitHub makes them, and those that it sets itself."""
+    text = prose(page)
+    found: set[str] = set(re.findall(r'<a id="(.+?)"></a>', text))
+    for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
+        slug = re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        found.add(next(s for n in range(99) if (s := f"{slug}-{n}" if n else slug) not in found))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_links_lead_somewhere(page: Path) -> None:
+    wrong: list[str] = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", re.sub(r"`[^`]*`", "", prose(page))):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, place = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        known = there.exists() and (not place or (there.suffix == ".md" and place in places(there)))
+        wrong += [] if known else [target]
+    assert not wrong
+
+
+def said_by(page: Path) -> list[tuple[str, bool]]:
+    """Each command line, and whether it stands whole in a block."""
+    lines = [line for kind in ("console", "") for body in blocks(page, kind) for line in body.splitlines()]
+    whole = [line.removeprefix("$ ") for line in lines if line.startswith(("$ ", "elastic-train "))]
+    named = re.findall(r"`([^`\n]+)`", prose(page))
+    found = [(line, True) for line in whole] + [(line, False) for line in named]
+    return [(line, block) for line, block in found if line.startswith(("elastic-train ", "python jobs/"))]
+
+
+def jobs_options(file: str) -> set[str]:
+    """The flags of a job file, read off its `trainer` without running it."""
+    functions = [
+        node for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)
+    ]
+    (trainer,) = (function for function in functions if function.name == "trainer")
+    names = [argument.arg for argument in trainer.args.kwonlyargs] + list(PLACES)
+    return {f"--{name.replace('_', '-')}" for name in names}
+
+
+def check_job(words: list[str]) -> None:
+    file, *rest = words
+    if (ROOT / file).is_file():  # others are a reader's own
+        assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= jobs_options(file)
+
+
+def verb(words: list[str]) -> tuple[Any, list[str]]:
+    """The verb of a command line, and what follows it."""
+    command, words = COMMAND, words[1:]
+    while hasattr(command, "commands") and words and words[0] != "--help":
+        assert words[0] in command.commands, f"there is no verb {words[0]}"
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+def check(line: str, *, whole: bool) -> None:
+    words = shlex.split(line, comments=True)
+    if words[0] == "python":
+        check_job(words[1:])
+        return
+    command, words = verb(words)
+    try:
+        context = command.make_context("elastic-train", list(words), resilient_parsing="--help" in words)
+    except typer.BadParameter as error:
+        if whole or not error.format_message().startswith("Missing argument"):
+            raise
+        return
+    if command.name == "run":
+        check_job([context.params["job"], *context.args])
+    elif command.name == "plan" and "job" in context.params and (job := context.params["job"]):
+        check_job([job, *context.args])
+
+
+def each(line: str) -> list[str]:
+    """`ckpt ls | show` names several verbs at once."""
+    head, *others = re.split(r" \| (?=[a-z])", line)
+    return [head, *(f"{head.rpartition(' ')[0]} {other}" for other in others)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_command_lines_are_ones_that_exist(page: Path) -> None:
+    for line, whole in said_by(page):
+        lines = each(line)
+        for one in lines:
+            try:
+                check(one, whole=whole and len(lines) == 1)
+            except Exception as error:  # noqa: BLE001
+                pytest.fail(f"{one}: {error}")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_python_compiles(page: Path) -> None:
+    new = [
+        "\n".join(line[1:] for line in diff.splitlines() if line[:1] in ("+", " "))
+        for diff in blocks(page, "diff")
+    ]
+    for block in (*blocks(page, "python"), *new):
+        compile(textwrap.dedent(block), str(page), "exec")
+
+
+def leaves(command: Any) -> list[Any]:
+    if not hasattr(command, "commands"):
+        return [command]
+    return [leaf for one in command.commands.values() for leaf in leaves(one)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "elastic-train statuss RUN",
+        "elastic-train status RUN --jsn",
+        "elastic-train status",
+        "elastic-train ckpt export RUN OUT --to",
+        "elastic-train ckpt verify RUN --step newest",
+        "elastic-train run jobs/pretrain_lm.py --max-stepps 3",
+        "elastic-train plan jobs/pretrain_lm.py --nodes 2x4 --bogus 3",
+        "python jobs/pretrain_lm.py --bogus 3",
+    ],
+)
+def test_a_line_that_does_not_exist_is_found(line: str) -> None:
+    with pytest.raises(Exception, match=r"."):
+        check(line, whole=True)
+
+
+def test_every_page_is_in_the_index_and_every_verb_in_some_page() -> None:
+    index = (ROOT / "docs" / "README.md").read_text()
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"}
+    assert {page for page in pages if f"]({page})" not in index} == set()
+    lines = [one for page in PAGES for line, _ in said_by(page) for one in each(line)]
+    named = [verb(shlex.split(one, comments=True))[0] for one in lines if one.startswith("elastic-train")]
+    assert {command.name for command in leaves(COMMAND) if command not in named} == set()

@@ -249,3 +249,13 @@ def test_an_optimizer_of_a_loop_holds_parameters_that_were_built_with_memory(mod
     _, groups = describe(task, parameters)
     assert groups == (tuple(f"m.{name}" for name, _ in model().named_parameters()),)
     assert all(parameter.is_meta for parameter in parameters.values())
+
+
+def test_an_optimizer_that_calls_back_for_the_loss_is_refused_by_name_where_a_loop_declares_it() -> None:
+    def loop(ctx: Any) -> None:
+        ctx.optimizer("opt", torch.optim.LBFGS, ctx.model("m", MadeOnTheHost))
+        for _ in ctx.batches([0]):
+            pass
+
+    with pytest.raises(ConfigError, match=r"(?s)ctx.optimizer\('opt'\).*LBFGS computes the loss several times"):
+        draw(task_of(loop), "fp32")

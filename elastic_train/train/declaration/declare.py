@@ -142,7 +142,15 @@ class _First(_Declaring):
     def optimizer(self, name: str, make: Callable[..., Any], model: Any, **settings: Any) -> Any:
         self._new(name, "optimizer")
         parameters = list(model.parameters()) if isinstance(model, nn.Module) else model
-        optimizer = check_optimizer(name, make(parameters, **settings))
+        field = f"ctx.optimizer({name!r})"
+        optimizer = check_optimizer(field, make(parameters, **settings))
+        if optimizer.state:
+            raise ConfigError(
+                field=field,
+                problem=f"{type(optimizer).__name__} makes its state when it is built, before there are "
+                "shards.",
+                remedy="Choose one that makes it at its first step().",
+            )
         self._declaration.optimizers[name] = optimizer
         self._declaration.settings[name] = [
             {key: value for key, value in group.items() if key != "params"}

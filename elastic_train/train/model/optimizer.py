@@ -17,7 +17,7 @@ from torch import nn
 from elastic_train.errors import ConfigError
 from elastic_train.train.model.optimizer_fields import TORCHS_OWN
 from elastic_train.train.model.optimizer_reach import check_reach
-from elastic_train.train.model.several_models import Optimizers
+from elastic_train.train.model.several_models import Optimizers, check_optimizer
 from elastic_train.train.task import Task
 
 Groups = tuple[tuple[str, ...], ...]
@@ -26,23 +26,13 @@ Groups = tuple[tuple[str, ...], ...]
 
 def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.optim.Optimizer, Groups]:
     """Call the task's `optimizer` on whole parameters; the optimizer, and the fqns of each of its groups."""
-    optimizer = task.optimizer(list(parameters.items()))
-    name = type(optimizer).__name__
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(field="task.optimizer", problem=f"returned {name}, not a torch.optim.Optimizer.")
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise ConfigError(
-            field="task.optimizer",
-            problem=f"{name} computes the loss several times per step, which a voted step cannot do.",
-            remedy="Choose an optimizer whose step() needs no closure.",
-        )
+    optimizer = check_optimizer("task.optimizer", task.optimizer(list(parameters.items())))
     known = {id(p): fqn for fqn, p in parameters.items()}
     foreign = sum(id(p) not in known for group in optimizer.param_groups for p in group["params"])
     if foreign:
         raise ConfigError(
             field="task.optimizer",
-            problem=f"{name} holds {foreign} parameters that were not passed to it.",
+            problem=f"{type(optimizer).__name__} holds {foreign} parameters that were not passed to it.",
             remedy="Build it from named_params.",
         )
     check_reach(optimizer, known)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -89,16 +90,16 @@ def check_model(name: str, model: object) -> nn.Module:
     return model
 
 
-def check_optimizer(name: str, optimizer: object) -> torch.optim.Optimizer:
-    field = f"ctx.optimizer({name!r})"
+def check_optimizer(field: str, optimizer: object) -> torch.optim.Optimizer:
+    """ConfigError, about `field`, for what is none, or cannot do a step without calling back for the loss."""
+    name = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigError(
-            field=field, problem=f"made {type(optimizer).__name__}, not a torch.optim.Optimizer."
-        )
-    if optimizer.state:
+        raise ConfigError(field=field, problem=f"made {name}, not a torch.optim.Optimizer.")
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
         raise ConfigError(
             field=field,
-            problem=f"{type(optimizer).__name__} makes its state when it is built, before there are shards.",
-            remedy="Choose one that makes it at its first step().",
+            problem=f"{name} computes the loss several times per step, which a voted step cannot do.",
+            remedy="Choose an optimizer whose step() needs no closure.",
         )
     return optimizer

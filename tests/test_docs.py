@@ -80,7 +80,8 @@ def jobs_options(file: str) -> set[str]:
 def check_job(words: list[str]) -> None:
     file, *rest = words
     if (ROOT / file).is_file():  # others are a reader's own
-        assert {word.partition("=")[0] for word in rest if word.startswith("--")} <= jobs_options(file)
+        unknown = {word.partition("=")[0] for word in rest if word.startswith("--")} - jobs_options(file)
+        assert not unknown, f"{file} has no option {', '.join(sorted(unknown))}"
 
 
 def verb(words: list[str]) -> tuple[Any, list[str]]:

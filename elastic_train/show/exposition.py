@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric as Family
@@ -15,14 +16,16 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 def exposition(runs: Iterable[Shown]) -> bytes:
-    """All metrics of all runs, each with the label `run`."""
+    """All metrics of all runs, each with the label `run`: its name, or its place where two have one name."""
+    told = tuple(runs)
+    times = Counter(shown.name for shown in told)
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Runs(tuple(runs)))
+    registry.register(_Runs({shown.name if times[shown.name] == 1 else shown.url: shown for shown in told}))
     return generate_latest(registry)
 
 
 class _Runs(Collector):
-    def __init__(self, runs: tuple[Shown, ...]) -> None:
+    def __init__(self, runs: Mapping[str, Shown]) -> None:
         self._runs = runs
 
     def collect(self) -> Iterator[Family]:
@@ -30,14 +33,14 @@ class _Runs(Collector):
             yield _family(metric, self._runs)
 
 
-def _family(metric: Metric, runs: Iterable[Shown]) -> Family:
+def _family(metric: Metric, runs: Mapping[str, Shown]) -> Family:
     name = PREFIX + metric.name
     family = Family(
         name.removesuffix("_total") if metric.kind == "counter" else name, metric.help, metric.kind
     )
-    for shown in runs:
+    for run, shown in runs.items():
         for labels, value in samples(metric, shown.told, shown.max_steps):
-            said = {"run": shown.name, **dict(zip(metric.labels, labels, strict=True))}
+            said = {"run": run, **dict(zip(metric.labels, labels, strict=True))}
             suffix = ""
             if metric.kind == "summary" and labels[0] in ("count", "sum"):
                 suffix = f"_{labels[0]}"

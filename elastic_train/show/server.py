@@ -31,7 +31,8 @@ from elastic_train.show.model import Shown
 from elastic_train.show.page import document, fragments, page
 from elastic_train.show.several import body, several
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
+"""This machine, as the header of a request names it."""
 COOKIE = "elastic_train_token"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "

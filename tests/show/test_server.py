@@ -114,6 +114,16 @@ def test_metrics_are_scraped_with_the_values_of_the_journal(tmp_path: Path, roug
     assert not found
 
 
+def test_runs_of_one_name_are_told_apart_in_metrics_by_their_places(
+    tmp_path: Path, rough: list[Record]
+) -> None:
+    runs = [written(tmp_path / sweep / "gpt", rough)[0] for sweep in ("a", "b")]
+    with served(*runs) as url:
+        _, text = got(f"{url}/metrics")
+    found = [s.labels["run"] for f in text_string_to_metric_families(text) for s in f.samples]
+    assert {*found} == {*runs}
+
+
 def test_who_has_no_token_sees_nothing(tmp_path: Path, rough: list[Record]) -> None:
     run, _ = written(tmp_path / "gpt", rough)
     with served(run, token="a secret") as url:
@@ -132,6 +142,7 @@ def test_without_a_token_only_this_machine_by_its_own_names_is_served(
     run, _ = written(tmp_path / "gpt", rough)
     with served(run) as url:
         assert got(url, Host="elsewhere.example")[0] == 400
+        assert got(url, Host="[::1]:8000")[0] == 200
         with urllib.request.urlopen(url, timeout=20) as answer:
             assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
 

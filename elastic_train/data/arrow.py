@@ -105,18 +105,17 @@ class ArrowRows:
 
 def _batches(url: str) -> list[pa.RecordBatch]:
     """Of a file in Arrow's stream format, or its file format."""
-    source = (
-        pa.memory_map(url.removeprefix("file://")) if url.startswith("file://") else opened(url).__enter__()
-    )
-    try:
-        return list(pa.ipc.open_stream(source))
-    except pa.ArrowInvalid:
-        source.seek(0)
-    try:
-        found = pa.ipc.open_file(source)
-        return [found.get_batch(number) for number in range(found.num_record_batches)]
-    except pa.ArrowInvalid as error:
-        raise ConfigError(field="data", problem=f"{url} is no Arrow file: {error}.") from error
+    local = url.startswith("file://")
+    with pa.memory_map(url.removeprefix("file://")) if local else opened(url) as source:
+        try:
+            return list(pa.ipc.open_stream(source))
+        except pa.ArrowInvalid:
+            source.seek(0)
+        try:
+            found = pa.ipc.open_file(source)
+            return [found.get_batch(number) for number in range(found.num_record_batches)]
+        except pa.ArrowInvalid as error:
+            raise ConfigError(field="data", problem=f"{url} is no Arrow file: {error}.") from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import pytest
@@ -36,9 +37,10 @@ class Stuck(Pretrain):
 
     mark: str
     CALLS = 5
+    calls: ClassVar = itertools.count()
 
     def loss(self, output, micro_batch):
-        calls = self.__dict__["calls"] = self.__dict__.get("calls", 0) + 1
+        calls = next(self.calls)  # the first one is a rehearsal's
         mark = Path(self.mark)
         if dist.get_rank() == 1 and (calls >= self.CALLS or mark.exists()):
             mark.touch()

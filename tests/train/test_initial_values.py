@@ -161,11 +161,11 @@ class OnTheHost(nn.Module):
 class FromNumpy(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.from_numpy(np.random.randn(6, 3)))
+        self.weight = nn.Parameter(torch.from_numpy(np.random.randn(6, 3).astype(np.float32)))
         self.bias = nn.Parameter(torch.tensor([random.random() for _ in range(3)]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x @ self.weight.to(x.dtype) + self.bias
+        return x @ self.weight + self.bias
 
 
 class Items(Net):

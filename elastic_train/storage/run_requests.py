@@ -6,13 +6,15 @@ A request names the term that it is meant for, so that it never stops a later su
 from __future__ import annotations
 
 import json
+import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from elastic_train.errors import AlreadyExists, StorageError, StorageNotFound
+from elastic_train.errors import AlreadyExists, StorageNotFound
 from elastic_train.storage.store import Store
 
+log = logging.getLogger(__name__)
 MOST = 1_000_000
 
 
@@ -66,16 +68,18 @@ def note_fault(
         return
 
 
-def faults_noted(store: Store, term: int, after: int) -> list[Mapping[str, Any]]:
-    """What was broken on purpose in a term after so many notes; StorageError for what is none."""
-    found: list[Mapping[str, Any]] = []
+def faults_noted(store: Store, term: int, after: int) -> list[Mapping[str, Any] | None]:
+    """What was broken on purpose in a term after so many notes; None for what is no note, which is said."""
+    found: list[Mapping[str, Any] | None] = []
     for path in store.list(_faults(term))[after:]:
+        data = store.read(path)
         try:
-            said = json.loads(store.read(path))
-            found.append({"what": str(said["what"]), "nodes": said["nodes"], "workers": said["workers"]})
-        except (ValueError, KeyError, TypeError) as error:
-            problem = f"it is no note of a fault ({error}). Remove it."
-            raise StorageError(path=f"{store.url}/{path}", operation="understand", problem=problem) from error
+            said = json.loads(data)
+            names = {key: [str(name) for name in said[key]] for key in ("nodes", "workers")}
+            found.append({"what": str(said["what"]), **names})
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            log.warning("%s/%s is passed over: it is no note of a fault (%s)", store.url, path, error)
+            found.append(None)
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 from elastic_train.cluster.controller.request_watch import RequestWatch
 from elastic_train.cluster.faults.on_demand import ACTIONS, Action, target
 from elastic_train.control.events import Event, FaultInjected
-from elastic_train.errors import ConfigError, StorageError
+from elastic_train.errors import ConfigError
 from elastic_train.observe.records import FormedGroup
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.storage.run_requests import note_fault
@@ -73,8 +73,15 @@ def test_a_fault_is_told_to_the_journal_once_and_in_its_term_alone() -> None:
     ]
 
 
-def test_a_note_that_says_nothing_is_named() -> None:
-    store = MemoryStore()
-    store.write("faults/t000001/000000.json", b"{}")
-    with pytest.raises(StorageError, match="no note of a fault"):
-        RequestWatch(store, 1, lambda event: None).look()
+@pytest.mark.parametrize("said", [b"{}", b"\xff", b"[]", b'{"what": "kill", "nodes": 5, "workers": []}'])
+def test_a_note_that_is_none_is_named_once_and_hides_no_other(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, heard = MemoryStore(), list[Event]()
+    store.write("faults/t000001/000000.json", said)
+    note_fault(store, 1, "drain node b", nodes=("b",))
+    watch = RequestWatch(store, 1, heard.append)
+    watch.look()
+    watch.look()
+    assert heard == [FaultInjected(at=0.0, what="drain node b", nodes=("b",))]
+    assert caplog.text.count("000000.json is passed over") == 1

@@ -29,5 +29,7 @@ class RequestWatch:
             self._post(SaveRequested(at=0.0, reason="`elastic-train ckpt save`"))
         for noted in faults_noted(self._store, self._term, self._faults_heard):
             self._faults_heard += 1
+            if noted is None:
+                continue
             nodes, workers = tuple(noted["nodes"]), tuple(noted["workers"])
             self._post(FaultInjected(at=0.0, what=noted["what"], nodes=nodes, workers=workers))

@@ -258,7 +258,7 @@ class PeersHeld:
     node: str
     step: int
     every: float
-    cost_s: float
+    cost_s: float = 0.0
     own: int  # of segments for this node's workers
     copies: int  # held for another node, in an object store of `room`
     room: int

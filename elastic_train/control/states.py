@@ -207,7 +207,7 @@ class Declined:
     """A change that was not worth its cost: with whom it would have been made, and whom for, by factors."""
 
     idle: tuple[str, ...]
-    slow: tuple[tuple[str, float], ...]
+    slow: tuple[tuple[str, float], ...] = ()
     at: float
 
 

@@ -8,10 +8,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_train.control.events import Cause, CheckpointCommitted, Event, FinalReport, StepCommitted, Tick
+from elastic_train.control.events import (
+    Cause,
+    CheckpointCommitted,
+    Event,
+    FinalReport,
+    PeersHeld,
+    StepCommitted,
+    Tick,
+)
 from elastic_train.control.faults import storm
 from elastic_train.control.journal_codec import EVENTS, decode, decode_state, encode, encode_state, fold
-from elastic_train.control.states import State
+from elastic_train.control.plain import plain, reader
+from elastic_train.control.states import Declined, State
 from elastic_train.recovery.evidence import LocalState, Stored, Vote
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
@@ -28,6 +37,18 @@ def test_every_event_survives_json_exactly(event: Any):
     back = through_json(event)
     assert type(back) is type(event)
     assert repr(back) == repr(event)  # nan equals nothing, its text does
+
+
+@pytest.mark.parametrize(
+    ("value", "later"),
+    [
+        (PeersHeld(at=0.0, node="a", step=1, every=1.0, own=1, copies=0, room=0, spilled=0), {"cost_s"}),
+        (Declined(idle=("w0",), at=1.0), {"slow"}),
+    ],
+)
+def test_what_an_earlier_release_wrote_is_read(value: Any, later: set[str]):
+    record = {key: entry for key, entry in plain(value).items() if key not in later}
+    assert reader(type(value))(record) == value
 
 
 def test_numbers_that_json_lacks_survive():

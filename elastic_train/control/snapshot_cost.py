@@ -27,19 +27,20 @@ RENEW_STEPS = 200
 class SnapshotCost:
     """A fold over the steps of one generation.
 
-    `quiet` are seconds of the last steps without a snapshot, `beside` those of the steps of the present one,
-    `taken` what each of the last snapshots took in all, in seconds.
+    `quiet` are seconds of the last steps without a snapshot, `beside` the number and seconds of those during
+    which the present one is under way, `taken` what each of the last snapshots took in all, in seconds.
     """
 
     quiet: tuple[float, ...] = ()
-    beside: tuple[float, ...] = ()
+    beside: tuple[int, float] = (0, 0.0)
     taken: tuple[float, ...] = ()
     since_quiet: int = 0
 
     def after(self, seconds: float, *, under_way: bool) -> SnapshotCost:
         """After a step of so many seconds, during which a snapshot was under way or not."""
         if under_way:
-            return replace(self, beside=(*self.beside, seconds), since_quiet=self.since_quiet + 1)
+            steps, so_far = self.beside
+            return replace(self, beside=(steps + 1, so_far + seconds), since_quiet=self.since_quiet + 1)
         quiet = (*self.quiet, seconds)[-QUIET_STEPS:]
         return replace(self._ended(), quiet=quiet, since_quiet=0)
 
@@ -60,7 +61,9 @@ class SnapshotCost:
 
     def _ended(self) -> SnapshotCost:
         """With what the steps beside the last snapshot took beyond others, if there were others."""
-        if not self.beside or len(self.quiet) < ENOUGH:
-            return replace(self, beside=())
-        beyond = sum(self.beside) - len(self.beside) * statistics.median(self.quiet)
-        return replace(self, beside=(), taken=(*self.taken, beyond)[-SNAPSHOTS:])
+        steps, seconds = self.beside
+        over = replace(self, beside=(0, 0.0))
+        if not steps or len(self.quiet) < ENOUGH:
+            return over
+        beyond = seconds - steps * statistics.median(self.quiet)
+        return replace(over, taken=(*self.taken, beyond)[-SNAPSHOTS:])

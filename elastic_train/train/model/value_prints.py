@@ -6,7 +6,6 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Hashable, Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -48,9 +47,6 @@ def print_of(value: Any, depth: int = 0, *, content: bool = False) -> Hashable:
         return "set", frozenset(print_of(inner, depth + 1, content=content) for inner in value)
     if hasattr(value, "__dict__") and not _is_torchs(type(value).__module__):
         return type(value).__name__, print_of(vars(value), depth + 1, content=content)
-    if is_dataclass(value):  # with slots
-        held = {entry.name: getattr(value, entry.name, None) for entry in fields(value)}
-        return type(value).__name__, print_of(held, depth + 1, content=content)
     return "id", id(value)
 
 

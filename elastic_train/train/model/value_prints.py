@@ -14,11 +14,7 @@ from torch import nn
 
 SMALL = 64
 """Elements up to which a tensor on the host is compared by value, and above by its version."""
-ENDS = 1 << 21
-"""Elements at each end of an array that are read: one may be mapped from a file larger than memory."""
 _DEPTH = 4
-_SAID = (bool, int, float, complex, str, bytes, range, slice, np.generic, torch.device, torch.dtype)
-"""Kinds of values that their repr says whole; each read may make another object of them."""
 
 
 def print_of(value: Any, depth: int = 0, *, content: bool = False) -> Hashable:
@@ -26,14 +22,14 @@ def print_of(value: Any, depth: int = 0, *, content: bool = False) -> Hashable:
 
     With `content` tensors are read, however large; those that a forward computed with a history are none.
     """
-    if value is None or isinstance(value, _SAID):
+    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
         return type(value).__name__, repr(value)
     if isinstance(value, nn.Parameter):
         return "id", id(value)  # parameters are watched as such
     if isinstance(value, torch.Tensor):
         return _read(value) if content else _of_tensor(value)
     if isinstance(value, np.ndarray):
-        return _of_array(value)
+        return "array", value.shape, zlib.crc32(repr(value.tolist()).encode())
     generator = _of_generator(value)
     if generator is not None:
         return "generator", generator
@@ -45,14 +41,9 @@ def print_of(value: Any, depth: int = 0, *, content: bool = False) -> Hashable:
         return type(value).__name__, tuple(print_of(inner, depth + 1, content=content) for inner in value)
     if isinstance(value, set | frozenset):
         return "set", frozenset(print_of(inner, depth + 1, content=content) for inner in value)
-    if hasattr(value, "__dict__") and not _is_torchs(type(value).__module__):
+    if hasattr(value, "__dict__") and not type(value).__module__.startswith("torch."):
         return type(value).__name__, print_of(vars(value), depth + 1, content=content)
     return "id", id(value)
-
-
-def _is_torchs(module: str) -> bool:
-    """Whether objects are handles on what torch does, which say nothing of themselves."""
-    return module.startswith("torch.") and not module.startswith("torch.distributions.")
 
 
 def _of_generator(value: Any) -> Hashable | None:
@@ -64,14 +55,6 @@ def _of_generator(value: Any) -> Hashable | None:
     if isinstance(value, np.random.RandomState):
         return repr([part.tolist() if isinstance(part, np.ndarray) else part for part in value.get_state()])
     return hash(value.getstate()) if isinstance(value, random.Random) else None
-
-
-def _of_array(array: np.ndarray) -> Hashable:
-    kind = "array", array.dtype.str, array.shape
-    if array.dtype.hasobject:
-        return *kind, zlib.crc32(repr(array.tolist()).encode())
-    ends = (array,) if array.size <= 2 * ENDS else (array.flat[:ENDS], array.flat[-ENDS:])
-    return *kind, tuple(zlib.crc32(np.ascontiguousarray(end).tobytes()) for end in ends)
 
 
 def _of_tensor(tensor: torch.Tensor) -> Hashable:

@@ -46,12 +46,11 @@ class Repeatable:
         self._due.remove(name)
         with self._rehearsing():
             first = leaves_of(function(*pytree.tree_map_only(torch.Tensor, again, args)))
-        before, held = kept_by(self._task), dict(vars(self._task))
+        before = kept_by(self._task)
         found = function(*args)
         after = kept_by(self._task)
         for attribute in sorted(before.keys() | after.keys()):
-            made = vars(self._task).get(attribute)
-            if before.get(attribute) != after.get(attribute) and not self._alike(held.get(attribute), made):
+            if before.get(attribute) != after.get(attribute):
                 raise ConfigError(
                     field=f"task.{name}",
                     problem=f"each call changes the task's attribute {attribute!r}, which depends on what "
@@ -68,21 +67,6 @@ class Repeatable:
                 "micro-batch, and keep nothing from one call to the next.",
             )
         return found
-
-    def _alike(self, old: Any, new: Any) -> bool:
-        """Whether it is another object of the same contents: an output that each call leaves to be looked
-        at."""
-        (leaves, spec), (others, other_spec) = pytree.tree_flatten(old), pytree.tree_flatten(new)
-        return (
-            old is not new
-            and spec == other_spec
-            and _rest(leaves) == _rest(others)
-            and kept_alike(leaves_of(leaves), leaves_of(others), self._device)
-        )
-
-
-def _rest(leaves: list[Any]) -> list[Hashable]:
-    return [print_of(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)]
 
 
 def kept_by(task: Task) -> dict[str, Hashable]:

@@ -23,7 +23,7 @@ from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import WHOLE, Runs
 
-pytestmark = [pytest.mark.ring4, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 NODES, CPUS = 3, 1
 STEPS = 48
 

@@ -257,5 +257,7 @@ def test_an_optimizer_that_calls_back_for_the_loss_is_refused_by_name_where_a_lo
         for _ in ctx.batches([0]):
             pass
 
-    with pytest.raises(ConfigError, match=r"(?s)ctx.optimizer\('opt'\).*LBFGS computes the loss several times"):
+    with pytest.raises(
+        ConfigError, match=r"(?s)ctx.optimizer\('opt'\).*LBFGS computes the loss several times"
+    ):
         draw(task_of(loop), "fp32")

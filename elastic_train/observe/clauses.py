@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from elastic_train.control.changes import Change
 from elastic_train.control.events import (
+    Adopted,
     CheckpointCommitted,
     FaultInjected,
     FinalReport,
@@ -52,6 +53,10 @@ def clause(record: Record, before: Sequence[Node], step: int) -> Told | None:
     change = record.change
     if change is not None and change.kind == "collective" and isinstance(record.event, FinalReport):
         change = None  # how the others feel what was told before
+    if isinstance(record.event, Adopted) and change is not None and change.kind == "takeover":
+        return None  # its term has said so, and the first term of a run took nothing over
+    if isinstance(record.event, StopRequested) and change is not None:
+        return change.kind, f"{onset(change)}: {record.event.reason}", change.nodes
     if change is not None and change.kind != "resubmission":
         return change.kind, onset(change), change.nodes
     if record.formed is not None:
@@ -174,7 +179,7 @@ def _is(nodes: Sequence[str]) -> str:
 def _ended(outcome: str, detail: str, step: int) -> str:
     said = {
         "finished": f"finished at step {step}",
-        "stopped": f"stopped at step {step}",
+        "stopped": detail,  # the step, why, and what is saved
         "user_error": f"ended at step {step} by an error of the job's own code",
         "infrastructure": f"ended at step {step}, infrastructure failed",
         "capacity": f"ended at step {step}, capacity did not come",

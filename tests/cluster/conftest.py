@@ -7,7 +7,8 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,7 +24,8 @@ from elastic_train.testing.ray_processes import RayProcesses, commands_below
 
 REPOSITORY = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-OURS = ("ray::Controller", "ray::Worker", "ray::Rendezvous", "ray::Peer store")
+SMALL_JOB = REPOSITORY / "tests/cluster/small_job.py"
+OURS = ("ray::Controller", "ray::Worker", "ray::Rendezvous", "ray::PeerStore")
 T = TypeVar("T")
 
 
@@ -34,6 +36,38 @@ def eventually(what: str, ask: Callable[[], T], seconds: float = 300.0) -> T:
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
         time.sleep(0.2)
     return found
+
+
+def environment_of(home: Path) -> dict[str, str]:
+    """Of the processes of a cluster and of those who use it from this machine."""
+    return {
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "HOME": str(home),
+        "PYTHONPATH": str(REPOSITORY),
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_worker_niceness": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+@contextmanager
+def small_job(
+    environment: Mapping[str, str], log: Path, *options: str
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """The driver of the small job in a terminal of its own, and what it and those before it printed."""
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-u", str(SMALL_JOB), *options],
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            yield process, log
+        finally:
+            process.kill()
+            process.wait()
 
 
 def assert_starting(text: str) -> None:
@@ -125,12 +159,7 @@ class Jobs:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    environment = {
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "HOME": str(tmp_path_factory.mktemp("home")),
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_worker_niceness": "0",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = environment_of(tmp_path_factory.mktemp("home"))
+    del environment["PYTHONPATH"]  # a job brings the package along
     with RayProcesses(environment, head_cpus=2) as cluster:
         yield Jobs(cluster, tmp_path_factory.mktemp("runs"))

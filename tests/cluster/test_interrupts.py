@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +13,7 @@ import pytest
 
 from elastic_train.cli.exits import FINISHED, STOPPED
 from elastic_train.testing.ray_processes import RayProcesses
-from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
+from tests.cluster.conftest import Jobs, environment_of, eventually, small_job
 
 pytestmark = [pytest.mark.ring3, pytest.mark.matrix, pytest.mark.timeout(600)]
 IN_TIME_S = 60.0  # on a machine that is busy with other things; seconds on an idle one
@@ -24,14 +22,7 @@ ONE = ("--workers", "1:1", "--standby", "0")
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    environment = {
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "HOME": str(tmp_path_factory.mktemp("home")),
-        "PYTHONPATH": str(REPOSITORY),
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_worker_niceness": "0",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = environment_of(tmp_path_factory.mktemp("home"))
     with RayProcesses(environment, head_cpus=2) as cluster:
         yield Jobs(cluster, tmp_path_factory.mktemp("runs"), copied=False)
 
@@ -39,22 +30,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 @contextmanager
 def driver(jobs: Jobs, name: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A run's driver in a terminal, and what it printed."""
-    log = jobs.storage / f"{name}.log"
-    command = [sys.executable, "-u", str(REPOSITORY / "tests/cluster/small_job.py")]
-    command += ["--address", jobs.cluster.address, "--storage", str(jobs.storage), "--name", name, *options]
-    with log.open("wb") as out:
-        process = subprocess.Popen(
-            command,
-            env=jobs.cluster.environment,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield process, log
-        finally:
-            process.kill()
-            process.wait()
+    where = ("--address", jobs.cluster.address, "--storage", str(jobs.storage), "--name", name)
+    with small_job(jobs.cluster.environment, jobs.storage / f"{name}.log", *where, *options) as driver:
+        yield driver
 
 
 def nothing_is_left(jobs: Jobs) -> None:
@@ -65,7 +43,7 @@ def nothing_is_left(jobs: Jobs) -> None:
     ("name", "options", "said", "answer"),
     [
         ("waiting", ("--workers", "5:6"), "waiting", "stopped on request: SIGINT"),
-        ("starting", ONE, "starting 1 worker", "stopped on request: SIGINT"),
+        ("starting", ONE, "joined", "stopped on request: SIGINT"),
         ("running", (*ONE, "--seconds-per-sample", "0.05"), "step [1-9]", r"stopped at step \d+: SIGINT"),
     ],
     ids=["waiting", "starting", "running"],
@@ -87,14 +65,14 @@ def test_an_interrupt_stops_a_run(
 def test_a_second_interrupt_waits_for_no_step(jobs: Jobs) -> None:
     options = (*ONE, "--seconds-per-sample", "60")
     with driver(jobs, "twice", *options) as (process, log):
-        eventually("a group", lambda: "trains on" in log.read_text())
+        eventually("a group", lambda: re.search(r"on 1 node  restarts 0$", log.read_text(), re.MULTILINE))
         process.send_signal(signal.SIGINT)
         eventually("the first", lambda: "SIGINT" in log.read_text(), IN_TIME_S)
         assert process.poll() is None, "a step takes a quarter of an hour here"
         process.send_signal(signal.SIGINT)
         assert process.wait(IN_TIME_S) == STOPPED, log.read_text()
     end = jobs.records("twice")[-1]
-    assert end.ended == ("stopped", "stopped on request: SIGINT"), "after one alone it would be 'at step 0'"
+    assert end.ended == ("stopped", "stopped at step 0: SIGINT, said again; nothing was saved")
     nothing_is_left(jobs)
 
 

@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +20,9 @@ from elastic_train.cli.exits import FINISHED, STOPPED
 from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import WorkerLost, WorkerReady
 from elastic_train.testing.ray_processes import RayProcesses
-from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
+from tests.cluster.conftest import Jobs, environment_of, eventually, small_job
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(900)]
-JOB = REPOSITORY / "tests/cluster/small_job.py"
 ONE = ("--workers", "1:1", "--standby", "0")
 SLOW = ("--seconds-per-sample", "0.05")
 LEFT_S = 150.0
@@ -33,14 +31,7 @@ LEFT_S = 150.0
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
-    environment = {
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "HOME": str(tmp_path_factory.mktemp("home")),
-        "PYTHONPATH": str(REPOSITORY),
-        "RAY_AUTH_MODE": "disabled",
-        "RAY_worker_niceness": "0",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = environment_of(tmp_path_factory.mktemp("home"))
     with RayProcesses(environment, head_cpus=6) as cluster:
         yield Jobs(cluster, tmp_path_factory.mktemp("runs"), copied=False)
 
@@ -48,22 +39,9 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Jobs]:
 @contextmanager
 def driver(jobs: Jobs, name: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A run's driver, and what it printed."""
-    log = jobs.storage / f"{name}.log"
-    command = [sys.executable, "-u", str(JOB), "--address", jobs.cluster.address]
-    command += ["--storage", str(jobs.storage), "--name", name, *ONE, *options]
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            command,
-            env=jobs.cluster.environment,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            yield process, log
-        finally:
-            process.kill()
-            process.wait()
+    where = ("--address", jobs.cluster.address, "--storage", str(jobs.storage), "--name", name)
+    with small_job(jobs.cluster.environment, jobs.storage / f"{name}.log", *where, *ONE, *options) as driver:
+        yield driver
 
 
 def said(log: Path, what: str) -> None:
@@ -121,9 +99,9 @@ def test_what_happens_to_one_run_happens_to_no_other(jobs: Jobs, others: int) ->
 
 
 POINTS = (
-    "nodes; starting 1 worker",
-    "w0001 is ready",
-    "generation 1 trains on",
+    "joined",
+    "forming dp 1",
+    r"on 1 node  restarts \d+\n",
     "step [1-9]",
     r"step (9|1\d)/",
     r"step [2-9]\d/",

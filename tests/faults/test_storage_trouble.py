@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,10 +27,9 @@ from elastic_train.storage.journal import read_journal
 from elastic_train.testing.ray_processes import RayProcesses
 from elastic_train.testing.s3_server import KEY, SECRET, S3Server, s3_server
 from elastic_train.testing.troubled_front import Front, Trouble, troubled_front
-from tests.cluster.conftest import BIN, REPOSITORY, eventually
+from tests.cluster.conftest import environment_of, eventually, small_job
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(900)]
-JOB = REPOSITORY / "tests/cluster/small_job.py"
 ONE = ("--workers", "1:1", "--standby", "0")
 SHORT_S = 12.0
 LONG_S = 75.0
@@ -50,22 +48,9 @@ class World:
 
     @contextmanager
     def driver(self, name: str, *options: str) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-        log = self.logs / f"{name}.log"
-        command = [sys.executable, "-u", str(JOB), "--address", self.cluster.address]
-        command += ["--storage", self.bucket, "--name", name, *ONE, *options]
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                command,
-                env=self.cluster.environment,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                yield process, log
-            finally:
-                process.kill()
-                process.wait()
+        where = ("--address", self.cluster.address, "--storage", self.bucket, "--name", name)
+        with small_job(self.cluster.environment, self.logs / f"{name}.log", *where, *ONE, *options) as driver:
+            yield driver
 
     def records(self, name: str) -> list[Record]:
         store = open_store(f"{self.bucket}/{name}", options=self.server.options)
@@ -93,13 +78,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         s3_server(tmp_path_factory.mktemp("s3")) as server,
         troubled_front(server.endpoint) as front,
     ):
-        environment = {
-            "PATH": f"{BIN}:{os.environ['PATH']}",
-            "HOME": str(tmp_path_factory.mktemp("home")),
-            "PYTHONPATH": str(REPOSITORY),
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_worker_niceness": "0",
-            "OMP_NUM_THREADS": "1",
+        environment = environment_of(tmp_path_factory.mktemp("home")) | {
             "AWS_ENDPOINT_URL": front.endpoint,
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,

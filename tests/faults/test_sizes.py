@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cluster.driver.launch import fit, prepare_local_environment
+from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.config import Parallelism
 from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
-from tests.faults.conftest import Runs, assert_same_training
+from tests.faults.conftest import Clusters, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 STEPS = 32
@@ -26,9 +26,9 @@ class Slow(Pretrain):
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Runs]:
+def runs(clusters: Clusters, tmp_path: Path) -> Iterator[Runs]:
     """A cluster of its own for each run: its sizes say how many nodes there are."""
-    prepare_local_environment()
+    clusters.close()  # a process is connected to one at most
     with LocalCluster(3, cpus=1) as cluster:
         yield Runs(cluster, tmp_path)
 

@@ -161,7 +161,7 @@ def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dic
         clip_norm=CLIP_NORM,
     )
     replicate, shard = MESHES[name]
-    gang = Gang(pool, _generations, problem, spec)
+    gang = Gang(pool, problem, spec)
     gang.form(gang.plan(replicate, shard))
     pool.run(take_turns, problem, shard > 1)
     outcomes = gang.begin().results(LIMIT_S)
@@ -189,9 +189,6 @@ def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dic
         }
         steps = [step | costs for step in steps]
     return steps
-
-
-_generations = itertools.count(1)
 
 
 def whole_runs(quick: bool) -> list[dict[str, Any]]:

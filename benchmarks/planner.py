@@ -126,7 +126,7 @@ def main() -> int:
     torch.set_num_threads(1)
     task = Problem(size=SIZE, seq_len=SEQ_LEN)
     with GlooPool(WORKERS) as pool:
-        gang = Gang(pool, itertools.count(1), task, spec(QUICK_STEPS if given.quick else STEPS))
+        gang = Gang(pool, task, spec(QUICK_STEPS if given.quick else STEPS))
         machine = Machine.of(gang, task, lambda plan: step_s(gang, plan))
         print("told:", *(f"{name} {value:.3g}" for name, value in machine.reported().items()), flush=True)
         plans = plans_of(machine)

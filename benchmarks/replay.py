@@ -22,10 +22,9 @@ time, and workers beyond the number of cores gain nothing.
 
 from __future__ import annotations
 
-import itertools
 import statistics
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,7 +79,6 @@ class Bench:
 
     def __init__(self, pool: GlooPool, size: Size) -> None:
         self._pool, self._size = pool, size
-        self._generations: Iterator[int] = itertools.count(1)
         self.results: list[dict[str, Any]] = []
 
     def run(self) -> Sequence[tuple[Logging, float]]:
@@ -113,7 +111,7 @@ class Bench:
             max_workers=3,
             clip_norm=1.0,
         )
-        gang = Gang(self._pool, self._generations, Staged(size="small", seq_len=32), spec)
+        gang = Gang(self._pool, Staged(size="small", seq_len=32), spec)
         gang._timeout = LIMIT_S
         return gang
 
@@ -162,7 +160,7 @@ class Bench:
         names = [str(n) for n in range(workers)]
         stood_in = substitute(plan, stages, names, exact=False)
         assert stood_in is not None
-        during = next(self._generations)
+        during = next(self._pool.generations)
         assignments = [
             ReplayAssignment(
                 generation=during,

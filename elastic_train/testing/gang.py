@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -132,9 +132,8 @@ class From:
 class Gang:
     """Forms generations on processes of a pool and runs them."""
 
-    def __init__(self, pool: GlooPool, generations: Iterator[int], task: Task, spec: RunSpec) -> None:
+    def __init__(self, pool: GlooPool, task: Task, spec: RunSpec) -> None:
         self.pool, self.spec = pool, spec
-        self._generations = generations
         self._timeout = 120.0
         pool.run(start, task, spec, timeout=self._timeout)
         self.generation = 0
@@ -205,7 +204,7 @@ class Gang:
 
     def join(self, plan: Plan, processes: Sequence[int], by_module: bool | None = None) -> None:
         """Ranks taken, nothing filled."""
-        self.generation, self.processes = next(self._generations), tuple(processes)
+        self.generation, self.processes = next(self.pool.generations), tuple(processes)
         assignments = [
             RankAssignment(
                 generation=self.generation,

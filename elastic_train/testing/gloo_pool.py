@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -97,13 +97,15 @@ class GlooPool:
     """`size` processes and a store server for their groups, at (`store_host`, `store_port`).
 
     A function is called as fn(state, *args): `state` is a dict that the process keeps between calls, with its
-    own number under "index".
+    own number under "index". `generations` gives numbers of groups that the store hasn't seen: a group
+    that took an old number might read the addresses of processes that left it.
     """
 
     def __init__(self, size: int) -> None:
         self.store_host = "127.0.0.1"
         self._server, self.store_port = serve_store(self.store_host)
         self._numbers = itertools.count()
+        self.generations: Iterator[int] = itertools.count(1)
         self._context = multiprocessing.get_context("spawn")
         self._workers = [self._spawn(index) for index in range(size)]
         for index in range(size):

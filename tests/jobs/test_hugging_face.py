@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,7 +105,7 @@ def test_the_first_loss_is_that_of_transformers_and_the_outcome_opens_there(
         next(Path(directory).glob("*.safetensors")).unlink()
     made = job(directory)
     expected = plain_loss(job, made, theirs(job, made, directory if weights == "saved" else ""))
-    gang = Gang(pool, itertools.count(1), made.task, made.spec)
+    gang = Gang(pool, made.task, made.spec)
     gang.form(gang.plan(1, 2))
     report = gang.run()[0]
     assert report.loss == pytest.approx(expected, rel=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -53,7 +52,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_plans_train_the_adapters_alike_and_leave_the_base(pool: GlooPool, base: Path) -> None:
     made = trainer(config=str(base), lora_rank=4, seq_len=16, lr=1e-1, global_size=4, workers="1:2")
     spec = replace(made.spec, precision="fp64", max_steps=3)
-    gang, losses, states = Gang(pool, itertools.count(1), made.task, spec), [], []
+    gang, losses, states = Gang(pool, made.task, spec), [], []
     for mesh in (Mesh(), Mesh(tp=2), Mesh(dp_shard=2)):
         gang.form(gang.plan_on(mesh))
         losses.append([report.loss for report in gang.run()])
@@ -74,7 +73,7 @@ def test_plans_train_the_adapters_alike_and_leave_the_base(pool: GlooPool, base:
 def test_the_base_is_written_once_and_referred_to_after(pool: GlooPool, base: Path) -> None:
     made = trainer(config=str(base), lora_rank=2, seq_len=16, global_size=4, workers="1:2")
     spec = replace(made.spec, max_steps=3, checkpoints=Checkpoints(every=1))
-    gang = Gang(pool, itertools.count(1001), made.task, spec)
+    gang = Gang(pool, made.task, spec)
     gang.form(gang.plan(2, 1))
     gang.run()
     run = RunDirectory(MemoryStore())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,14 +39,3 @@ def pool(_shared_pool: GlooPool) -> Iterator[GlooPool]:
                 _shared_pool.run(leave_group, ranks=[rank], timeout=30)
             except PoolError:
                 _shared_pool.kill(rank)
-
-
-@pytest.fixture(scope="session")
-def _generations() -> Iterator[int]:
-    return itertools.count(1)
-
-
-@pytest.fixture
-def new_generation(_generations: Iterator[int]) -> Iterator[int]:
-    """Numbers of generations that were never formed in the pool's store: use next()."""
-    return _generations

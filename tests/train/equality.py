@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,10 @@ def spec(**changes: Any) -> RunSpec:
     )
 
 
-def check(
-    pool: GlooPool, generations: Iterator[int], task: ChainTask, plans: Plans, run: RunSpec | None = None
-) -> None:
+def check(pool: GlooPool, task: ChainTask, plans: Plans, run: RunSpec | None = None) -> None:
     """A run from the start under each of the plans."""
     run = run or spec()
-    gang = Gang(pool, generations, task, run)
+    gang = Gang(pool, task, run)
     gang.form(gang.plan(1, 1))
     initial = gang.whole()
     expected = reference(task, run, initial)

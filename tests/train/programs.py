@@ -123,10 +123,10 @@ def spec(most: int) -> RunSpec:
     )
 
 
-def hold(program: Program, way: str, pool: GlooPool, generations: Iterator[int]) -> None:
+def hold(program: Program, way: str, pool: GlooPool) -> None:
     """The program on a way is equal to its plain loop, or is refused there before its first step."""
     refused = program.refused or program.refused_on.get(way)
-    gang = Gang(pool, generations, program.task(), spec(program.most))
+    gang = Gang(pool, program.task(), spec(program.most))
     if refused is not None:
         with pytest_raises(refused):
             found = _trained(gang, WAYS[way], pool)

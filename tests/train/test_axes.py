@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -33,22 +31,20 @@ ALL_OF_FOUR = [
 FULL = {"recompute": "full"}
 
 
-def test_every_factorisation_of_four_workers_equals_the_reference(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_every_factorisation_of_four_workers_equals_the_reference(pool: GlooPool) -> None:
     """With metrics, and with two blocks of a stage computed again: their masks are the same."""
     assert all(mesh.size == 4 for mesh in ALL_OF_FOUR)
     plans = [(mesh, FULL if mesh == Mesh(pp=2, dp_shard=2) else {}) for mesh in ALL_OF_FOUR]
-    check(pool, new_generation, ChainTask(evaluate_every=2), plans)
+    check(pool, ChainTask(evaluate_every=2), plans)
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
 def test_an_untied_head_and_recomputed_blocks_change_nothing_under_any_plan(
-    pool: GlooPool, new_generation: Iterator[int], recompute: str
+    pool: GlooPool, recompute: str
 ) -> None:
     plans = [(mesh, {"recompute": recompute}) for mesh in (*ALL_OF_FOUR, Mesh(pp=3), Mesh())]
-    check(pool, new_generation, ChainTask(tied=False), plans)
+    check(pool, ChainTask(tied=False), plans)
 
 
 @pytest.mark.parametrize(
@@ -62,21 +58,18 @@ def test_an_untied_head_and_recomputed_blocks_change_nothing_under_any_plan(
 )
 def test_other_optimizers_and_an_untied_head_on_a_stage_of_its_own(
     pool: GlooPool,
-    new_generation: Iterator[int],
     optimizer: str,
     settings: dict[str, float],
     meshes: list[Mesh],
 ) -> None:
     task = ChainTask(optimizer_name=optimizer, settings=settings, tied=optimizer != "SGD")
-    check(pool, new_generation, task, [(mesh, {}) for mesh in meshes])
+    check(pool, task, [(mesh, {}) for mesh in meshes])
 
 
 @pytest.mark.matrix
-def test_uneven_shares_and_an_idle_index_of_a_pipeline_change_nothing(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_uneven_shares_and_an_idle_index_of_a_pipeline_change_nothing(pool: GlooPool) -> None:
     task, run = ChainTask(), spec(max_steps=5)
-    gang = Gang(pool, new_generation, task, run)
+    gang = Gang(pool, task, run)
     expected = None
     for mesh in (Mesh(pp=2, dp_replicate=2), Mesh(pp=2, dp_shard=2), Mesh(dp_shard=2, tp=2)):
         for shares in (((0,), (1, 2, 3, 4)), ((), (0, 1, 2, 3, 4))):
@@ -87,16 +80,14 @@ def test_uneven_shares_and_an_idle_index_of_a_pipeline_change_nothing(
             assert_state_near(gang.whole(), expected.state)
 
 
-def test_fused_projections_are_cut_part_by_part(pool: GlooPool, new_generation: Iterator[int]) -> None:
+def test_fused_projections_are_cut_part_by_part(pool: GlooPool) -> None:
     stages = {"stages": ((0, 1), (1, 2))}
-    check(pool, new_generation, FusedTask(), [(Mesh(dp_shard=2, tp=2), {}), (Mesh(pp=2, tp=2), stages)])
+    check(pool, FusedTask(), [(Mesh(dp_shard=2, tp=2), {}), (Mesh(pp=2, tp=2), stages)])
 
 
-def test_a_run_moves_between_plans_of_all_axes_without_a_change_of_its_losses(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_a_run_moves_between_plans_of_all_axes_without_a_change_of_its_losses(pool: GlooPool) -> None:
     task = ChainTask()
-    gang = Gang(pool, new_generation, task, spec(max_steps=12))
+    gang = Gang(pool, task, spec(max_steps=12))
     gang.form(gang.plan(1, 1))
     expected, state = [r.loss for r in gang.run()], gang.whole()
     moves = [
@@ -138,10 +129,10 @@ TEN_PLANS = [
 
 
 @pytest.mark.matrix
-def test_ten_plans_one_after_the_other_give_the_same_bits_twice(new_generation: Iterator[int]) -> None:
+def test_ten_plans_one_after_the_other_give_the_same_bits_twice() -> None:
     run = spec(max_steps=2 * len(TEN_PLANS), batch=Batch(global_size=13, micro_size=1, seed=11))
     with GlooPool(7) as pool:
-        gang = Gang(pool, new_generation, ChainTask(), run)
+        gang = Gang(pool, ChainTask(), run)
         gang.form(gang.plan(1, 1))
         expected = [r.loss for r in gang.run()]
         rounds: list[list[float]] = []

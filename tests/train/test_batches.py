@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,11 +34,9 @@ def spec(**batch: Any) -> RunSpec:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_every_shape_of_batch_trains_as_in_a_plain_loop(
-    pool: GlooPool, new_generation: Iterator[int], name: str
-) -> None:
+def test_every_shape_of_batch_trains_as_in_a_plain_loop(pool: GlooPool, name: str) -> None:
     task, run = PROGRAMS[name], spec()
-    gang = Gang(pool, new_generation, task, run)
+    gang = Gang(pool, task, run)
     gang.form(gang.plan(1, 1))
     expected = reference(task, run, gang.whole())
     measured = [r.metrics for r in gang.run() if r.metrics]
@@ -137,12 +134,10 @@ def test_loader_processes_change_no_bit(name: str) -> None:
     ]
 
 
-def test_loader_processes_may_be_added_and_left_out_on_the_way(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_loader_processes_may_be_added_and_left_out_on_the_way(pool: GlooPool) -> None:
     task = PROGRAMS["a collator that draws"]
     expected = list({r.step: r.loss for r in train_alone(task, spec())}.values())
-    gang = Gang(pool, new_generation, task, spec(workers=1))
+    gang = Gang(pool, task, spec(workers=1))
     gang.form(gang.plan(2, 1))
     reports = gang.pause_at(3)
     gang.form(gang.plan(1, 1), origin=gang.held())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -102,10 +102,10 @@ def test_folded_statistics_are_those_of_training_on_one_process() -> None:
 
 @pytest.mark.parametrize("shares", [[[0, 1, 2, 3, 4]], [[0, 1, 2], [3, 4]], [[4, 0], [1], [2, 3]]])
 def test_statistics_are_the_same_to_the_bit_under_every_division_of_micro_batches(
-    pool: GlooPool, new_generation: Iterator[int], shares: list[list[int]]
+    pool: GlooPool, shares: list[list[int]]
 ) -> None:
     store, ranks = (pool.store_host, pool.store_port), range(len(shares))
-    found = pool.run(on_ranks, store, next(new_generation), PerRank(ranks), shares, ranks=ranks)
+    found = pool.run(on_ranks, store, next(pool.generations), PerRank(ranks), shares, ranks=ranks)
     assert found == [run_steps(Net().double(), range(5))] * len(shares)
 
 

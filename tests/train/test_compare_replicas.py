@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -42,9 +40,9 @@ def flip_a_bit_at(state: dict, at: int) -> None:
 
 @pytest.mark.parametrize(("mesh", "at"), [((3, 1), 1), pytest.param((2, 1), 1, marks=pytest.mark.matrix)])
 def test_a_flipped_bit_is_found_and_its_rank_named_where_others_outvote_it(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int], at: int
+    pool: GlooPool, mesh: tuple[int, int], at: int
 ) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec())
+    gang = Gang(pool, TinyTask(), spec())
     gang.form(gang.plan(*mesh))
     pool.run(flip_a_bit_at, 5, ranks=[at])
     outcomes = gang.begin().results(120)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,15 +21,13 @@ from tests.train.test_train_from_foreign import Continued, restored, spec
 pytestmark = [pytest.mark.ring2, pytest.mark.matrix, pytest.mark.timeout(900)]
 
 
-def test_deepspeed_goes_on_from_what_we_trained(
-    pool: GlooPool, new_generation: Iterator[int], tmp_path: Path
-) -> None:
+def test_deepspeed_goes_on_from_what_we_trained(pool: GlooPool, tmp_path: Path) -> None:
     theirs, ours, back = (str(tmp_path / name) for name in ("theirs", "ours", "back"))
     alone = peer("train", tmp_path / "whole", "--stage", 1, "--steps", 8)["losses"]
     peer("train", theirs, "--stage", 1, "--steps", 4)
     begin(open_store(ours), ResumeFrom(url=theirs), holder="test")
     asked = replace(spec(1.0), max_steps=6, checkpoints=Checkpoints(every=6))
-    gang = Gang(pool, new_generation, Continued(), asked)
+    gang = Gang(pool, Continued(), asked)
     plan = gang.plan(1, 3)
     gang.join(plan, range(plan.world_size))
     pool.run(restored, ours, ranks=gang.processes)

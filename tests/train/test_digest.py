@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -141,9 +140,7 @@ def sharded(
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_layout_over_ranks_gives_the_same_digest(
-    pool: GlooPool, new_generation: Iterator[int], size: int
-) -> None:
+def test_every_layout_over_ranks_gives_the_same_digest(pool: GlooPool, size: int) -> None:
     store, ranks = (pool.store_host, pool.store_port), range(size)
-    found = pool.run(sharded, store, next(new_generation), PerRank(ranks), size, ranks=ranks)
+    found = pool.run(sharded, store, next(pool.generations), PerRank(ranks), size, ranks=ranks)
     assert found == [[digest(example(), Box.whole(SHAPE))] * 4] * size

@@ -46,13 +46,13 @@ def eight(pool: GlooPool) -> Iterator[GlooPool]:
     pool.resize(size)
 
 
-def test_six_plans_of_eight_ranks_equal_the_reference(eight: GlooPool, new_generation: Iterator[int]) -> None:
+def test_six_plans_of_eight_ranks_equal_the_reference(eight: GlooPool) -> None:
     run = spec(batch=Batch(global_size=13, micro_size=2, seed=11), max_steps=2, max_workers=8)
-    check(eight, new_generation, ChainTask(samples=20), DENSE, run)
-    check(eight, new_generation, ChainTask(samples=20, experts=6, hidden=10, tied=False), EXPERTS, run)
+    check(eight, ChainTask(samples=20), DENSE, run)
+    check(eight, ChainTask(samples=20, experts=6, hidden=10, tied=False), EXPERTS, run)
 
 
 @pytest.mark.matrix
-def test_the_other_plans_of_eight_ranks_do_too(eight: GlooPool, new_generation: Iterator[int]) -> None:
+def test_the_other_plans_of_eight_ranks_do_too(eight: GlooPool) -> None:
     run = spec(batch=Batch(global_size=13, micro_size=1, seed=11), max_workers=8)
-    check(eight, new_generation, ChainTask(), THE_OTHERS, run)
+    check(eight, ChainTask(), THE_OTHERS, run)

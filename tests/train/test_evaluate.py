@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -185,36 +185,30 @@ def test_an_evaluation_is_seen_to_move_with_every_micro_batch() -> None:
 
 
 @pytest.mark.parametrize("held_out", [17, 4])
-def test_every_plan_gives_the_same_result(
-    pool: GlooPool, new_generation: Iterator[int], held_out: int
-) -> None:
+def test_every_plan_gives_the_same_result(pool: GlooPool, held_out: int) -> None:
     task = Task(held_out=held_out, metric=several)
     alone = evaluator(task, build(task)).run(4)
     assert alone["rows"] == held_out / -(-held_out // 3)
     for replicate, shard in MESHES:
-        ranks = formed(pool, next(new_generation), Mesh(dp_replicate=replicate, dp_shard=shard), task)
+        ranks = formed(pool, next(pool.generations), Mesh(dp_replicate=replicate, dp_shard=shard), task)
         assert pool.run(run, 4, ranks=ranks) == [alone] * len(ranks)
         if shard > 1:
             assert pool.run(is_sharded, ranks=ranks) == [True] * len(ranks)
         pool.run(leave, ranks=ranks)
 
 
-def test_names_that_differ_between_micro_batches_are_refused_on_every_rank(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_names_that_differ_between_micro_batches_are_refused_on_every_rank(pool: GlooPool) -> None:
     task = Task(held_out=4, metric=irregular)
     with pytest.raises(ConfigError, match=r"same names.*\['whole'\] and \['part'\]"):
         evaluator(task, build(task)).run(4)
-    ranks = formed(pool, next(new_generation), Mesh(dp_replicate=2), task)
+    ranks = formed(pool, next(pool.generations), Mesh(dp_replicate=2), task)
     for text in pool.run(outcome, 4, ranks=ranks):
         assert text.startswith("ConfigError: task.evaluation.metric")
     pool.run(leave, ranks=ranks)
 
 
-def test_a_break_ends_an_evaluation_that_waits_for_an_absent_rank(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    ranks = formed(pool, next(new_generation), Mesh(dp_shard=3), Task())
+def test_a_break_ends_an_evaluation_that_waits_for_an_absent_rank(pool: GlooPool) -> None:
+    ranks = formed(pool, next(pool.generations), Mesh(dp_shard=3), Task())
     waiting = pool.call_async(outcome, 4, ranks=[0, 1])
     while not all(pool.control(rank, has_started) for rank in (0, 1)):
         pass
@@ -245,7 +239,7 @@ class Ranked(Task):
 
 @pytest.mark.parametrize("held_out", [17, 4])
 def test_a_metric_of_all_predictions_is_that_of_one_process_under_every_plan(
-    pool: GlooPool, new_generation: Iterator[int], held_out: int
+    pool: GlooPool, held_out: int
 ) -> None:
     task = Ranked(held_out=held_out)
     model = build(task)
@@ -260,7 +254,7 @@ def test_a_metric_of_all_predictions_is_that_of_one_process_under_every_plan(
         "first": plain["first"],
     }
     for replicate, shard in MESHES:
-        ranks = formed(pool, next(new_generation), Mesh(dp_replicate=replicate, dp_shard=shard), task)
+        ranks = formed(pool, next(pool.generations), Mesh(dp_replicate=replicate, dp_shard=shard), task)
         assert pool.run(run, 4, ranks=ranks) == [alone] * len(ranks)
         pool.run(leave, ranks=ranks)
 

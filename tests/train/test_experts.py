@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
@@ -48,17 +46,13 @@ PLANS = [
 
 
 @pytest.mark.matrix
-def test_every_kind_of_plan_with_ep_equals_the_reference(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    check(pool, new_generation, task(), PLANS, spec(max_steps=5))
+def test_every_kind_of_plan_with_ep_equals_the_reference(pool: GlooPool) -> None:
+    check(pool, task(), PLANS, spec(max_steps=5))
 
 
 @pytest.mark.matrix
-def test_experts_move_between_plans_with_and_without_ep(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, task(), spec(max_steps=8))
+def test_experts_move_between_plans_with_and_without_ep(pool: GlooPool) -> None:
+    gang = Gang(pool, task(), spec(max_steps=8))
     gang.form(gang.plan(1, 1))
     expected, state = [r.loss for r in gang.run()], gang.whole()
     moves = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -52,9 +51,9 @@ def lose_answer_of(state: dict, step: int) -> None:
 
 @pytest.mark.parametrize(("mesh", "phase"), [((1, 3), "forward"), ((3, 1), "backward"), ((1, 2), "vote")])
 def test_an_abort_before_the_vote_discards_the_step_and_it_runs_again_the_same(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int], phase: str
+    pool: GlooPool, mesh: tuple[int, int], phase: str
 ) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec())
+    gang = Gang(pool, TinyTask(), spec())
     plan = gang.plan(*mesh)
     gang.form(plan)
     expected = [(r.loss, r.grad_norm) for r in gang.run()]
@@ -78,9 +77,9 @@ def test_an_abort_before_the_vote_discards_the_step_and_it_runs_again_the_same(
 
 @pytest.mark.parametrize("mesh", [(1, 3), (2, 1)])
 def test_a_laggard_rolls_forward_to_the_bits_of_those_who_passed_the_vote(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
+    pool: GlooPool, mesh: tuple[int, int]
 ) -> None:
-    gang = Gang(pool, new_generation, TinyTask(batch_norm=True), spec(precision="fp32"))
+    gang = Gang(pool, TinyTask(batch_norm=True), spec(precision="fp32"))
     plan = gang.plan(*mesh)
     gang.form(plan)
     expected, state = [r.loss for r in gang.run()], gang.whole()
@@ -122,11 +121,9 @@ class Poisoned(TinyTask):
         return loss * micro_batch["poison"].prod(), count
 
 
-def test_a_step_that_is_not_finite_is_skipped_the_same_under_every_plan(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_a_step_that_is_not_finite_is_skipped_the_same_under_every_plan(pool: GlooPool) -> None:
     run_spec = spec(precision="fp64")
-    gang = Gang(pool, new_generation, Poisoned(), run_spec)
+    gang = Gang(pool, Poisoned(), run_spec)
     runs = []
     for mesh in [(1, 1), (1, 3), (2, 1)]:
         gang.form(gang.plan(*mesh))
@@ -153,9 +150,9 @@ def look_up(micro_batch: dict[str, torch.Tensor]) -> Any:
 
 @pytest.mark.parametrize("mesh", [(1, 1), (1, 2)])
 def test_an_error_of_the_users_code_carries_the_users_traceback(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
+    pool: GlooPool, mesh: tuple[int, int]
 ) -> None:
-    gang = Gang(pool, new_generation, Raising(), spec())
+    gang = Gang(pool, Raising(), spec())
     gang.form(gang.plan(*mesh))
     for end, error, _ in gang.begin().results():
         assert end is None
@@ -175,10 +172,10 @@ class Sparse(TinyTask):
 
 @pytest.mark.parametrize("mesh", [(1, 1), (2, 1), (1, 2)])
 def test_sparse_gradients_are_refused_by_name_and_never_skipped(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
+    pool: GlooPool, mesh: tuple[int, int]
 ) -> None:
     task = Sparse(groups=False)
-    gang = Gang(pool, new_generation, task, spec())
+    gang = Gang(pool, task, spec())
     gang.form(gang.plan(*mesh))
     for _, error, reports in gang.begin().results():
         assert not reports
@@ -208,13 +205,11 @@ class Counted(TinyTask):
         return model
 
 
-def test_a_buffer_that_a_forward_changes_is_refused_under_several_ranks(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, Counted(), spec(max_workers=1))
+def test_a_buffer_that_a_forward_changes_is_refused_under_several_ranks(pool: GlooPool) -> None:
+    gang = Gang(pool, Counted(), spec(max_workers=1))
     gang.form(gang.plan(1, 1))
     assert gang.run()[-1].step == 6
-    gang = Gang(pool, new_generation, Counted(), spec())
+    gang = Gang(pool, Counted(), spec())
     for mesh in ((1, 1), (1, 2)):  # alone too, where more may come
         gang.form(gang.plan(*mesh))
         for _, error, _ in gang.begin().results():
@@ -245,10 +240,8 @@ def follow_steps(state: dict) -> None:
     state["faults"] = fault
 
 
-def test_ranks_beside_the_one_whose_user_code_failed_end_when_they_are_aborted(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, OneRaises(), spec())
+def test_ranks_beside_the_one_whose_user_code_failed_end_when_they_are_aborted(pool: GlooPool) -> None:
+    gang = Gang(pool, OneRaises(), spec())
     gang.form(gang.plan(1, 2))
     pool.run(follow_steps, ranks=gang.processes)
     running = gang.begin()
@@ -262,10 +255,8 @@ def test_ranks_beside_the_one_whose_user_code_failed_end_when_they_are_aborted(
     assert {h.step for h in gang.local_states()} == {1}
 
 
-def test_a_generation_aborted_before_it_is_joined_is_not_formed(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec())
+def test_a_generation_aborted_before_it_is_joined_is_not_formed(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec())
     gang.form(gang.plan(1, 2))
     gang.pause_at(2)
     at = gang.held()
@@ -273,7 +264,7 @@ def test_a_generation_aborted_before_it_is_joined_is_not_formed(
     store = (gang.pool.store_host, gang.pool.store_port)
     outcomes = pool.run(try_join, store, at.generation + 1, PerRank([0, 1]), ranks=[0, 1])
     assert all(error.startswith("GroupBroken") for error in outcomes)
-    next(new_generation)
+    next(pool.generations)
     gang.form(gang.plan(2, 1), None, at)
     assert [r.step for r in gang.run()] == [3, 4, 5, 6]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,11 +105,9 @@ class Editing(ChainTask):
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_edits_are_those_of_a_plain_loop_under_every_plan(
-    pool: GlooPool, new_generation: Iterator[int], name: str
-) -> None:
+def test_edits_are_those_of_a_plain_loop_under_every_plan(pool: GlooPool, name: str) -> None:
     task, run = Editing(edit=name), spec()
-    gang = Gang(pool, new_generation, task, run)
+    gang = Gang(pool, task, run)
     gang.form(gang.plan(1, 1))
     expected = reference(task, run, gang.whole(), EDITS[name][1])
     for mesh in [Mesh(), *MESHES]:
@@ -120,9 +118,9 @@ def test_edits_are_those_of_a_plain_loop_under_every_plan(
         assert_state_near(gang.whole(), expected.state)
 
 
-def test_experts_are_edited_whole_wherever_they_are(pool: GlooPool, new_generation: Iterator[int]) -> None:
+def test_experts_are_edited_whole_wherever_they_are(pool: GlooPool) -> None:
     task, run = Editing(edit="whole tensors", experts=4, hidden=20), spec()
-    gang = Gang(pool, new_generation, task, run)
+    gang = Gang(pool, task, run)
     gang.form(gang.plan(1, 1))
     expected = reference(task, run, gang.whole(), plain_whole_tensors)
     for mesh in (Mesh(dp_shard=2, ep=2), Mesh(dp_shard=4, ep=2)):
@@ -136,8 +134,8 @@ class Noisy(TinyTask):
         noise(gradients)
 
 
-def test_a_laggard_applies_the_edited_gradient(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(pool, new_generation, Noisy(), spec(precision="fp32", max_steps=6, compare_replicas=None))
+def test_a_laggard_applies_the_edited_gradient(pool: GlooPool) -> None:
+    gang = Gang(pool, Noisy(), spec(precision="fp32", max_steps=6, compare_replicas=None))
     plan = gang.plan(2, 1)
     gang.form(plan)
     expected, state = [r.loss for r in gang.run()], gang.whole()

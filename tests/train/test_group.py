@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 
 import pytest
@@ -27,22 +26,20 @@ from tests.train.group_calls import (
 pytestmark = pytest.mark.ring2
 
 
-def test_members_bind_to_their_own_addresses(pool: GlooPool, new_generation: Iterator[int]) -> None:
+def test_members_bind_to_their_own_addresses(pool: GlooPool) -> None:
     store = (pool.store_host, pool.store_port)
-    pool.run(form_at, store, next(new_generation), PerRank([0, 1, 2]), 3, ranks=[0, 1, 2])
+    pool.run(form_at, store, next(pool.generations), PerRank([0, 1, 2]), 3, ranks=[0, 1, 2])
     assert pool.run(total, 1.0, ranks=[0, 1, 2]) == [3.0] * 3
     assert pool.run(bound_address, ranks=[0, 1, 2]) == ["127.0.0.2", "127.0.0.3", "127.0.0.4"]
     pool.run(destroy, ranks=[0, 1, 2])
 
 
-def test_thirty_generations_of_changing_sizes_leak_nothing(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_thirty_generations_of_changing_sizes_leak_nothing(pool: GlooPool) -> None:
     sizes = [4, 2, 3, 4, 1, 3]
     files = threads = 0
     for round_ in range(30):
         ranks = [(round_ + i) % 4 for i in range(sizes[round_ % len(sizes)])]
-        start(pool, next(new_generation), ranks)
+        start(pool, next(pool.generations), ranks)
         assert pool.run(shard_and_sum, Mesh(dp_shard=len(ranks)), ranks=ranks) == [552.0] * len(ranks)
         pool.run(destroy, ranks=ranks)
         if round_ == len(sizes) - 1:
@@ -56,9 +53,7 @@ def test_thirty_generations_of_changing_sizes_leak_nothing(
     wait_until(as_before)
 
 
-def test_two_runs_start_ten_times_side_by_side_though_the_usual_ports_are_taken(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_two_runs_start_ten_times_side_by_side_though_the_usual_ports_are_taken(pool: GlooPool) -> None:
     """Those of torch's launchers, and each port that a store of the same run had before."""
     pairs = ((0, 1), (2, 3))
     with ExitStack() as taken:
@@ -66,7 +61,7 @@ def test_two_runs_start_ten_times_side_by_side_though_the_usual_ports_are_taken(
             with suppress(OSError):  # somebody else has it, which is as good
                 taken.enter_context(socket.create_server(("", port)))
         for _ in range(10):
-            generation = next(new_generation)
+            generation = next(pool.generations)
             ports = pool.run(serve, ranks=[pair[0] for pair in pairs])
             assert len(set(ports)) == 2
             begun = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
@@ -57,28 +56,26 @@ def broken_off(pool: GlooPool, generation: int, how: str, elements: int) -> floa
 @pytest.mark.parametrize("elements", [1 << 16, 1 << 22])
 @pytest.mark.parametrize("how", ["kill", "stop"])
 def test_survivors_of_a_lost_peer_unblock_within_a_second_of_the_break_and_form_again(
-    pool: GlooPool, new_generation: Iterator[int], how: str, elements: int
+    pool: GlooPool, how: str, elements: int
 ) -> None:
     survivors = [0, 1, 3]
-    taken = [broken_off(pool, next(new_generation), how, elements)]
+    taken = [broken_off(pool, next(pool.generations), how, elements)]
     while taken[-1] >= PROMISED_S and len(taken) < TRIES:
         pool.run(destroy, ranks=survivors)
         pool.kill(2)
         pool.restart(2)
-        taken.append(broken_off(pool, next(new_generation), how, elements))
+        taken.append(broken_off(pool, next(pool.generations), how, elements))
     assert min(taken) < PROMISED_S, taken
     pool.run(destroy, ranks=survivors)
-    start(pool, next(new_generation), survivors)
+    start(pool, next(pool.generations), survivors)
     assert pool.run(total, PerRank([1.0, 2.0, 4.0]), ranks=survivors) == [7.0] * 3
     pool.run(destroy, ranks=survivors)
     pool.kill(2)
 
 
 @pytest.mark.parametrize("operation", ["send", "recv"])
-def test_a_message_of_which_a_part_is_under_way_ends_by_a_break(
-    pool: GlooPool, new_generation: Iterator[int], operation: str
-) -> None:
-    start(pool, next(new_generation), [0, 1, 2])
+def test_a_message_of_which_a_part_is_under_way_ends_by_a_break(pool: GlooPool, operation: str) -> None:
+    start(pool, next(pool.generations), [0, 1, 2])
     busy = pool.call_async(receive_from_absent, operation, ranks=[0, 1])
     wait_until(lambda: all(pool.control(rank, has_reduced) for rank in (0, 1)))
     for rank in (0, 1):
@@ -87,25 +84,23 @@ def test_a_message_of_which_a_part_is_under_way_ends_by_a_break(
     pool.run(destroy, ranks=[0, 1, 2])
 
 
-def test_a_generation_whose_last_member_never_comes_ends_by_a_break(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_a_generation_whose_last_member_never_comes_ends_by_a_break(pool: GlooPool) -> None:
     store = (pool.store_host, pool.store_port)
-    forming = pool.call_async(try_to_form, store, next(new_generation), PerRank([0, 1]), 3, ranks=[0, 1])
+    forming = pool.call_async(try_to_form, store, next(pool.generations), PerRank([0, 1]), 3, ranks=[0, 1])
     wait_until(lambda: all(pool.control(rank, is_forming) for rank in (0, 1)))
     for rank in (0, 1):
         pool.control(rank, break_group)
     assert forming.results(ENDS_S) == ["aborted while forming the group"] * 2
-    start(pool, next(new_generation), [0, 1, 2])
+    start(pool, next(pool.generations), [0, 1, 2])
     assert pool.run(total, 1.0, ranks=[0, 1, 2]) == [3.0] * 3
     pool.run(destroy, ranks=[0, 1, 2])
 
 
 @pytest.mark.parametrize("silent", [0, 2])
 def test_a_member_that_hangs_while_connecting_does_not_hang_the_others_beyond_a_break(
-    pool: GlooPool, new_generation: Iterator[int], silent: int
+    pool: GlooPool, silent: int
 ) -> None:
-    store, generation = (pool.store_host, pool.store_port), next(new_generation)
+    store, generation = (pool.store_host, pool.store_port), next(pool.generations)
     others = [rank for rank in range(3) if rank != silent]
     pool.run(check_in_only, store, generation, silent, 3, ranks=[silent])
     forming = pool.call_async(try_to_form, store, generation, PerRank(others), 3, ranks=others)
@@ -115,23 +110,21 @@ def test_a_member_that_hangs_while_connecting_does_not_hang_the_others_beyond_a_
     assert forming.results(ENDS_S) == ["aborted while forming the group"] * 2
 
 
-def test_a_member_whose_store_hangs_gives_it_up_after_a_break(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_a_member_whose_store_hangs_gives_it_up_after_a_break(pool: GlooPool) -> None:
     (port,) = pool.run(serve, ranks=[3])
     pool.stop(3)
-    forming = pool.call_async(try_to_form, ("127.0.0.1", port), next(new_generation), 0, 2, ranks=[0])
+    forming = pool.call_async(try_to_form, ("127.0.0.1", port), next(pool.generations), 0, 2, ranks=[0])
     wait_until(lambda: pool.control(0, is_forming))
     pool.control(0, break_group)
     assert forming.results(ENDS_S) == ["aborted while forming the group"]
     pool.kill(3)
-    start(pool, next(new_generation), [0, 1])
+    start(pool, next(pool.generations), [0, 1])
     assert pool.run(total, 1.0, ranks=[0, 1]) == [2.0] * 2
     pool.run(destroy, ranks=[0, 1])
 
 
-def test_a_break_reaches_the_sub_groups_of_a_mesh(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    start(pool, next(new_generation), [0, 1, 2, 3])
+def test_a_break_reaches_the_sub_groups_of_a_mesh(pool: GlooPool) -> None:
+    start(pool, next(pool.generations), [0, 1, 2, 3])
     waiting = pool.call_async(wait_in_subgroup, Mesh(dp_replicate=2, dp_shard=2))
     wait_until(lambda: all(pool.control(rank, has_reduced) for rank in range(4)))
     assert waiting.results(ranks=[0, 2]) == ["absent"] * 2
@@ -141,13 +134,11 @@ def test_a_break_reaches_the_sub_groups_of_a_mesh(pool: GlooPool, new_generation
     pool.run(destroy)
 
 
-def test_breaking_a_generation_leaves_later_ones_and_other_connections_alone(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    start(pool, next(new_generation), [0, 1])
+def test_breaking_a_generation_leaves_later_ones_and_other_connections_alone(pool: GlooPool) -> None:
+    start(pool, next(pool.generations), [0, 1])
     pool.run(connect_to_self, ranks=[0])
     pool.run(keep_as_older, ranks=[0, 1])
-    start(pool, next(new_generation), [1, 0])
+    start(pool, next(pool.generations), [1, 0])
     pool.run(break_older, ranks=[0, 1])
     assert pool.run(total, 1.0, ranks=[0, 1]) == [2.0] * 2
     pool.run(break_group, ranks=[0, 1])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -72,12 +71,10 @@ TOGETHER = [Mesh(pp=2, tp=2)]
 @pytest.mark.ring2
 @pytest.mark.matrix
 @pytest.mark.parametrize("meshes", [APART, pytest.param(TOGETHER, marks=pytest.mark.matrix)])
-def test_plans_of_all_axes_compute_what_one_process_does(
-    pool: GlooPool, new_generation: Iterator[int], meshes: list[Mesh]
-) -> None:
+def test_plans_of_all_axes_compute_what_one_process_does(pool: GlooPool, meshes: list[Mesh]) -> None:
     job = trainer(seq_len=16, max_steps=3)
     spec = replace(job.spec, precision="fp64")
-    gang = Gang(pool, new_generation, job.task, spec)
+    gang = Gang(pool, job.task, spec)
     found = []
     for mesh in (Mesh(), *meshes):
         gang.form(gang.plan_on(mesh, stages=((0, 1), (1, 2)) if mesh.pp > 1 else ()))

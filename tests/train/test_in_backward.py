@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,13 +55,12 @@ def cut_buckets(state: dict, size: int) -> None:
     ],
 )
 def test_parameters_updated_in_backward_have_the_bits_of_an_update_after_the_vote(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
+    pool: GlooPool, mesh: tuple[int, int]
 ) -> None:
     found = []
     for early in (False, True):
         gang = Gang(
             pool,
-            new_generation,
             TinyTask(batch_norm=True),
             spec(optimizer_in_backward=early, precision="fp32"),
         )
@@ -107,14 +105,13 @@ def chosen(gang: Gang, plan: Plan, held: list[LocalState], at: int) -> tuple[Cho
 )
 def test_a_group_that_breaks_between_two_updates_goes_on_from_what_is_left(
     pool: GlooPool,
-    new_generation: Iterator[int],
     mesh: tuple[int, int],
     heartbeat: int,
     count: int,
     killed: int | None,
 ) -> None:
     """One rank stands still between two updates, wherever the others are then; another may be killed."""
-    gang = Gang(pool, new_generation, TinyTask(), spec())
+    gang = Gang(pool, TinyTask(), spec())
     plan = gang.plan(*mesh)
     pool.run(cut_buckets, 64, ranks=range(plan.world_size))
     gang.form(plan)

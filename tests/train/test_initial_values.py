@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -275,11 +275,9 @@ def assert_values(gang: Gang, model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("build", PLAIN, ids=lambda build: build.__name__)
-def test_values_are_those_of_a_plain_build(
-    pool: GlooPool, new_generation: Iterator[int], build: type[nn.Module]
-) -> None:
+def test_values_are_those_of_a_plain_build(pool: GlooPool, build: type[nn.Module]) -> None:
     model = plain(build)
-    gang = Gang(pool, new_generation, Builds(build.__name__), spec())
+    gang = Gang(pool, Builds(build.__name__), spec())
     for mesh in MESHES:
         gang.form(gang.plan(*mesh))
         assert_values(gang, model)
@@ -300,8 +298,8 @@ def first_ids(state: dict[str, Any]) -> list[int]:
     return [i for micro in order.micro_batches(1) for i in micro.ids]
 
 
-def test_the_dtype_is_that_of_the_run(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(pool, new_generation, Builds("Applied"), spec(precision="fp64"))
+def test_the_dtype_is_that_of_the_run(pool: GlooPool) -> None:
+    gang = Gang(pool, Builds("Applied"), spec(precision="fp64"))
     gang.form(gang.plan(2, 1))
     assert_values(gang, plain(Applied, torch.float64))
 
@@ -323,9 +321,7 @@ def fill(module: nn.Module) -> None:
         nn.init.constant_(parameter, 3.0)
 
 
-def test_models_of_a_loop_are_built_one_after_the_other(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_models_of_a_loop_are_built_one_after_the_other(pool: GlooPool) -> None:
     def built() -> nn.Module:
         models = nn.ModuleDict({"one": Applied()})
         torch.randn(3)
@@ -334,16 +330,14 @@ def test_models_of_a_loop_are_built_one_after_the_other(
         return models
 
     expected = plain(built)
-    gang = Gang(pool, new_generation, task_of(two_models), spec())
+    gang = Gang(pool, task_of(two_models), spec())
     for mesh in MESHES:
         gang.form(gang.plan(*mesh))
         assert_values(gang, expected)
 
 
-def test_what_a_constructor_leaves_empty_is_reset_by_its_module(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, Builds("LeftEmpty"), spec())
+def test_what_a_constructor_leaves_empty_is_reset_by_its_module(pool: GlooPool) -> None:
+    gang = Gang(pool, Builds("LeftEmpty"), spec())
     for mesh in MESHES:
         gang.form(gang.plan(*mesh))
         found = gang.whole()
@@ -351,8 +345,8 @@ def test_what_a_constructor_leaves_empty_is_reset_by_its_module(
         assert np.array_equal(found["inner.weight", "param"], plain(LeftEmpty).inner.weight.detach().numpy())
 
 
-def test_values_from_nowhere_are_refused_by_name(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(pool, new_generation, Builds("Unseeded"), spec())
+def test_values_from_nowhere_are_refused_by_name(pool: GlooPool) -> None:
+    gang = Gang(pool, Builds("Unseeded"), spec())
     gang.form(gang.plan(1, 1))
     with pytest.raises(
         PoolError, match=r"task.model: gives 'last.bias' other values on each rank\. Draw them"
@@ -360,10 +354,8 @@ def test_values_from_nowhere_are_refused_by_name(pool: GlooPool, new_generation:
         gang.form(gang.plan(2, 1))
 
 
-def test_a_model_that_is_another_one_each_time_is_refused(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, Builds("Changing"), spec())
+def test_a_model_that_is_another_one_each_time_is_refused(pool: GlooPool) -> None:
+    gang = Gang(pool, Builds("Changing"), spec())
     with pytest.raises(PoolError, match=r"another model each time it is called: 'more\.(bias|weight)' was"):
         gang.form(gang.plan(1, 1))
 
@@ -380,11 +372,9 @@ def initialise(state: dict[str, Any]) -> tuple[str, ...]:
     return state["member"].initialise()
 
 
-def test_without_room_on_one_node_all_initialise_module_by_module_and_say_so(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_without_room_on_one_node_all_initialise_module_by_module_and_say_so(pool: GlooPool) -> None:
     assert machine_memory.memory_room() >= machine_memory.free_memory()
-    gang = Gang(pool, new_generation, Builds("Net"), spec())
+    gang = Gang(pool, Builds("Net"), spec())
     gang.join(gang.plan(2, 1), (0, 1))
     pool.run(leave_no_room, ranks=[1])
     (note,), other = pool.run(initialise, ranks=[0, 1])
@@ -397,9 +387,9 @@ def test_without_room_on_one_node_all_initialise_module_by_module_and_say_so(
 
 @pytest.mark.parametrize("by_module", [True, False])
 def test_a_run_that_begins_again_elsewhere_chooses_its_initial_values_as_before(
-    pool: GlooPool, new_generation: Iterator[int], by_module: bool
+    pool: GlooPool, by_module: bool
 ) -> None:
-    gang = Gang(pool, new_generation, Builds("Net"), spec())
+    gang = Gang(pool, Builds("Net"), spec())
     gang.join(gang.plan(2, 1), (0, 1), by_module)
     if not by_module:
         pool.run(leave_no_room, ranks=[0, 1])

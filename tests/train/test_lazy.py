@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -167,15 +166,15 @@ def by_step(saved: list[tuple[Any, ...]]) -> Kept:
     ids=["sharded", "replicated", "a job that writes through .data and a custom operation"],
 )
 def test_what_is_delivered_is_the_state_of_its_step_to_the_bit(
-    pool: GlooPool, new_generation: Iterator[int], task: Task, mesh: tuple[int, int]
+    pool: GlooPool, task: Task, mesh: tuple[int, int]
 ) -> None:
     ranks, most = range(mesh[0] * mesh[1]), 1 if isinstance(task, MeddlingTask) else 4
     run = replace(spec(), max_workers=most)
-    stopping = Gang(pool, new_generation, task, run)
+    stopping = Gang(pool, task, run)
     stopping.form(stopping.plan(*mesh))
     stopping.run()
     expected = [by_step([(s, p, d) for s, p, d in own]) for own in pool.run(take, "saved", ranks=ranks)]
-    lazy = Gang(pool, new_generation, task, replace(run, checkpoints=Checkpoints(every=1000)))
+    lazy = Gang(pool, task, replace(run, checkpoints=Checkpoints(every=1000)))
     pool.run(start_lazily, task, lazy.spec, ranks=ranks)
     lazy.form(lazy.plan(*mesh))
     lazy.run()
@@ -192,14 +191,12 @@ def test_what_is_delivered_is_the_state_of_its_step_to_the_bit(
     assert all("frozen.weight:param" in note for note in notes), notes
 
 
-def test_a_snapshot_on_its_way_while_the_group_is_resized_is_still_that_of_its_step(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    stopping = Gang(pool, new_generation, TinyTask(), spec())
+def test_a_snapshot_on_its_way_while_the_group_is_resized_is_still_that_of_its_step(pool: GlooPool) -> None:
+    stopping = Gang(pool, TinyTask(), spec())
     stopping.form(stopping.plan(1, 2))
     stopping.run()
     expected = [by_step([(s, p, d) for s, p, d in own]) for own in pool.run(take, "saved", ranks=[0, 1])]
-    lazy = Gang(pool, new_generation, TinyTask(), replace(spec(), checkpoints=Checkpoints(every=1000)))
+    lazy = Gang(pool, TinyTask(), replace(spec(), checkpoints=Checkpoints(every=1000)))
     pool.run(start_lazily, TinyTask(), lazy.spec, True, ranks=[0, 1, 2])
     lazy.form(lazy.plan(1, 2))
     lazy.pause_at(4)
@@ -218,10 +215,8 @@ def test_a_snapshot_on_its_way_while_the_group_is_resized_is_still_that_of_its_s
     assert all(max(own, key=lambda entry: entry[0])[:2] == (STEPS, True) for own in saved)
 
 
-def test_a_step_waits_for_the_snapshot_before_it_where_none_may_be_left_out(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    lazy = Gang(pool, new_generation, TinyTask(), replace(spec(), checkpoints=Checkpoints(every=1000)))
+def test_a_step_waits_for_the_snapshot_before_it_where_none_may_be_left_out(pool: GlooPool) -> None:
+    lazy = Gang(pool, TinyTask(), replace(spec(), checkpoints=Checkpoints(every=1000)))
     pool.run(start_lazily, TinyTask(), lazy.spec, False, True, ranks=[0, 1])
     lazy.form(lazy.plan(1, 2))
     lazy.run()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -61,13 +60,13 @@ def broken_off(gang: Gang, process: int, phase: str, step: int) -> list[StepRepo
 
 
 def test_a_loop_has_the_losses_of_the_task_that_it_spells_out_through_a_kill_and_a_move(
-    pool: GlooPool, new_generation: Iterator[int]
+    pool: GlooPool,
 ) -> None:
-    gang = Gang(pool, new_generation, loops.AsTask(batch_norm=True), spec())
+    gang = Gang(pool, loops.AsTask(batch_norm=True), spec())
     gang.form(gang.plan(1, 1))
     expected, state = losses(gang.run()), gang.whole()
 
-    gang = Gang(pool, new_generation, LoopTask(loops.plain), spec())
+    gang = Gang(pool, LoopTask(loops.plain), spec())
     gang.form(gang.plan(2, 1), [0, 1])
     found = losses(broken_off(gang, 1, "backward", 3))
     gang.form(gang.plan(1, 2), [0, 2], From(generation=gang.generation, step=2, holders=(0,)))
@@ -82,10 +81,8 @@ def test_a_loop_has_the_losses_of_the_task_that_it_spells_out_through_a_kill_and
 
 
 @pytest.mark.matrix
-def test_registered_state_evaluations_and_schedules_go_on_where_they_were(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, LoopTask(loops.averaged), spec(max_steps=8))
+def test_registered_state_evaluations_and_schedules_go_on_where_they_were(pool: GlooPool) -> None:
+    gang = Gang(pool, LoopTask(loops.averaged), spec(max_steps=8))
     gang.form(gang.plan(1, 1))
     reports = gang.run()
     rates, expected, state = [r.rates for r in reports], metrics(reports), gang.whole()
@@ -141,9 +138,9 @@ def by_hand(steps: int) -> list[tuple[float, float]]:
 
 
 def test_two_optimizers_in_one_step_are_those_of_plain_torch_and_a_half_step_is_taken_back(
-    pool: GlooPool, new_generation: Iterator[int]
+    pool: GlooPool,
 ) -> None:
-    gang = Gang(pool, new_generation, LoopTask(loops.adversarial), spec(clip_norm=None))
+    gang = Gang(pool, LoopTask(loops.adversarial), spec(clip_norm=None))
     gang.form(gang.plan(1, 2), [0, 1])
     reports = gang.pause_at(3)
     gang.form(gang.plan(2, 1), [0, 1], gang.held())
@@ -154,10 +151,8 @@ def test_two_optimizers_in_one_step_are_those_of_plain_torch_and_a_half_step_is_
     np.testing.assert_allclose(found, by_hand(9), rtol=1e-9)
 
 
-def test_what_was_updated_inside_a_step_is_as_before_where_the_step_is_broken_off(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, LoopTask(loops.adversarial), spec(clip_norm=None))
+def test_what_was_updated_inside_a_step_is_as_before_where_the_step_is_broken_off(pool: GlooPool) -> None:
+    gang = Gang(pool, LoopTask(loops.adversarial), spec(clip_norm=None))
     gang.form(gang.plan(2, 1), [0, 1])
     gang.pause_at(2)
     before = gang.whole()
@@ -179,9 +174,9 @@ def test_what_was_updated_inside_a_step_is_as_before_where_the_step_is_broken_of
     ],
 )
 def test_what_a_loop_does_wrong_is_said_and_an_abort_is_not_swallowed(
-    pool: GlooPool, new_generation: Iterator[int], loop: Any, said: str
+    pool: GlooPool, loop: Any, said: str
 ) -> None:
-    gang = Gang(pool, new_generation, LoopTask(loop), spec())
+    gang = Gang(pool, LoopTask(loop), spec())
     gang.form(gang.plan(1, 1), [0])
     running = gang.begin()
     if loop is loops.swallows:
@@ -194,10 +189,8 @@ def test_what_a_loop_does_wrong_is_said_and_an_abort_is_not_swallowed(
         assert "loops.py" in error
 
 
-def test_a_loop_that_returns_ends_the_run_with_a_checkpoint(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, LoopTask(loops.stops), spec())
+def test_a_loop_that_returns_ends_the_run_with_a_checkpoint(pool: GlooPool) -> None:
+    gang = Gang(pool, LoopTask(loops.stops), spec())
     gang.form(gang.plan(1, 2), [0, 1])
     reports = gang.run()
     assert reports[-1].step == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,8 @@ def spec(max_steps: int, precision: str = "fp64") -> RunSpec:
     )
 
 
-def test_a_run_that_shrinks_and_grows_keeps_its_losses(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec(15))
+def test_a_run_that_shrinks_and_grows_keeps_its_losses(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec(15))
     gang.form(gang.plan(1, 1))
     expected, state = [r.loss for r in gang.run()], gang.whole()
 
@@ -51,8 +50,8 @@ def test_a_run_that_shrinks_and_grows_keeps_its_losses(pool: GlooPool, new_gener
         np.testing.assert_allclose(final[name], state[name], rtol=1e-9, atol=1e-12, err_msg=str(name))
 
 
-def test_a_move_to_the_same_plan_changes_no_bit(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec(6, "fp32"))
+def test_a_move_to_the_same_plan_changes_no_bit(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec(6, "fp32"))
     gang.form(gang.plan(1, 2))
     expected = [r.loss for r in gang.run()]
     gang.form(gang.plan(1, 2), [0, 1])
@@ -61,8 +60,8 @@ def test_a_move_to_the_same_plan_changes_no_bit(pool: GlooPool, new_generation: 
     assert losses + [r.loss for r in gang.run()] == expected
 
 
-def test_the_digest_is_the_same_under_every_plan(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec(4))
+def test_the_digest_is_the_same_under_every_plan(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec(4))
     gang.form(gang.plan(3, 1))
     gang.pause_at(2)
     at = gang.held()
@@ -93,8 +92,8 @@ def digested(state: dict) -> int:
     return count
 
 
-def test_replicas_share_the_digest(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec(4))
+def test_replicas_share_the_digest(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec(4))
     pool.run(count_digested)
     alone = gang.form(gang.plan(1, 1))
     (everything,) = pool.run(digested, ranks=[0])
@@ -104,10 +103,8 @@ def test_replicas_share_the_digest(pool: GlooPool, new_generation: Iterator[int]
     assert max(shares) < everything / 2
 
 
-def test_what_is_held_stays_readable_while_a_generation_is_joined_and_given_up(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec(4))
+def test_what_is_held_stays_readable_while_a_generation_is_joined_and_given_up(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec(4))
     gang.form(gang.plan(1, 2))
     gang.pause_at(2)
     at, before = gang.held(), gang.whole()
@@ -119,11 +116,9 @@ def test_what_is_held_stays_readable_while_a_generation_is_joined_and_given_up(
     assert all(np.array_equal(before[name], after[name]) for name in before)
 
 
-def test_hyperparameters_come_from_the_code_and_scheduled_ones_from_the_state(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_hyperparameters_come_from_the_code_and_scheduled_ones_from_the_state(pool: GlooPool) -> None:
     run = spec(8)
-    gang = Gang(pool, new_generation, TinyTask(settings={"lr": 3e-2, "weight_decay": 0.1}), run)
+    gang = Gang(pool, TinyTask(settings={"lr": 3e-2, "weight_decay": 0.1}), run)
     gang.form(gang.plan(1, 1))
     rates = [r.rates for r in gang.run()]
     gang.form(gang.plan(1, 2))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,9 +44,9 @@ def spec(**changes: Any) -> RunSpec:
     ],
 )
 def test_an_optimizer_moves_between_whole_and_sharded_parameters(
-    pool: GlooPool, new_generation: Iterator[int], name: str, settings: dict[str, Any]
+    pool: GlooPool, name: str, settings: dict[str, Any]
 ) -> None:
-    gang = Gang(pool, new_generation, TinyTask(optimizer_name=name, settings=settings), spec())
+    gang = Gang(pool, TinyTask(optimizer_name=name, settings=settings), spec())
     gang.form(gang.plan(1, 1))
     expected, state = [r.loss for r in gang.run()], gang.whole()
     gang.form(gang.plan(1, 3))
@@ -91,9 +90,9 @@ class Choice(TinyTask):
 
 @pytest.mark.parametrize("name", ["Signs", "Adafactor", "Muon"])
 def test_an_optimizer_that_needs_whole_tensors_is_refused_by_name_where_they_are_sharded(
-    pool: GlooPool, new_generation: Iterator[int], name: str
+    pool: GlooPool, name: str
 ) -> None:
-    gang = Gang(pool, new_generation, Choice(optimizer_name=name, settings={"lr": 0.01}), spec())
+    gang = Gang(pool, Choice(optimizer_name=name, settings={"lr": 0.01}), spec())
     gang.form(gang.plan(2, 1))
     gang.run()
     with pytest.raises(PoolError) as refused:
@@ -102,10 +101,8 @@ def test_an_optimizer_that_needs_whole_tensors_is_refused_by_name_where_they_are
     assert "dp_shard=1" in str(refused.value)
 
 
-def test_an_optimizer_that_calls_back_for_the_loss_is_refused(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, Choice(optimizer_name="LBFGS"), spec())
+def test_an_optimizer_that_calls_back_for_the_loss_is_refused(pool: GlooPool) -> None:
+    gang = Gang(pool, Choice(optimizer_name="LBFGS"), spec())
     with pytest.raises(PoolError, match="LBFGS computes the loss several times"):
         gang.form(gang.plan(1, 1))
 
@@ -132,13 +129,11 @@ class BranchingModel(torch.nn.Module):
         return logits
 
 
-def test_a_parameter_is_touched_only_once_some_rank_has_a_gradient_for_it(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_a_parameter_is_touched_only_once_some_rank_has_a_gradient_for_it(pool: GlooPool) -> None:
     run = spec(max_steps=4)
     sample = SampleOrder(TinyTask().samples, run.batch).micro_batches(2)[1].ids[0]
     tokens = TinyData(57)[sample]["tokens"].tolist()
-    gang = Gang(pool, new_generation, Branching(tokens=tuple(tokens)), run)
+    gang = Gang(pool, Branching(tokens=tuple(tokens)), run)
     runs = []
     for mesh in [(1, 1), (2, 1), (1, 3)]:
         gang.form(gang.plan(*mesh))

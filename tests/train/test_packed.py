@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +91,7 @@ class PackedTask(ChainTask):
     ],
 )
 def test_stages_in_the_middle_know_the_documents_too(
-    pool: GlooPool, new_generation: Iterator[int], mesh: Mesh, recompute: Recompute
+    pool: GlooPool, mesh: Mesh, recompute: Recompute
 ) -> None:
     run = RunSpec(
         name="packed",
@@ -103,7 +102,7 @@ def test_stages_in_the_middle_know_the_documents_too(
         max_workers=4,
         precision="fp64",
     )
-    gang = Gang(pool, new_generation, PackedTask(), run)
+    gang = Gang(pool, PackedTask(), run)
     stages = {1: (), 2: ((0, 1), (1, 4)), 3: ((0, 1), (1, 3), (3, 4))}[mesh.pp]
     gang.form(gang.plan_on(mesh, stages=stages, recompute=recompute))
     expected = reference(PackedTask(), run, gang.whole())

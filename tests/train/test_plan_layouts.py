@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from elastic_train.planner.plan import Mesh
@@ -16,9 +14,9 @@ from tests.train.equality import spec
 pytestmark = pytest.mark.ring2
 
 
-def test_what_is_seen_is_what_workers_hold(pool: GlooPool, new_generation: Iterator[int]) -> None:
+def test_what_is_seen_is_what_workers_hold(pool: GlooPool) -> None:
     task, run = FusedTask(), spec()
-    gang = Gang(pool, new_generation, task, run)
+    gang = Gang(pool, task, run)
     for mesh in (Mesh(dp_shard=3), Mesh(dp_shard=2, tp=2), Mesh(pp=2, tp=2)):
         plan = plan_on(task, run, mesh)
         gang.form(gang.plan_on(mesh, stages=plan.stages))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -37,11 +36,9 @@ def spec(global_size: int, **changes: object) -> RunSpec:
 
 
 @pytest.mark.parametrize("global_size", [pytest.param(12, marks=pytest.mark.matrix), 13])
-def test_every_plan_equals_the_single_process_reference(
-    pool: GlooPool, new_generation: Iterator[int], global_size: int
-) -> None:
+def test_every_plan_equals_the_single_process_reference(pool: GlooPool, global_size: int) -> None:
     task, run = TinyTask(), spec(global_size)
-    gang = Gang(pool, new_generation, task, run)
+    gang = Gang(pool, task, run)
     expected = initial = None
     for mesh in MESHES:
         gang.form(gang.plan(*mesh))
@@ -69,12 +66,11 @@ def test_every_plan_equals_the_single_process_reference(
 )
 def test_uneven_shares_and_an_idle_rank_change_nothing(
     pool: GlooPool,
-    new_generation: Iterator[int],
     mesh: tuple[int, int],
     shares: tuple[tuple[int, ...], ...],
 ) -> None:
     task, run = TinyTask(), spec(13)
-    gang = Gang(pool, new_generation, task, run)
+    gang = Gang(pool, task, run)
     gang.form(gang.plan(*mesh, shares))
     expected = reference(task, run, gang.whole())
     reports = gang.run()
@@ -83,10 +79,8 @@ def test_uneven_shares_and_an_idle_rank_change_nothing(
 
 
 @pytest.mark.parametrize("mesh", [(3, 1), (1, 3), (2, 2)])
-def test_the_same_plan_twice_gives_the_same_bits(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
-) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec(13, precision="fp32"))
+def test_the_same_plan_twice_gives_the_same_bits(pool: GlooPool, mesh: tuple[int, int]) -> None:
+    gang = Gang(pool, TinyTask(), spec(13, precision="fp32"))
     runs = []
     for _ in range(2):
         gang.form(gang.plan(*mesh))
@@ -95,9 +89,9 @@ def test_the_same_plan_twice_gives_the_same_bits(
     assert all(np.array_equal(runs[0][1][name], runs[1][1][name]) for name in runs[0][1])
 
 
-def test_every_sample_is_counted_once_under_every_plan(pool: GlooPool, new_generation: Iterator[int]) -> None:
+def test_every_sample_is_counted_once_under_every_plan(pool: GlooPool) -> None:
     run = spec(13)
-    gang = Gang(pool, new_generation, TinyTask(), run)
+    gang = Gang(pool, TinyTask(), run)
     digests = []
     for mesh in [(1, 1), (3, 1), (1, 4)]:
         gang.form(gang.plan(*mesh))
@@ -106,10 +100,8 @@ def test_every_sample_is_counted_once_under_every_plan(pool: GlooPool, new_gener
 
 
 @pytest.mark.matrix
-def test_float32_plans_agree_within_rounding(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(
-        pool, new_generation, TinyTask(settings={"lr": 3e-3}), spec(12, precision="fp32", max_steps=20)
-    )
+def test_float32_plans_agree_within_rounding(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(settings={"lr": 3e-3}), spec(12, precision="fp32", max_steps=20))
     losses = []
     for mesh in [(1, 1), (1, 3), (2, 2)]:
         gang.form(gang.plan(*mesh))
@@ -118,18 +110,16 @@ def test_float32_plans_agree_within_rounding(pool: GlooPool, new_generation: Ite
         np.testing.assert_allclose(one, other, rtol=1e-5)
 
 
-def test_bfloat16_plans_compute_in_bfloat16_on_float32_masters(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_bfloat16_plans_compute_in_bfloat16_on_float32_masters(pool: GlooPool) -> None:
     task = TinyTask(settings={"lr": 3e-3})
-    gang = Gang(pool, new_generation, task, spec(12, precision="bf16"))
+    gang = Gang(pool, task, spec(12, precision="bf16"))
     losses = []
     for mesh in [(1, 1), (2, 1), (1, 2)]:
         gang.form(gang.plan(*mesh))
         losses.append([r.loss for r in gang.run()])
         assert all(value.dtype == np.float32 for value in gang.whole().values())
     np.testing.assert_allclose(losses[1:], [losses[0]] * 2, rtol=1e-2)
-    gang = Gang(pool, new_generation, task, spec(12, precision="fp32"))
+    gang = Gang(pool, task, spec(12, precision="fp32"))
     gang.form(gang.plan(1, 1))
     exact = [r.loss for r in gang.run()]
     assert losses[0] != exact

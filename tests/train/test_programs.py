@@ -168,7 +168,5 @@ def _cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("program", "way"), list(_cases()))
-def test_a_program_is_its_plain_loop_or_is_refused(
-    pool: GlooPool, new_generation: Iterator[int], program: Program, way: str
-) -> None:
-    hold(program, way, pool, new_generation)
+def test_a_program_is_its_plain_loop_or_is_refused(pool: GlooPool, program: Program, way: str) -> None:
+    hold(program, way, pool)

@@ -6,7 +6,7 @@ import itertools
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -107,10 +107,10 @@ def made_from_globals() -> Any:
 
 @pytest.mark.parametrize("make", [from_globals, from_the_number, made_from_globals])
 def test_samples_by_their_number_train_and_are_the_same_in_every_process(
-    pool: GlooPool, new_generation: Iterator[int], make: Callable[[], Any]
+    pool: GlooPool, make: Callable[[], Any]
 ) -> None:
     alone = [report.loss for report in train_alone(Task(make), SPEC)]
-    gang = Gang(pool, new_generation, Task(make), SPEC)
+    gang = Gang(pool, Task(make), SPEC)
     gang.form(gang.plan(2, 1))
     np.testing.assert_allclose([report.loss for report in gang.run()], alone, rtol=1e-6)
 
@@ -122,8 +122,8 @@ class PerProcess:
         return Noisy(float, made=float(os.getpid()))
 
 
-def test_other_samples_on_another_rank_are_refused(pool: GlooPool, new_generation: Iterator[int]) -> None:
-    gang = Gang(pool, new_generation, Task(PerProcess()), SPEC)
+def test_other_samples_on_another_rank_are_refused(pool: GlooPool) -> None:
+    gang = Gang(pool, Task(PerProcess()), SPEC)
     gang.form(gang.plan(2, 1))
     with pytest.raises(AssertionError, match="other samples on other ranks"):
         gang.run()

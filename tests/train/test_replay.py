@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -119,13 +119,12 @@ class Lost:
     def __init__(
         self,
         pool: GlooPool,
-        generations: Iterator[int],
         run: RunSpec,
         mesh: Mesh,
         groups: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        self.pool, self.generations = pool, generations
-        gang = Gang(pool, generations, ChainTask(), run)
+        self.pool = pool
+        gang = Gang(pool, ChainTask(), run)
         self.plan: Plan = gang.plan_on(mesh, stages=SPLITS[mesh.pp], groups=groups)
         gang.form(self.plan)
         self.generation = gang.generation
@@ -152,7 +151,7 @@ class Lost:
         processes = list(range(4 - workers, 4))
         found = substitute(self.plan, stages, [str(p) for p in processes], exact=exact)
         assert found is not None
-        during = next(self.generations)
+        during = next(self.pool.generations)
         size = len(self.ranks) // self.plan.mesh.pp
         everybody = [tuple(s * size + n % found.inner for s in range(*stages)) for n in range(workers)]
         assignments = [
@@ -199,11 +198,9 @@ def assert_close(found: Found, expected: Found, *, dtype: str, rtol: float) -> N
 
 
 @pytest.mark.parametrize("precision", [pytest.param("fp64", marks=pytest.mark.matrix), "fp32"])
-def test_any_lost_stage_replays_to_the_bit_alone(
-    pool: GlooPool, new_generation: Iterator[int], precision: str
-) -> None:
+def test_any_lost_stage_replays_to_the_bit_alone(pool: GlooPool, precision: str) -> None:
     """Clipping, dropout, a tied embedding on the first and the last stage, a partial batch."""
-    lost = Lost(pool, new_generation, spec(max_steps=STEPS, precision=precision), Mesh(pp=3))
+    lost = Lost(pool, spec(max_steps=STEPS, precision=precision), Mesh(pp=3))
     before = lost.base[1][1]
     assert not all(np.array_equal(a, b) for a, b in zip(before, lost.final[1][1], strict=False))
     for stage in (0, 1, 2):
@@ -212,10 +209,8 @@ def test_any_lost_stage_replays_to_the_bit_alone(
         assert logged, "what the lost stage had sent is kept again"
 
 
-def test_workers_that_share_a_lost_stage_agree_to_the_bit_and_are_within_rounding(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    lost = Lost(pool, new_generation, spec(max_steps=STEPS), Mesh(pp=3))
+def test_workers_that_share_a_lost_stage_agree_to_the_bit_and_are_within_rounding(pool: GlooPool) -> None:
+    lost = Lost(pool, spec(max_steps=STEPS), Mesh(pp=3))
     for stage, workers in ((1, 2), (0, 3), (2, 2)):
         _, found = lost.replayed((stage, stage + 1), workers)
         for each, _ in found[1:]:
@@ -232,21 +227,17 @@ def test_workers_that_share_a_lost_stage_agree_to_the_bit_and_are_within_roundin
     ],
     ids=str,
 )
-def test_the_ranks_of_a_lost_stage_replay_it_together_to_the_bit(
-    pool: GlooPool, new_generation: Iterator[int], mesh: Mesh
-) -> None:
+def test_the_ranks_of_a_lost_stage_replay_it_together_to_the_bit(pool: GlooPool, mesh: Mesh) -> None:
     """Also where some of its ranks are left, and where the stages share the embedding."""
-    lost = Lost(pool, new_generation, spec(max_steps=STEPS, precision="fp32"), mesh)
+    lost = Lost(pool, spec(max_steps=STEPS, precision="fp32"), mesh)
     for stage in (0, 1):
         _, found = lost.replayed((stage, stage + 1), 2, exact=True)
         for number, (each, _) in enumerate(found):
             assert_same(each, lost.expected([2 * stage + number]))
 
 
-def test_adjacent_stages_that_log_nothing_between_them_replay_as_one(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    lost = Lost(pool, new_generation, spec(max_steps=STEPS), Mesh(pp=3), groups=((0, 2), (2, 3)))
+def test_adjacent_stages_that_log_nothing_between_them_replay_as_one(pool: GlooPool) -> None:
+    lost = Lost(pool, spec(max_steps=STEPS), Mesh(pp=3), groups=((0, 2), (2, 3)))
     sent, _ = lost.kept((2, 3))
     assert {(c.source, c.target) for c in sent if c.kind != "tie"} == {(1, 2)}
     _, [(found, logged)] = lost.replayed((0, 2), 1)
@@ -258,12 +249,12 @@ def test_adjacent_stages_that_log_nothing_between_them_replay_as_one(
 
 @pytest.mark.parametrize("by_module", [True, False])
 def test_stages_that_are_replayed_from_the_seed_begin_as_they_began_whatever_room_there_is_now(
-    pool: GlooPool, new_generation: Iterator[int], by_module: bool
+    pool: GlooPool, by_module: bool
 ) -> None:
     """By several ranks, of which one has no room: for the first values, or for those of the replay."""
     if by_module:
         pool.run(leave_no_room, ranks=[0])
-    lost = Lost(pool, new_generation, spec(max_steps=STEPS, precision="fp32"), Mesh(pp=2, dp_shard=2))
+    lost = Lost(pool, spec(max_steps=STEPS, precision="fp32"), Mesh(pp=2, dp_shard=2))
     if not by_module:
         pool.run(leave_no_room, ranks=[2])
     for stage in (0, 1):

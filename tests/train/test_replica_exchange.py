@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -62,9 +61,7 @@ def filled(state: dict[str, Any], generation: int) -> tuple[int, int]:
 
 @pytest.mark.ring2
 @pytest.mark.parametrize("mesh", [(3, 1), (2, 2), (1, 3)])
-def test_each_byte_is_read_once_and_arrives_everywhere(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
-) -> None:
+def test_each_byte_is_read_once_and_arrives_everywhere(pool: GlooPool, mesh: tuple[int, int]) -> None:
     spec = RunSpec(
         name="tiny",
         storage_path="/nowhere",
@@ -73,7 +70,7 @@ def test_each_byte_is_read_once_and_arrives_everywhere(
         min_workers=1,
         max_workers=4,
     )
-    gang = Gang(pool, new_generation, TinyTask(), spec)
+    gang = Gang(pool, TinyTask(), spec)
     plan = gang.plan(*mesh)
     gang.join(plan, range(plan.world_size))
     found = pool.run(filled, gang.generation, ranks=gang.processes)

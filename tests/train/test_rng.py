@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -256,9 +255,7 @@ def sharded_dropout(state: dict[str, Any], store: tuple[str, int], generation: i
     return equal
 
 
-def test_shards_of_a_tensor_drop_what_the_whole_would_drop(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_shards_of_a_tensor_drop_what_the_whole_would_drop(pool: GlooPool) -> None:
     store = (pool.store_host, pool.store_port)
-    equal = pool.run(sharded_dropout, store, next(new_generation), PerRank([0, 1, 2]), ranks=[0, 1, 2])
+    equal = pool.run(sharded_dropout, store, next(pool.generations), PerRank([0, 1, 2]), ranks=[0, 1, 2])
     assert equal == [[True] * 6] * 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -42,9 +41,9 @@ def ask_for_save_at(state: dict, at: int) -> None:
 
 @pytest.mark.parametrize("mesh", [(1, 1), (3, 1), (1, 3), (2, 2)])
 def test_the_pieces_of_all_ranks_tile_every_tensor_and_weigh_the_same(
-    pool: GlooPool, new_generation: Iterator[int], mesh: tuple[int, int]
+    pool: GlooPool, mesh: tuple[int, int]
 ) -> None:
-    gang = Gang(pool, new_generation, TinyTask(batch_norm=True), spec())
+    gang = Gang(pool, TinyTask(batch_norm=True), spec())
     gang.form(gang.plan(*mesh))
     pool.run(ask_for_save_at, 3, ranks=gang.processes[-1:])
     gang.run()
@@ -70,10 +69,8 @@ def test_the_pieces_of_all_ranks_tile_every_tensor_and_weigh_the_same(
         assert max(replicas) - min(replicas) <= 0.1 * shard, sizes
 
 
-def test_a_run_goes_on_from_its_pieces_and_document_alone(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, TinyTask(batch_norm=True), spec())
+def test_a_run_goes_on_from_its_pieces_and_document_alone(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(batch_norm=True), spec())
     gang.form(gang.plan(1, 2))
     expected = [r.loss for r in gang.run()]
     saved = pool.run(take, "saved", ranks=gang.processes)
@@ -81,7 +78,7 @@ def test_a_run_goes_on_from_its_pieces_and_document_alone(
     document = json.loads(json.dumps(document))
     pieces = [piece for own in saved for piece in own[0][1]]
 
-    gang = Gang(pool, new_generation, TinyTask(batch_norm=True), spec())  # new members that hold nothing
+    gang = Gang(pool, TinyTask(batch_norm=True), spec())  # new members that hold nothing
     gang.join(gang.plan(3, 1), [0, 1, 2])
     table = Fragments.of(
         {(t, s): (t, s, d, shape, Box.whole(shape)) for t, s, d, shape, _, _ in pieces}.values()
@@ -97,10 +94,8 @@ def test_a_run_goes_on_from_its_pieces_and_document_alone(
     np.testing.assert_allclose([r.loss for r in gang.run()], expected[step:], rtol=1e-9)
 
 
-def test_a_state_that_lacks_one_moment_is_refused_by_name(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    gang = Gang(pool, new_generation, TinyTask(), spec())
+def test_a_state_that_lacks_one_moment_is_refused_by_name(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec())
     gang.form(gang.plan(1, 1))
     gang.run()
     at = gang.held()

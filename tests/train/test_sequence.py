@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,10 +32,8 @@ PLANS = [
 
 
 @pytest.mark.matrix
-def test_positions_are_divided_under_every_kind_of_plan(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
-    check(pool, new_generation, ChainTask(), PLANS)
+def test_positions_are_divided_under_every_kind_of_plan(pool: GlooPool) -> None:
+    check(pool, ChainTask(), PLANS)
 
 
 def test_a_part_of_the_positions_gets_its_part_of_the_mask() -> None:
@@ -51,12 +48,10 @@ def test_a_part_of_the_positions_gets_its_part_of_the_mask() -> None:
     assert 0 < masks[0].count_nonzero() < whole.numel()
 
 
-def test_positions_that_do_not_divide_are_refused_and_not_planned(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_positions_that_do_not_divide_are_refused_and_not_planned(pool: GlooPool) -> None:
     shape = profiled_shape(ChainTask(), spec(), flops_per_s=1e9)
     assert [tp for tp in (1, 2, 3, 4) if shape.divides_positions(tp)] == [2, 3]
-    gang = Gang(pool, new_generation, ChainTask(), spec())
+    gang = Gang(pool, ChainTask(), spec())
     gang.form(gang.plan_on(Mesh(tp=4), sequence_parallel=True))
     with pytest.raises(AssertionError, match="4 ranks do not divide the 6 positions that 'embed'"):
         gang.run()

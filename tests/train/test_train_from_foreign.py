@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -138,7 +137,6 @@ def restored(state: dict[str, Any], url: str) -> tuple[int, tuple[str, ...]]:
 @pytest.mark.parametrize(("name", "mesh"), [("z1", (1, 1)), ("z1", (1, 3)), ("z3", (2, 2))])
 def test_the_next_losses_are_those_of_the_uninterrupted_run(
     pool: GlooPool,
-    new_generation: Iterator[int],
     deepspeed: Path,
     tmp_path: Path,
     name: str,
@@ -148,7 +146,7 @@ def test_the_next_losses_are_those_of_the_uninterrupted_run(
     clip = open_checkpoint(theirs).document["foreign"]["config"]["gradient_clipping"]
     stored = begin(open_store(str(tmp_path)), ResumeFrom(url=theirs), holder="test")
     assert begin(open_store(str(tmp_path)), ResumeFrom(url="/gone"), holder="test") == stored
-    gang = Gang(pool, new_generation, Continued(), spec(clip))
+    gang = Gang(pool, Continued(), spec(clip))
     plan = gang.plan(*mesh)
     gang.join(plan, range(plan.world_size))
     found = pool.run(restored, str(tmp_path), ranks=gang.processes)
@@ -160,10 +158,10 @@ def test_the_next_losses_are_those_of_the_uninterrupted_run(
 
 
 def test_what_does_not_fit_is_listed_before_anything_is_read(
-    pool: GlooPool, new_generation: Iterator[int], deepspeed: Path, tmp_path: Path
+    pool: GlooPool, deepspeed: Path, tmp_path: Path
 ) -> None:
     begin(open_store(str(tmp_path)), ResumeFrom(url=str(deepspeed / "p1")), holder="test")
-    gang = Gang(pool, new_generation, Continued("scales"), spec(1.0))
+    gang = Gang(pool, Continued("scales"), spec(1.0))
     gang.join(gang.plan(1, 1), [0])
     with pytest.raises(PoolError) as raised:
         pool.run(restored, str(tmp_path), ranks=gang.processes)
@@ -215,11 +213,9 @@ def filled_without(state: dict[str, Any], name: str, table: Fragments, arrays: l
     return {fqn for (fqn, _), _ in keys}
 
 
-def test_a_stage_whose_buffer_a_foreign_state_lacks_has_its_initial_value(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_a_stage_whose_buffer_a_foreign_state_lacks_has_its_initial_value(pool: GlooPool) -> None:
     """One stage of two lacks it, and both build the model for it together."""
-    gang = Gang(pool, new_generation, Staged(), spec(1.0))
+    gang = Gang(pool, Staged(), spec(1.0))
     plan = gang.plan_on(Mesh(pp=2), stages=((0, 2), (2, 3)))
     gang.form(plan)
     before, generation = gang.whole(), gang.generation

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,16 +121,12 @@ def assert_first_loss(gang: Gang, pool: GlooPool, task: Transformer) -> None:
 @pytest.mark.parametrize(
     "kind", [k if k in ("gpt2", "vit") else pytest.param(k, marks=pytest.mark.matrix) for k in KINDS]
 )
-def test_models_of_transformers_start_as_they_do_without_us(
-    pool: GlooPool, new_generation: Iterator[int], kind: str
-) -> None:
+def test_models_of_transformers_start_as_they_do_without_us(pool: GlooPool, kind: str) -> None:
     task = Transformer(kind)
-    assert_first_loss(Gang(pool, new_generation, task, spec()), pool, task)
+    assert_first_loss(Gang(pool, task, spec()), pool, task)
 
 
-def test_pretrained_weights_that_the_model_code_loads_are_kept(
-    pool: GlooPool, new_generation: Iterator[int], tmp_path: Path
-) -> None:
+def test_pretrained_weights_that_the_model_code_loads_are_kept(pool: GlooPool, tmp_path: Path) -> None:
     saved = Transformer("gpt2").model()
     with torch.no_grad():
         for parameter in saved.parameters():
@@ -139,16 +134,14 @@ def test_pretrained_weights_that_the_model_code_loads_are_kept(
     saved.save_pretrained(tmp_path)
     task = Transformer("gpt2", str(tmp_path))
     assert torch.equal(task.model().transformer.wte.weight, saved.transformer.wte.weight)  # type: ignore[union-attr]
-    assert_first_loss(Gang(pool, new_generation, task, spec()), pool, task)
+    assert_first_loss(Gang(pool, task, spec()), pool, task)
 
 
-def test_the_job_without_weights_starts_as_transformers_does(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_the_job_without_weights_starts_as_transformers_does(pool: GlooPool) -> None:
     from jobs.finetune_hf import trainer
 
     made = trainer(seq_len=16, max_steps=1)
-    gang = Gang(pool, new_generation, made.task, made.spec)
+    gang = Gang(pool, made.task, made.spec)
     random.seed(made.spec.batch.seed)
     torch.manual_seed(made.spec.batch.seed)
     expected = made.task.model()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -106,10 +105,10 @@ def losses(gang: Gang, mesh: Mesh, **changes: object) -> list[float]:
     ids=str,
 )
 def test_pipelines_without_bubbles_have_the_bits_of_one_forward_one_backward(
-    pool: GlooPool, new_generation: Iterator[int], mesh: Mesh
+    pool: GlooPool, mesh: Mesh
 ) -> None:
     task, run = ChainTask(), spec()
-    gang = Gang(pool, new_generation, task, run)
+    gang = Gang(pool, task, run)
     gang.form(gang.plan(1, 1))
     expected = reference(task, run, gang.whole())
     plain = losses(gang, mesh)
@@ -122,11 +121,9 @@ def test_pipelines_without_bubbles_have_the_bits_of_one_forward_one_backward(
 
 
 @pytest.mark.matrix
-def test_updates_within_a_split_backward_are_those_after_the_vote(
-    pool: GlooPool, new_generation: Iterator[int]
-) -> None:
+def test_updates_within_a_split_backward_are_those_after_the_vote(pool: GlooPool) -> None:
     found: list[list[float]] = []
     for inside in (False, True):
-        gang = Gang(pool, new_generation, ChainTask(), spec(clip_norm=None, optimizer_in_backward=inside))
+        gang = Gang(pool, ChainTask(), spec(clip_norm=None, optimizer_in_backward=inside))
         found.append(losses(gang, Mesh(pp=2, dp_replicate=2), schedule="ZeroBubble"))
     np.testing.assert_allclose(found[1], found[0], rtol=1e-9)

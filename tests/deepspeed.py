@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.record import PEERS_PYTHON
-from benchmarks.reshard_peer import missing, said
+from benchmarks.reshard.peer import missing, said
 
 PYTHON = Path(__file__).parents[1] / PEERS_PYTHON
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CHECKPOINT_EVERY, GIVE_UP_S, KEEP_ON, KILL_AFTER
+from benchmarks.recovery.cases import CHECKPOINT_EVERY, GIVE_UP_S, KEEP_ON, KILL_AFTER
 
 POLL_S = 0.01
 

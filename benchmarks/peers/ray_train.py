@@ -1,4 +1,4 @@
-"""One recovery of Ray Train, in a process and a cluster of its own: run by recovery.py.
+"""One recovery of Ray Train, in a process and a cluster of its own: run by benchmarks.recovery.
 
 The same model, batch, cluster and kill as ours, saved and loaded as Ray Train's documentation recommends.
 Every rank notes each step that it ended in one file; the times come from there.
@@ -15,11 +15,11 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, CHECKPOINT_EVERY, KEEP_ON, Case, sigkill
 from benchmarks.peers.notes import Note, Notebook, due, is_back, measure, newest, read, step_seconds, wait
 from benchmarks.peers.ray_train_state import Replica
 from benchmarks.peers.step import train_step
 from benchmarks.problem import Problem
+from benchmarks.recovery.cases import CASES, CHECKPOINT_EVERY, KEEP_ON, Case, sigkill
 
 END_S = 60.0  # how long the run may take to its own end once everything is measured
 

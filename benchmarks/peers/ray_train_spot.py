@@ -1,4 +1,4 @@
-"""Ray Train's elastic run through a trace, in a process and a cluster of its own: run by spot.py.
+"""Ray Train's elastic run through a trace, in a process and a cluster of its own: run by benchmarks.spot.
 
 The same model, batch, cluster and trace as ours. A step is split over the workers that there are, gradients
 are exchanged once a step, checkpoints made as Ray Train's documentation recommends. Rank 0 notes each step
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.ray_train_state import Replica
-from benchmarks.spot_case import (
+from benchmarks.spot.case import (
     CHECKPOINT_EVERY,
     GLOBAL_BATCH,
     MICRO_BATCH,
@@ -28,7 +28,7 @@ from benchmarks.spot_case import (
     Waiting,
     given,
 )
-from benchmarks.trace import Replay
+from benchmarks.spot.trace import Replay
 
 LOOK_S = 0.1
 RESIZE_S = 5.0  # how often it looks for more nodes, 60 by default: time is compressed for it as well

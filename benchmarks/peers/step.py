@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.cases import GLOBAL_BATCH, MICRO_BATCH
 from benchmarks.problem import Problem, Tokens
+from benchmarks.recovery.cases import GLOBAL_BATCH, MICRO_BATCH
 
 
 def train_step(

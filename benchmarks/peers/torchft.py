@@ -1,4 +1,4 @@
-"""One recovery of torchft, in processes of its own: run by recovery.py, where torchft is installed.
+"""One recovery of torchft, in processes of its own: run by benchmarks.recovery, where torchft is installed.
 
 Every worker is a replica group of its own beside a lighthouse; nothing is saved, a new replica takes the
 state of another one. At its best setting: heartbeats and gloo that give up after a second, the quorum found
@@ -22,9 +22,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import CASES, KEEP_ON, Case, sigkill
 from benchmarks.peers.notes import Note, Notebook, due, newest, read, step_seconds, wait
 from benchmarks.problem import LEARNING_RATE, Problem
+from benchmarks.recovery.cases import CASES, KEEP_ON, Case, sigkill
 
 HEARTBEAT_MS, JOIN_MS, TICK_MS = 1000, 1000, 100
 COLLECTIVE_S, QUORUM_S = 1.0, 60.0

@@ -1,4 +1,4 @@
-"""One recovery of torchrun, in processes of its own: run by recovery.py.
+"""One recovery of torchrun, in processes of its own: run by benchmarks.recovery.
 
 An agent stands for a node, with two workers. The same model, batch and kill as ours, data parallel over gloo;
 rank 0 saves a file every few steps and all ranks load it when they start. After a failure torchrun restarts
@@ -26,10 +26,10 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from benchmarks.cases import CASES, CHECKPOINT_EVERY, Case, sigkill
 from benchmarks.peers.notes import Notebook, due, is_back, measure, read, step_seconds, wait
 from benchmarks.peers.step import train_step
 from benchmarks.problem import LEARNING_RATE, Problem
+from benchmarks.recovery.cases import CASES, CHECKPOINT_EVERY, Case, sigkill
 
 RESTARTS = 20
 MONITOR_S, LAST_CALL_S, KEEP_ALIVE_S = 0.1, 1, 1

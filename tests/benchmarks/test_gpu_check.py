@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.gpu_check import ON_HOST, alone, beside, check, headline, restored, segment
-from benchmarks.gpu_training import Training
+from benchmarks.gpu_check.__main__ import ON_HOST, alone, beside, check, headline, restored, segment
+from benchmarks.gpu_check.training import Training
 
 pytestmark = pytest.mark.ring2
 CPU, MILLIONS = torch.device("cpu"), 0.3

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import recovery_run
 from benchmarks.paired import Middle, middle
 from benchmarks.peers import notes
+from benchmarks.recovery import run
 from elastic_train.control.events import Cause, GroupBroken, GroupReady, StepCommitted, Tick
 from elastic_train.observe.records import FormedGroup, Record, wall_text
 
@@ -68,12 +68,12 @@ def test_only_a_group_of_the_planned_size_ends_the_recovery() -> None:
         ready(1.25, 3),
         committed(1.5, 3, 68),
     ]
-    found = recovery_run.measure(records, KILLED_AT, planned=4)
+    found = run.measure(records, KILLED_AT, planned=4)
     assert found is not None
     assert found["kill_to_step_s"] == 1.5
     assert found["first_step"] == 68
     assert found["kill_to_ready_s"] == 1.25
-    assert recovery_run.measure(records, KILLED_AT, planned=2) is None
+    assert run.measure(records, KILLED_AT, planned=2) is None
 
 
 def test_steps_that_a_group_runs_again_are_counted() -> None:
@@ -85,7 +85,7 @@ def test_steps_that_a_group_runs_again_are_counted() -> None:
         ready(0.5, 2),
         committed(0.75, 2, 61),
     ]
-    found = recovery_run.measure(records, KILLED_AT, planned=4)
+    found = run.measure(records, KILLED_AT, planned=4)
     assert found is not None
     assert (found["steps_redone"], found["from"]) == (5, "storage")
 

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from benchmarks.peers.ray_train_spot import account
-from benchmarks.spot import measured
-from benchmarks.trace import scaled
+from benchmarks.spot.__main__ import measured
+from benchmarks.spot.trace import scaled
 
 pytestmark = pytest.mark.ring1
 

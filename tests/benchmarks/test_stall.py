@@ -10,9 +10,9 @@ from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks.stall import NAMES, Rank, headline, run
-from benchmarks.stall_peers import PEERS
-from benchmarks.stall_plot import plot
+from benchmarks.stall.__main__ import NAMES, Rank, headline, run
+from benchmarks.stall.peers import PEERS
+from benchmarks.stall.plot import plot
 
 pytestmark = pytest.mark.ring0
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 
-from benchmarks.hole import Speaker
+from benchmarks.recovery.hole import Speaker
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.config import Checkpoints, Timing
 from jobs.pretrain_lm import trainer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.hole import ENVIRONMENT, cut_and_listen
+from benchmarks.recovery.hole import ENVIRONMENT, cut_and_listen
 from elastic_train.testing.hosts import Hosts, why_not
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(400)]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.reshard_peer import PeerFailed
+from benchmarks.reshard.peer import PeerFailed
 from elastic_train.checkpoint.exporters.ucp import export_ucp
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.verify import verify

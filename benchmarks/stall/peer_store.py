@@ -1,4 +1,4 @@
-"""The other process of "ours" in benchmarks/stall.py: it has what a peer store and its buddy have to do."""
+"""The other process of "ours" in benchmarks/stall: it has what a peer store and its buddy have to do."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.problem import Problem
-from benchmarks.trace import Capacity, scaled
+from benchmarks.spot.trace import Capacity, scaled
 from elastic_train.testing.slow_samples import SlowSamples
 
 GLOBAL_BATCH, MICRO_BATCH = 24, 2

@@ -1,4 +1,4 @@
-"""Our run through a trace, in a process and a cluster of its own: run by spot.py."""
+"""Our run through a trace, in a process and a cluster of its own: run by benchmarks.spot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import elastic_train as et
-from benchmarks.spot_case import (
+from benchmarks.spot.case import (
     CHECKPOINT_EVERY,
     GLOBAL_BATCH,
     MICRO_BATCH,
@@ -16,7 +16,7 @@ from benchmarks.spot_case import (
     Waiting,
     given,
 )
-from benchmarks.trace import Replay
+from benchmarks.spot.trace import Replay
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster

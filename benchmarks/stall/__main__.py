@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.stall_peers import PEERS
-from benchmarks.stall_plot import plot
-from benchmarks.stall_systems import TEARS
+from benchmarks.stall.peers import PEERS
+from benchmarks.stall.plot import plot
+from benchmarks.stall.systems import TEARS
 
 OURS = "ours (peer)"
 SYNC = "DCP save"
@@ -75,7 +75,7 @@ def run(
         port = free.getsockname()[1]
         free.close()
         python = str(peers.absolute()) if system in PEERS else sys.executable
-        command = [python, "-m", "benchmarks.stall_run", "--system", system, "--directory", directory]
+        command = [python, "-m", "benchmarks.stall.run", "--system", system, "--directory", directory]
         command += ["--every", str(every), "--workers", str(workers), "--port", str(port)]
         command += ["--millions", str(millions / workers), "--steps", str(steps)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}

@@ -1,6 +1,6 @@
 """A loop on one device whose state is copied behind it; as a program it trains until it is killed.
 
-benchmarks/gpu_check.py holds the memory that it copies into, as a peer store does, and reads what is left
+benchmarks/gpu_check holds the memory that it copies into, as a peer store does, and reads what is left
 there.
 """
 
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 import xxhash
 
-from benchmarks.stall_run import Tensors, model_of, tensors_of
-from benchmarks.stall_systems import part_of
+from benchmarks.stall.run import Tensors, model_of, tensors_of
+from benchmarks.stall.systems import part_of
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine
@@ -31,7 +31,7 @@ from elastic_train.train.state.live_fragments import table
 
 SLOTS = 3
 ROWS = {"cpu": 1}
-"""By how much the batch of benchmarks/stall.py grows, so that a step outlasts a copy: elsewhere 64 times."""
+"""By how much the batch of benchmarks/stall grows, so that a step outlasts a copy: elsewhere 64 times."""
 
 
 class Training:

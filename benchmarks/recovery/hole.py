@@ -23,7 +23,7 @@ ENVIRONMENT = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_raylet_start_wait_time_s": "180",
-    "PYTHONPATH": str(Path(__file__).parents[1]),
+    "PYTHONPATH": str(Path(__file__).parents[2]),
 }
 """Of the hosts and of the driver."""
 

@@ -1,4 +1,4 @@
-"""One process of benchmarks/stall.py: trains with one system that saves, prints what it measured as JSON."""
+"""One process of benchmarks/stall: trains with one system that saves, prints what it measured as JSON."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ import xxhash
 from torch import nn
 from torch._C._distributed_c10d import TCPStore
 
-from benchmarks.stall_memory import Peak, copy_bytes_s
-from benchmarks.stall_peers import PEERS
-from benchmarks.stall_systems import SYSTEMS, Nothing, System, Tensors
+from benchmarks.stall.memory import Peak, copy_bytes_s
+from benchmarks.stall.peers import PEERS
+from benchmarks.stall.systems import SYSTEMS, Nothing, System, Tensors
 
 WARM_UP = 2
 FIRST = 2

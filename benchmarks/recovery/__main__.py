@@ -31,12 +31,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.cases import CASES, CHECKPOINT_EVERY, GIVE_UP_S
 from benchmarks.peers import torchft
+from benchmarks.recovery.cases import CASES, CHECKPOINT_EVERY, GIVE_UP_S
 
 OURS = "elastic_train"
 PROGRAMS = {
-    OURS: "benchmarks.recovery_run",
+    OURS: "benchmarks.recovery.run",
     "ray_train": "benchmarks.peers.ray_train",
     "torchrun": "benchmarks.peers.torchrun",
     "torchft": "benchmarks.peers.torchft",
@@ -65,7 +65,7 @@ COLUMNS = {
 
 def measured(system: str, case: str, repetition: int, python: str = sys.executable) -> dict[str, Any]:
     """One case of one system; a problem is a result too."""
-    program = "benchmarks.recovery_hole" if case == HOLE else PROGRAMS[system]
+    program = "benchmarks.recovery.hole_run" if case == HOLE else PROGRAMS[system]
     load = round(os.getloadavg()[0], 1)
     with tempfile.TemporaryDirectory(prefix="et-bench-") as directory:
         file, log = Path(directory) / "result.json", Path(directory) / "log"

@@ -16,7 +16,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
-from benchmarks.reshard_state import Size, State
+from benchmarks.reshard.state import Size, State
 from elastic_train.checkpoint.exporters.hf import export_hf
 from elastic_train.checkpoint.read_plan import read_plan, sharded
 from elastic_train.checkpoint.reader import open_checkpoint

@@ -13,7 +13,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
-from benchmarks.reshard_state import SIZES, STATES, own_boxes, state_of
+from benchmarks.reshard.state import SIZES, STATES, own_boxes, state_of
 from elastic_train.checkpoint.reader import open_checkpoint
 
 Rank = dict[str, Any]

@@ -1,10 +1,10 @@
 """What a step of a whole run costs: ours on Ray with all that belongs to it, beside a loop of Ray Train.
 
-Run by overhead.py, each system in a process and a cluster of its own: `python -m benchmarks.whole_run SYSTEM
-SIZE --steps N --json FILE`. Two workers on two nodes of one CPU train the same model on the same batches and
-save every ten steps. Seconds are those between two committed steps on the wall's clock, without the first
-ones; processor seconds are those of all processes that the run started, daemons of Ray included.
-"""
+Run by benchmarks.overhead, each system in a process and a cluster of its own: `python -m
+benchmarks.overhead.whole_run SYSTEM SIZE --steps N --json FILE`. Two workers on two nodes of one CPU train
+the same model on the same batches and save every ten steps. Seconds are those between two committed steps on
+the wall's clock, without the first ones; processor seconds are those of all processes that the run started,
+daemons of Ray included."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from typing import Any, Literal, get_args
 import psutil
 
 import elastic_train as et
-from benchmarks.cases import CHECKPOINT_EVERY, GLOBAL_BATCH, MICRO_BATCH
 from benchmarks.problem import Problem
+from benchmarks.recovery.cases import CHECKPOINT_EVERY, GLOBAL_BATCH, MICRO_BATCH
 
 System = Literal["elastic_train", "without peer snapshots", "Ray Train"]
 WORKERS = 2

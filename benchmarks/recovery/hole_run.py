@@ -1,4 +1,4 @@
-"""A host that vanishes without a word, in a cluster of network namespaces: run by recovery.py."""
+"""A host that vanishes without a word, in a cluster of network namespaces: run by benchmarks.recovery."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import elastic_train as et
-from benchmarks.cases import GLOBAL_BATCH, MICRO_BATCH
-from benchmarks.hole import ENVIRONMENT, Speaker, cut_and_listen
 from benchmarks.problem import Problem
+from benchmarks.recovery.cases import GLOBAL_BATCH, MICRO_BATCH
+from benchmarks.recovery.hole import ENVIRONMENT, Speaker, cut_and_listen
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.config import RunSpec
 from elastic_train.testing.hosts import Hosts, why_not
@@ -28,7 +28,7 @@ def run() -> dict[str, Any]:
         command = (
             sys.executable,
             "-m",
-            "benchmarks.recovery_hole",
+            "benchmarks.recovery.hole_run",
             "hole",
             "--drive",
             hosts.address,

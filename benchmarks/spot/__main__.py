@@ -24,12 +24,12 @@ from typing import Any
 import psutil
 
 from benchmarks import record
-from benchmarks.spot_case import START_S, parser
-from benchmarks.trace import scaled
+from benchmarks.spot.case import START_S, parser
+from benchmarks.spot.trace import scaled
 from elastic_train.testing.ray_processes import end_tree
 
 OURS, PEER = "elastic_train", "ray_train"
-PROGRAMS = {OURS: "benchmarks.spot_run", PEER: "benchmarks.peers.ray_train_spot"}
+PROGRAMS = {OURS: "benchmarks.spot.run", PEER: "benchmarks.peers.ray_train_spot"}
 QUICK_S = 120.0
 LOOK_S = 1.0
 COLUMNS = {

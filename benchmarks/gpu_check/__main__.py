@@ -28,8 +28,8 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from benchmarks.gpu_training import SLOTS, Snapshots, Training, hash_of, spans
-from benchmarks.stall_memory import copy_bytes_s
+from benchmarks.gpu_check.training import SLOTS, Snapshots, Training, hash_of, spans
+from benchmarks.stall.memory import copy_bytes_s
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.audit import ALL
 
@@ -137,7 +137,7 @@ def restored(training: Training, millions: float, arena: Arena) -> bool:
 
 def recovered(millions: float, device: torch.device, path: Path, arena: Arena) -> tuple[bool, int]:
     """Kill a process that trains while it copies; whether its state is here, and how many steps are not."""
-    command = [sys.executable, "-m", "benchmarks.gpu_training", "--segment", str(path)]
+    command = [sys.executable, "-m", "benchmarks.gpu_check.training", "--segment", str(path)]
     command += ["--size", str(arena.size), "--device", str(device), "--millions", str(millions)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None

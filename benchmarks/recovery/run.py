@@ -1,4 +1,4 @@
-"""One recovery of ours, in a process and a cluster of its own: run by recovery.py.
+"""One recovery of ours, in a process and a cluster of its own: run by benchmarks.recovery.
 
 The wall time of the kill is taken just before the signal. A step counts as committed when the controller
 journals it, which is after its vote passed on all ranks of the group.
@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import elastic_train as et
-from benchmarks.cases import (
+from benchmarks.problem import Problem
+from benchmarks.recovery.cases import (
     CASES,
     CHECKPOINT_EVERY,
     GIVE_UP_S,
@@ -26,7 +27,6 @@ from benchmarks.cases import (
     Case,
     sigkill,
 )
-from benchmarks.problem import Problem
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster

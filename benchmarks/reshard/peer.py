@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.reshard_state import Size
+from benchmarks.reshard.state import Size
 
 LIMIT_S = 1200.0
 FOUND = "import importlib.util, sys; sys.exit(importlib.util.find_spec('deepspeed') is None)"
@@ -34,7 +34,7 @@ def said(python: Path, *words: object) -> dict[str, Any]:
     command = [str(python.absolute()), "-m", "benchmarks.peers.deepspeed_zero", *map(str, words)]
     done = subprocess.run(
         command,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

@@ -36,8 +36,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import elastic_train as et
 from benchmarks import record
+from benchmarks.overhead.whole_run import System
 from benchmarks.problem import Problem
-from benchmarks.whole_run import System
 from elastic_train.config import RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang
@@ -200,7 +200,7 @@ def whole_runs(quick: bool) -> list[dict[str, Any]]:
                 steps = QUICK_STEPS if quick else steps
                 print(f"a whole run of {system}: {steps} steps of the {size} model", flush=True)
                 with tempfile.NamedTemporaryFile(suffix=".json") as file:
-                    command = (sys.executable, "-m", "benchmarks.whole_run", system, size)
+                    command = (sys.executable, "-m", "benchmarks.overhead.whole_run", system, size)
                     command += ("--steps", str(steps), "--json", file.name)
                     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
                     if done.returncode:

@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks import record
 from benchmarks.paired import middle
-from benchmarks.replay_ranks import (
+from benchmarks.replay.ranks import (
     Base,
     Sent,
     Staged,

@@ -1,4 +1,4 @@
-"""The systems of benchmarks/stall.py: each saves the same tensors, and says how to read them again.
+"""The systems of benchmarks/stall: each saves the same tensors, and says how to read them again.
 
 `save` is called right after an update, `before_update` right before the next one, `close` after the last
 step. What they take of the training thread's time is the stall.
@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import (
     save,
 )
 
-from benchmarks.stall_keeper import keep
+from benchmarks.stall.peer_store import keep
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine

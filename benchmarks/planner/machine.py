@@ -1,4 +1,4 @@
-"""What benchmarks/planner.py tells the planner of this machine.
+"""What benchmarks/planner tells the planner of this machine.
 
 Seconds of the layers and of the optimizer come from one worker's steps; latency and bandwidth from sums over
 two workers.

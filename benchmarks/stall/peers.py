@@ -1,4 +1,4 @@
-"""Systems of benchmarks/stall.py that come in packages of their own: `make bench-peers` installs them apart.
+"""Systems of benchmarks/stall that come in packages of their own: `make bench-peers` installs them apart.
 
 Each is used as its documentation says. Where one writes a torn file if the loop around it does not do its
 part, or on a machine without a GPU, that is a row of its own.
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from benchmarks.stall_systems import KEPT, Nothing, System, Tensors
+from benchmarks.stall.systems import KEPT, Nothing, System, Tensors
 
 STARTS_S = 120
 """How long a process of a system may take to start, on a machine that is busy."""

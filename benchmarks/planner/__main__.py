@@ -4,7 +4,7 @@ python -m benchmarks.planner [--quick] [--json FILE]
 
 Every mesh of four workers trains the same small Llama on this machine (gloo processes, without Ray), in
 turns; so does the planner's own choice among all meshes of one to four workers. What the planner is told was
-measured in `benchmarks/planner_machine.py`; all workers share the cores. Reported are the rank correlation
+measured in `benchmarks/planner/machine.py`; all workers share the cores. Reported are the rank correlation
 (Spearman) of predicted and measured step times, and the measured time of the chosen plan over that of the
 fastest one, beside the spread of that plan's repetitions.
 """
@@ -21,7 +21,7 @@ import torch
 
 import elastic_train as et
 from benchmarks import record
-from benchmarks.planner_machine import Machine
+from benchmarks.planner.machine import Machine
 from benchmarks.problem import Problem
 from elastic_train.config import Parallelism, RunSpec
 from elastic_train.planner.choose_plan import choose

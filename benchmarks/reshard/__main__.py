@@ -27,8 +27,9 @@ from typing import Any
 
 import s3fs
 
-from benchmarks import record, reshard_measures, reshard_peer, reshard_ranks
-from benchmarks.reshard_state import SIZES, STATES, State, state_of, write_ours, write_zero
+from benchmarks import record
+from benchmarks.reshard import measures, peer, ranks
+from benchmarks.reshard.state import SIZES, STATES, State, state_of, write_ours, write_zero
 from elastic_train.storage.fsspec_store import Options, open_store
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.s3_server import binary, s3_server
@@ -40,7 +41,7 @@ Results = list[dict[str, Any]]
 
 def zero(root: Path, size: str, peers: Path, repetitions: int, results: Results) -> None:
     """(1) DeepSpeed's files: opening beside converting."""
-    why = reshard_peer.missing(peers)
+    why = peer.missing(peers)
     if why:
         directory = root / "zero-1"
         write_zero(directory, state_of(SIZES[size]), WROTE)
@@ -48,9 +49,9 @@ def zero(root: Path, size: str, peers: Path, repetitions: int, results: Results)
         _add(results, "ds_to_universal zero-1", absent=why)
         shutil.rmtree(directory)
         return
-    for stage, directory in reshard_peer.trained(peers, root, SIZES[size], WROTE):
+    for stage, directory in peer.trained(peers, root, SIZES[size], WROTE):
         _opened(f"zero-{stage}", directory, repetitions, results)
-        _add(results, f"ds_to_universal zero-{stage}", **reshard_peer.converted(peers, directory))
+        _add(results, f"ds_to_universal zero-{stage}", **peer.converted(peers, directory))
         shutil.rmtree(directory)
 
 
@@ -58,27 +59,27 @@ def dcp(root: Path, repetitions: int, results: Results) -> None:
     """(1) torch's files, likewise."""
     _opened("dcp", root / "dcp", repetitions, results)
     target = root / "torch.pt"
-    _add(results, "dcp_to_torch_save", **reshard_measures.convert_with_torch(root / "dcp", target))
+    _add(results, "dcp_to_torch_save", **measures.convert_with_torch(root / "dcp", target))
     target.unlink()
 
 
 def loaded(pool: GlooPool, root: Path, size: str, repetitions: int, results: Results) -> None:
     """(2) A load on another number of ranks."""
-    pool.run(reshard_ranks.join, pool.store_host, pool.store_port, LOADS, "load", timeout=LIMIT_S)
+    pool.run(ranks.join, pool.store_host, pool.store_port, LOADS, "load", timeout=LIMIT_S)
     state_bytes = _state_bytes(size)
     sums = []
     for _ in range(repetitions):
         for name, load, source in (
-            ("load dcp", reshard_ranks.load_dcp, root / "dcp"),
-            ("load ours", reshard_ranks.load_ours, root / "ours"),
+            ("load dcp", ranks.load_dcp, root / "dcp"),
+            ("load ours", ranks.load_ours, root / "ours"),
         ):
-            ranks = pool.run(load, size, str(source), timeout=LIMIT_S)
-            sums.append(sum(r["sum"] for r in ranks))
+            loads = pool.run(load, size, str(source), timeout=LIMIT_S)
+            sums.append(sum(r["sum"] for r in loads))
             _add(
                 results,
                 name,
-                seconds=max(r["seconds"] for r in ranks),
-                amplification=sum(r["read_bytes"] for r in ranks) / state_bytes,
+                seconds=max(r["seconds"] for r in loads),
+                amplification=sum(r["read_bytes"] for r in loads) / state_bytes,
             )
     assert max(sums) - min(sums) < 1e-6 * max(1.0, abs(sums[0])), "the loads differ"
 
@@ -87,16 +88,16 @@ def exported(root: Path, size: str, repetitions: int, results: Results) -> None:
     """(3) Weights for inference."""
     for number in range(repetitions):
         theirs, ours = root / f"hf-torch-{number}", root / f"hf-ours-{number}"
-        seconds = reshard_measures.export_with_torch(root / "dcp", theirs, SIZES[size])
+        seconds = measures.export_with_torch(root / "dcp", theirs, SIZES[size])
         _add(results, "export torch", seconds=seconds)
-        _add(results, "export ours", seconds=reshard_measures.export_with_us(root / "dcp", ours))
+        _add(results, "export ours", seconds=measures.export_with_us(root / "dcp", ours))
         for directory in (theirs, ours):
             shutil.rmtree(directory)
     converted = root / "hf-converter"
     _add(
         results,
         "export torch converter",
-        seconds=reshard_measures.export_with_converter(root / "dcp", converted),
+        seconds=measures.export_with_converter(root / "dcp", converted),
     )
     shutil.rmtree(converted)
 
@@ -105,11 +106,11 @@ def disk(root: Path, state: State, repetitions: int, results: Results) -> None:
     """(4) The disk."""
     for number in range(repetitions):
         raw, ours = root / f"raw-{number}", root / f"written-{number}"
-        _add(results, "write raw", seconds=reshard_measures.write_raw(raw, state))
+        _add(results, "write raw", seconds=measures.write_raw(raw, state))
         _add(results, "write ours", seconds=_written(str(ours), state))
-        _add(results, "read raw", seconds=reshard_measures.read_raw(raw))
-        _add(results, "read ours", seconds=reshard_measures.read_ours(str(ours), state))
-        _add(results, "verify ours", seconds=reshard_measures.verify_ours(str(ours)))
+        _add(results, "read raw", seconds=measures.read_raw(raw))
+        _add(results, "read ours", seconds=measures.read_ours(str(ours), state))
+        _add(results, "verify ours", seconds=measures.verify_ours(str(ours)))
         for directory in (raw, ours):
             shutil.rmtree(directory)
 
@@ -124,10 +125,10 @@ def s3(root: Path, state: State, repetitions: int, results: Results) -> None:
         filesystem = s3fs.S3FileSystem(**server.options, skip_instance_cache=True, use_listings_cache=False)
         for number in range(repetitions):
             raw, ours = f"{bucket}/raw-{number}", f"{bucket}/ours-{number}"
-            _add(results, "s3 write raw", seconds=reshard_measures.write_raw_s3(filesystem, raw, state))
+            _add(results, "s3 write raw", seconds=measures.write_raw_s3(filesystem, raw, state))
             _add(results, "s3 write ours", seconds=_written(ours, state, options=server.options))
-            _add(results, "s3 read raw", seconds=reshard_measures.read_raw_s3(filesystem, raw))
-            seconds = reshard_measures.read_ours(ours, state, options=server.options)
+            _add(results, "s3 read raw", seconds=measures.read_raw_s3(filesystem, raw))
+            seconds = measures.read_ours(ours, state, options=server.options)
             _add(results, "s3 read ours", seconds=seconds)
 
 
@@ -137,7 +138,7 @@ def headline(results: Results) -> dict[str, float | None]:
 
     def least(under: str) -> float | None:
         """Of the stages of ZeRO that were converted."""
-        names = [f"zero-{stage}" for stage in reshard_peer.STAGES]
+        names = [f"zero-{stage}" for stage in peer.STAGES]
         found = [record.ratio(of(f"ds_to_universal {n}"), of(f"open {n}", under)) for n in names]
         return min((ratio for ratio in found if ratio is not None), default=None)
 
@@ -199,21 +200,21 @@ def prepare(pool: GlooPool, root: Path, size: str) -> None:
     print(f"{size}: {_state_bytes(size) / 1e9:.2f} GB of state, written by {WROTE} ranks", flush=True)
     writers = range(WROTE)
     where = (pool.store_host, pool.store_port)
-    pool.run(reshard_ranks.join, *where, WROTE, "save", ranks=writers, timeout=LIMIT_S)
-    pool.run(reshard_ranks.save_dcp, size, str(root / "dcp"), ranks=writers, timeout=LIMIT_S)
-    pool.run(reshard_ranks.leave, ranks=writers)
+    pool.run(ranks.join, *where, WROTE, "save", ranks=writers, timeout=LIMIT_S)
+    pool.run(ranks.save_dcp, size, str(root / "dcp"), ranks=writers, timeout=LIMIT_S)
+    pool.run(ranks.leave, ranks=writers)
     write_ours(open_store(str(root / "ours")), state_of(SIZES[size]), WROTE)
 
 
 def _opened(system: str, source: Path, repetitions: int, results: Results) -> None:
-    reshard_measures.open_in_place(source, LOADS)  # imports its modules
+    measures.open_in_place(source, LOADS)  # imports its modules
     for _ in range(repetitions):
-        _add(results, f"open {system}", **reshard_measures.open_in_place(source, LOADS))
+        _add(results, f"open {system}", **measures.open_in_place(source, LOADS))
 
 
 def _written(url: str, state: State, options: Options | None = None) -> float:
     store = open_store(url, options=options)
-    return reshard_measures.timed(lambda: write_ours(store, state, reshard_measures.WRITERS))
+    return measures.timed(lambda: write_ours(store, state, measures.WRITERS))
 
 
 def _stage(name: str, work: Callable[[], None]) -> None:

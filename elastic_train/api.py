@@ -196,4 +196,5 @@ def _spec(
     if not isinstance(machines, Machines):
         raise ConfigError(field="machines", problem=f"must be a Machines, got {machines!r}.")
     chosen = {field.name: getattr(machines, field.name) for field in fields(machines)}
-    return RunSpec(not_finite=limits.not_finite, **said, **chosen, **rest)
+    bounds = {name: getattr(limits, name) for name in ("not_finite", "unsaved", "unsaved_s")}
+    return RunSpec(**bounds, **said, **chosen, **rest)

@@ -255,15 +255,23 @@ class Limits:
     `failures` of machines without progress between them; None: what `FailureConfig(max_failures=...)` says,
     or 3, because its 0 can't be told from one that nobody set. `not_finite` steps in a row whose loss or
     gradient is not a number: each is skipped, and that many end the run as an error of the job.
+
+    Without a checkpoint in between, `unsaved` of them that could not be written, or `unsaved_s` seconds since
+    the first of them, end the run; None: it trains on and says so.
     """
 
     failures: int | None = None
     not_finite: int = 20
+    unsaved: int | None = None
+    unsaved_s: float | None = None
 
     def __post_init__(self) -> None:
         typed(self, "limits.")
         at_least(0, "limits.failures", self.failures or 0)
         positive("limits.not_finite", self.not_finite)
+        for name in ("unsaved", "unsaved_s"):
+            if (value := getattr(self, name)) is not None:
+                positive(f"limits.{name}", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,7 +300,11 @@ class RunSpec:
     parallelism: Parallelism = field(default_factory=Parallelism)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     max_failures: int = 3
+    max_preemptions: int | None = None  # interruptions by machines that were taken away; None: any number
+    max_restarts: int = 10  # of the controller without a committed step between them
     not_finite: int = 20  # steps in a row without a finite loss and gradient that end the run
+    unsaved: int | None = None  # checkpoints in a row that could not be written, which end the run
+    unsaved_s: float | None = None  # seconds of the same
     standby: int = 1
     timing: Timing = field(default_factory=Timing)
     notices: Notices | None = None

@@ -145,6 +145,21 @@ def test_max_failures_of_zero_counts_as_not_said_and_limits_can_say_it() -> None
         )
 
 
+def test_limits_of_ray_train_are_honoured_and_its_minus_one_is_not_said() -> None:
+    config = FailureConfig(max_preemption_failures=2, controller_failure_limit=0)
+    made = spec_of(run_config=RunConfig(failure_config=config))
+    assert (made.max_preemptions, made.max_restarts) == (2, 0)
+    assert (spec_of().max_preemptions, spec_of().max_restarts) == (None, 10)
+
+
+def test_checkpoints_that_are_not_written_are_borne_as_long_as_is_said() -> None:
+    assert (spec_of().unsaved, spec_of().unsaved_s) == (None, None)
+    made = spec_of(limits=et.Limits(unsaved=3, unsaved_s=60.0))
+    assert (made.unsaved, made.unsaved_s) == (3, 60.0)
+    with pytest.raises(ConfigError, match=r"limits\.unsaved: must be positive"):
+        et.Limits(unsaved=0)
+
+
 def test_a_score_keeps_the_best_and_the_newest() -> None:
     kept = CheckpointConfig(num_to_keep=2, checkpoint_score_attribute="loss", checkpoint_score_order="min")
     made = spec_of(run_config=RunConfig(checkpoint_config=kept)).checkpoints

@@ -67,11 +67,8 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
     "failure_config": {
         "max_failures": HONOURED,
         "fail_fast": "Errors of the job's own code always end the run at once; max_failures counts the rest.",
-        "controller_failure_limit": "A controller that fails is always started again.",
-        "max_preemption_failures": (
-            "Nodes that leave with notice never count; `elastic-train stop RUN` ends a run that loses too "
-            "many."
-        ),
+        "controller_failure_limit": HONOURED,
+        "max_preemption_failures": HONOURED,
         "relax_collectives_on_preemption": HONOURED,  # survivors always commit without those that left
         "preemption_grace_s": HONOURED,  # survivors are never torn down
     },
@@ -116,6 +113,7 @@ def translated(
         "worker_environment": _environment(getattr(run, "worker_runtime_env", None)),
         "checkpoints": _checkpoints(kept, checkpoints),
         "max_failures": _budget(failure, max_failures),
+        **_limits(failure),
     }
 
 
@@ -169,6 +167,15 @@ def _budget(failure: FailureConfig, own: int | None) -> int:
             remedy="Say it once.",
         )
     return own
+
+
+def _limits(failure: FailureConfig) -> dict[str, int]:
+    """Ray Train's -1 is "any number"; of a controller that never comes to a step it is ours."""
+    said = {
+        "max_restarts": getattr(failure, "controller_failure_limit", -1),
+        "max_preemptions": getattr(failure, "max_preemption_failures", -1),
+    }
+    return {name: limit for name, limit in said.items() if limit >= 0}
 
 
 def _workers(scaling: ScalingConfig) -> dict[str, Any]:

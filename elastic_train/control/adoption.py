@@ -181,7 +181,8 @@ def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
     the controller that heard it, but not a person's request to start."""
     facts, restarts = replace(_afresh(state.facts), workers=starting), state.facts.restarts
     if restarts:
-        facts = replace(facts, restarts=restarts, stopping=state.facts.stopping)
+        kept = state.facts
+        facts = replace(facts, restarts=restarts, stopping=kept.stopping, stops_as=kept.stops_as)
     if facts.logged is not None:
         facts = replace(with_newest(facts, facts.logged, trusted=True), logged=None)
     return replace(state, facts=facts, phase=Waiting(since=at))
@@ -216,6 +217,9 @@ def _afresh(facts: Facts) -> Facts:
         trouble=None,
         restarts=0,
         stopping=None,
+        stops_as="stopped",
+        preemptions=0,
+        unsaved=None,
         slow=(),
         evicted=(),
         held=(),

@@ -35,6 +35,7 @@ from elastic_train.control.states import (
     Pausing,
     Running,
     State,
+    Unsaved,
 )
 from elastic_train.control.trouble import over, troubled
 from elastic_train.recovery.evidence import Stored, checkpoint_of
@@ -103,7 +104,10 @@ def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
     through = facts.step >= policy.max_steps
     needed = current and (through or (isinstance(phase, Pausing) and phase.purpose == "stop"))
     facts = troubled(facts, event.problem, policy, event.at, blocked=needed)
-    state = state if facts is state.facts else replace(state, facts=facts)
+    facts = replace(facts, unsaved=_unsaved(facts.unsaved, event))
+    state = replace(state, facts=facts)
+    if (over := _too_long_unsaved(facts, policy, event.at)) is not None:
+        return end(state, "infrastructure", f"{over}; the last: {event.problem}")
     match phase:
         case Pausing(purpose="stop", unsaved=None) if current:
             return Outcome(state=replace(state, phase=replace(phase, unsaved=event.at)), reason=said)
@@ -111,6 +115,29 @@ def save_failed(state: State, event: SaveFailed, policy: Policy) -> Outcome:
             return Outcome(state=replace(state, phase=replace(phase, final_failed=event.at)), reason=said)
         case _:
             return Outcome(state=state, reason=said if through else f"{said}; training goes on")
+
+
+def _unsaved(known: Unsaved | None, event: SaveFailed) -> Unsaved:
+    """Every rank may tell of the same checkpoint."""
+    if known is None:
+        return Unsaved(times=1, since=event.at, step=event.step)
+    return known if known.step == event.step else replace(known, times=known.times + 1, step=event.step)
+
+
+def _too_long_unsaved(facts: Facts, policy: Policy, at: float) -> str | None:
+    """What to say of it where a person bears no more checkpoints that could not be written."""
+    unsaved = facts.unsaved
+    if unsaved is None:
+        return None
+    often = policy.unsaved is not None and unsaved.times >= policy.unsaved
+    if not often and (policy.unsaved_s is None or at - unsaved.since < policy.unsaved_s):
+        return None
+    limit = f"Limits(unsaved={policy.unsaved})" if often else f"Limits(unsaved_s={policy.unsaved_s:g})"
+    kept = f"step {facts.stored.step} is kept" if facts.stored is not None else "nothing was saved"
+    return (
+        f"{unsaved.times} checkpoints in a row could not be written, in {at - unsaved.since:.0f} s "
+        f"({limit}); {kept}"
+    )
 
 
 def peers_held(state: State, event: PeersHeld) -> Outcome:
@@ -133,7 +160,7 @@ def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Polic
     state = state if facts is state.facts else replace(state, facts=facts)
     if any(c.stored.slot == stored.slot for c in facts.commitments):
         return Outcome(state=state, reason=f"slot {stored.slot} is known to be committed")
-    facts = replace(over(_measured(facts)), ever_stored=True)
+    facts = replace(over(_measured(facts)), ever_stored=True, unsaved=None)
     if not alive(facts.lineage, stored.generation, stored.step):
         return Outcome(
             state=replace(state, facts=facts),

@@ -62,7 +62,7 @@ def shifted(state: State, seconds: float) -> State:
     def later(at: float | None) -> float | None:
         return None if at is None else at + seconds
 
-    facts, trouble = state.facts, state.facts.trouble
+    facts, trouble, unsaved = state.facts, state.facts.trouble, state.facts.unsaved
     facts = replace(
         facts,
         workers=tuple(replace(w, since=w.since + seconds) for w in facts.workers),
@@ -74,6 +74,7 @@ def shifted(state: State, seconds: float) -> State:
         ),
         incidents=tuple(replace(i, at=i.at + seconds) for i in facts.incidents),
         trouble=None if trouble is None else _shifted_trouble(trouble, seconds),
+        unsaved=None if unsaved is None else replace(unsaved, since=unsaved.since + seconds),
         asked_at=facts.asked_at + seconds,
         reading=later(facts.reading),
         save_asked=later(facts.save_asked),

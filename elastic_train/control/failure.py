@@ -247,6 +247,9 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
     before, facts = facts.failures_ever, incidents.ended(facts, phase, policy)
     waiting = Waiting(since=at, prompt=True)
     if not incidents.is_charged(phase.causes):
+        over = too_many_preemptions(facts, policy)
+        if over is not None and facts.stopping is None:
+            return end(replace(state, facts=facts), "infrastructure", f"{over}: {cause.detail}", cause=cause)
         return Outcome(
             state=State(facts=facts, phase=waiting),
             reason=f"not counted as a failure: {cause.kind}, {cause.detail}",
@@ -270,6 +273,14 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
     if facts.failures_ever == before:
         return Outcome(state=state, reason=f"cause: {cause.kind}, {cause.detail}; of the same incident")
     return _within_budget(state, cause, policy)
+
+
+def too_many_preemptions(facts: Facts, policy: Policy) -> str | None:
+    """What to say of it where machines were taken away more often than is borne."""
+    if policy.preemptions is None or facts.preemptions <= policy.preemptions:
+        return None
+    count = f"{facts.preemptions} preemption{'s' * (facts.preemptions > 1)}"
+    return f"{count}, max_preemption_failures={policy.preemptions}; the last"
 
 
 def _within_budget(state: State, cause: Cause, policy: Policy) -> Outcome:

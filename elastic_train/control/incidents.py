@@ -96,6 +96,7 @@ def progressed(facts: Facts, generation: int) -> Facts:
 def counted(facts: Facts, incidents: tuple[Incident, ...]) -> Facts:
     failures = _count(incidents)
     more = failures - facts.failures
+    preempted = sum(map(_is_preemption, incidents)) - sum(map(_is_preemption, facts.incidents))
     at, times = facts.failed_at
     if more > 0:
         at, times = facts.step, (times if at == facts.step else 0) + more
@@ -104,12 +105,17 @@ def counted(facts: Facts, incidents: tuple[Incident, ...]) -> Facts:
         incidents=incidents,
         failures=failures,
         failures_ever=facts.failures_ever + more,
+        preemptions=facts.preemptions + preempted,
         failed_at=(at, times if more >= 0 else max(times + more, 0)),
     )
 
 
 def _count(incidents: tuple[Incident, ...]) -> int:
     return sum(is_charged(incident.causes) for incident in incidents)
+
+
+def _is_preemption(incident: Incident) -> bool:
+    return not is_charged(incident.causes) and any(c.kind == "preemption" for c in incident.causes)
 
 
 def _same(first: Incident, then: Incident, policy: Policy) -> bool:

@@ -31,6 +31,9 @@ class Policy:
     quarantine_s: float = 60.0  # doubles with every further quarantine of the node
     quarantine_limit_s: float = 3600.0
     restarts: int = 10  # of the controller without a committed step between them
+    preemptions: int | None = None  # interruptions by machines that were taken away; None: any number
+    unsaved: int | None = None  # checkpoints in a row that could not be written, which end the run
+    unsaved_s: float | None = None  # seconds of the same
     late_ticks: float = 3.0  # periods that a tick may be late before running deadlines are moved
 
     def within(self, ended: int | None) -> Policy:
@@ -53,6 +56,10 @@ class Policy:
             logs=spec.boundary_logs is not None,
             spread=spec.placement == "SPREAD",
             not_finite=spec.not_finite,
+            restarts=spec.max_restarts,
+            preemptions=spec.max_preemptions,
+            unsaved=spec.unsaved,
+            unsaved_s=spec.unsaved_s,
             each=f" of {needs(spec)}",
         )
 

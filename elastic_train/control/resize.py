@@ -16,11 +16,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_train.control.commands import Pause
+from elastic_train.control.failure import too_many_preemptions
 from elastic_train.control.forming import best_plan
-from elastic_train.control.membership import draining, keep_all_nodes, present, starting
+from elastic_train.control.membership import draining, keep_all_nodes, noticed, present, starting
 from elastic_train.control.planner_questions import to_change
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Declined, Facts, Outcome, Pausing, Purpose, Running, State, Waiting
+from elastic_train.control.stopping import begin_stop
 from elastic_train.planner.plan import Infeasible, Plan
 
 COOL_DOWN_WINDOWS = 4
@@ -54,10 +56,19 @@ def paused(state: State, policy: Policy, at: float) -> Outcome:
         )
     if len(phase.settled) < len(phase.plan.workers):
         return Outcome(state=state)
+    if phase.purpose == "drain":
+        facts = _preempted(facts, phase.plan)
     return Outcome(
-        state=replace(state, phase=Waiting(since=at, prompt=True, paused=phase.since)),
+        state=replace(state, facts=facts, phase=Waiting(since=at, prompt=True, paused=phase.since)),
         reason=f"the group stands at step {facts.step}",
     )
+
+
+def _preempted(facts: Facts, plan: Plan) -> Facts:
+    """The facts where nodes of the group are left because they are taken away, and not for being slow."""
+    if noticed(facts).isdisjoint(plan.nodes):
+        return facts
+    return replace(facts, preemptions=facts.preemptions + 1)
 
 
 def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
@@ -72,6 +83,10 @@ def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     if not near and (save or (starting(facts) and not replaced)):
         return Outcome(state=state)
     names = ", ".join(sorted(leaving & set(phase.plan.nodes)))
+    over = too_many_preemptions(_preempted(facts, phase.plan), policy)
+    if over is not None:
+        facts = replace(facts, stopping=f"{over}: {names}", stops_as="infrastructure")
+        return begin_stop(replace(state, facts=facts), policy, at)
     after = f"then wait, because {planned.reason}" if save else f"then form {planned.plan}"
     return pause(state, phase.plan, "drain", f"leaving {names}, {after}", at, save=save)
 

@@ -85,6 +85,15 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaved:
+    """Checkpoints that could not be written since the last one that was: how many, since when, the newest."""
+
+    times: int
+    since: float
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Commitment:
     """A committed checkpoint of this lineage, with the metrics it was committed with."""
 
@@ -160,16 +169,19 @@ class Facts:
     save_asked: float | None = None  # when a checkpoint was last asked for, where control asks
     final_tries: int = 0
     trouble: Trouble | None = None  # of storage, while it lasts
+    unsaved: Unsaved | None = None
 
     # failures
     incidents: tuple[Incident, ...] = ()  # since a later group committed a step
     failures: int = 0  # of these that count
     failures_ever: int = 0
+    preemptions: int = 0  # interruptions by machines that were taken away, with or without notice
     failed_at: tuple[int, int] = (0, 0)  # the step of the last failure, and how many in a row were at it
     failed_step: int = 0  # the newest step at which the run ever failed
     deterministic: tuple[Cause, ...] = ()  # engine and memory causes, until a step beyond that one
     restarts: int = 0  # of the controller without a committed step between them
     stopping: str | None = None  # why the run ends as soon as its newest step is saved
+    stops_as: Ending = "stopped"
     reconfigurations: int = 0
     began: float | None = None  # when the first group trained
     step_s: float = 0.0  # the last step's seconds

@@ -99,4 +99,4 @@ def broken_while_stopping(state: State) -> Outcome:
 def end_stopped(state: State, why: str) -> Outcome:
     facts = state.facts
     stored = f"the checkpoint of step {facts.stored.step} is kept" if facts.stored else "nothing was saved"
-    return end(state, "stopped", f"stopped at step {facts.step}: {why}; {stored}")
+    return end(state, facts.stops_as, f"stopped at step {facts.step}: {why}; {stored}")

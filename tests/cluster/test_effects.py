@@ -22,6 +22,7 @@ from elastic_train.cluster.controller.effects import (
     Late,
     Refused,
 )
+from elastic_train.cluster.controller.end_run import finish
 from elastic_train.errors import StorageError, UserCodeError
 
 pytestmark = pytest.mark.ring1
@@ -168,6 +169,25 @@ def test_work_of_another_process_ends_without_a_thread_of_its_own(bench: Bench) 
     late: queue.Queue[Ending[int]] = queue.Queue()
     bench.effects.follow("hung", Future[int](), 0.05, late.put)
     assert late.get(timeout=WAIT_S) == Late(within_s=0.05, begun=True)
+
+
+def test_the_end_waits_for_what_storage_is_still_doing_and_not_for_ever(bench: Bench) -> None:
+    deletes, waits, ended = bench.gate(), threading.Event(), threading.Event()
+
+    def end() -> None:
+        finish(bench.effects, hook=waits.set)
+        ended.set()
+
+    for hangs in (False, True):
+        bench.begin("deletes", deletes.wait, lane=Lane.STORAGE)
+        threading.Thread(target=end, daemon=True).start()
+        assert waits.wait(WAIT_S)
+        assert not ended.is_set()
+        if not hangs:
+            deletes.set()
+        assert ended.wait(WAIT_S)
+        for event in (deletes, waits, ended):
+            event.clear()
 
 
 def test_a_closed_lane_refuses_what_waits_and_what_comes(bench: Bench) -> None:

@@ -94,7 +94,7 @@ def test_a_rank_that_wakes_up_when_it_was_replaced_ends_itself_and_writes_nothin
 class HoldsTheInterpreter:
     """Samples, one of which takes long in code that lets no other thread of its process run."""
 
-    CALLS, SECONDS = 20, 14
+    CALLS, SECONDS = 20, 30
 
     def __init__(self, inner: NumberedSamples, mark: Path) -> None:
         self._inner, self._mark, self._given = inner, mark, 0

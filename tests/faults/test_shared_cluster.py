@@ -1,4 +1,4 @@
-"""Several runs on one cluster, and drivers that are killed at every point of a run.
+"""Several runs on one cluster, drivers that are killed at every point of a run, and a head that is lost.
 
 Nobody touches what is another's, and nothing is left.
 """
@@ -19,8 +19,9 @@ import pytest
 from elastic_train.cli.exits import FINISHED, STOPPED
 from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import WorkerLost, WorkerReady
-from elastic_train.testing.ray_processes import RayProcesses
-from tests.cluster.conftest import Jobs, environment_of, eventually, small_job
+from elastic_train.testing.ray_processes import RayProcesses, commands_below
+from tests.cluster.conftest import OURS, Jobs, environment_of, eventually, small_job
+from tests.cluster.small_job import EVERY
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(900)]
 ONE = ("--workers", "1:1", "--standby", "0")
@@ -75,7 +76,7 @@ def test_what_happens_to_one_run_happens_to_no_other(jobs: Jobs, others: int) ->
             said(log, r"step [1-9]")
             eventually("its journal", lambda name=name: jobs.reached(name, 1))
         os.kill(worker_of(jobs, names[0]), signal.SIGKILL)
-        said(entered[0][1], "generation 2 trains on")
+        said(entered[0][1], "1 -> 1 worker")
         if others > 1:
             entered[1][0].kill()
             entered[2][0].send_signal(signal.SIGINT)
@@ -110,9 +111,9 @@ POINTS = (
 
 @pytest.mark.parametrize("moment", [*POINTS, 0.3, 1.0, 2.0, 4.0, 6.0], ids=str)
 def test_a_driver_that_is_killed_leaves_nothing(jobs: Jobs, moment: str | float) -> None:
-    """At a word that it said, or so many seconds after it began; also twice in one run."""
+    """At a word that it said, or so many seconds after it began; thrice in one run."""
     before, name = segments_there(), f"killed-{re.sub('[^a-z0-9]+', '-', str(moment))}"
-    for _ in range(2):
+    for _ in range(3):
         with driver(jobs, name, "--max-steps", "2000", *SLOW) as (process, log):
             if isinstance(moment, str):
                 said(log, moment)
@@ -120,3 +121,32 @@ def test_a_driver_that_is_killed_leaves_nothing(jobs: Jobs, moment: str | float)
                 time.sleep(moment)
             process.kill()
     nothing_is_left(jobs, before)
+
+
+def test_a_lost_head_leaves_nothing_and_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
+    """The node with its workers lives on; nobody is there any more who could tell them to end."""
+    before, environment = segments_there(), environment_of(tmp_path / "home")
+    with RayProcesses(environment) as cluster:
+        node = cluster.add_node(2)
+        headless = Jobs(cluster, tmp_path, copied=False)
+        with driver(headless, "headless", "--max-steps", "60", *SLOW) as (process, log):
+            said(log, r"step (2[5-9]|3\d)/")
+            cluster.kill_head()
+            assert process.wait(LEFT_S) not in (FINISHED, STOPPED), log.read_text()
+        eventually(
+            "the end of its processes",
+            lambda: (
+                not node.is_running()
+                or not [c for c in commands_below(node).values() if " ".join(c).startswith(OURS)]
+            ),
+            LEFT_S,
+        )
+        eventually("the end of its memory", lambda: segments_there() <= before, 30.0)
+        cluster.start_head()
+        cluster.add_node(2)
+        with driver(headless, "headless", "--max-steps", "60") as (process, log):
+            assert process.wait(240.0) == FINISHED, log.read_text()
+        book = headless.ledger("headless")
+        assert sorted(book.losses) == list(range(1, 61))
+        assert len(book.superseded) <= 2 * EVERY
+        nothing_is_left(headless, before)

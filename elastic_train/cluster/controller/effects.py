@@ -179,6 +179,12 @@ class Effects:
         for task in refused:
             self._tell(task, Refused(why="the run is over"))
 
+    def idle(self, lane: Lane, within_s: float) -> bool:
+        """Wait until nothing is done on a lane. False where it took longer."""
+        places = self._places[lane]
+        with self._news:
+            return self._news.wait_for(lambda: not (places.running or places.waiting), within_s)
+
     def outstanding(self) -> tuple[Outstanding, ...]:
         """What has not ended, oldest first."""
         now = self._clock()
@@ -234,6 +240,7 @@ class Effects:
             places = self._places[task.effect.lane]
             places.running -= 1
             self._fill(places)
+            self._news.notify_all()
 
     def _tell(self, task: _Task, ending: Ending[Any]) -> None:
         try:

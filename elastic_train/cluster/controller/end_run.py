@@ -19,8 +19,11 @@ END_S = 6.0
 def finish(effects: Effects, **calls: Callable[[], object] | None) -> None:
     """Make all of these calls, named by what they put back, and wait for them. What does not work is said: a
     sweep or the next start of the run finds it.
+
+    What the last commit had deleted is waited for, too: who is killed in it leaves an unfinished file.
     """
     given = {name: call for name, call in calls.items() if call is not None}
+    given["storage"] = lambda: effects.idle(Lane.STORAGE, END_S)
     left = threading.Semaphore(0)
 
     def begin(name: str, call: Callable[[], object]) -> None:

@@ -6,8 +6,6 @@ A cloud is one entry of `CLOUDS`: `Notices(cloud=...)` takes its key.
 from __future__ import annotations
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,6 +42,9 @@ def gcp(endpoint: str) -> float | None:
 
 
 def _fetch(url: str, headers: Mapping[str, str], method: str = "GET") -> str | None:
+    import urllib.error  # with its TLS a third of what `--help` would load
+    import urllib.request
+
     request = urllib.request.Request(url, headers=dict(headers), method=method)
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:

@@ -14,7 +14,7 @@ export AWS_EC2_METADATA_DISABLED ?= true
 SLICE ?= 1/1
 SEED ?= 0
 
-.PHONY: env demo check test faults bench bench-quick bench-peers clean
+.PHONY: env demo check test faults docs bench bench-quick bench-peers clean
 
 env: $(VENV)/.ready
 
@@ -42,6 +42,11 @@ test: env
 
 faults: env
 	SLICE=$(SLICE) SEED=$(SEED) $(BIN)/python -m pytest -q -m matrix
+
+# A site of the documentation with the reference from docstrings, in build/docs; whatever it warns of is an error.
+docs: env
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt '.[docs]'
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs/site -d build/doctrees . build/docs
 
 bench-quick: env
 	for name in control overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done

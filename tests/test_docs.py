@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import pydoc
 import re
 import shlex
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 import typer
 
+import elastic_train
 from elastic_train.cli.app import app
 from elastic_train.cli.job import PLACES
 
@@ -169,3 +174,32 @@ def test_every_page_is_in_the_index_and_every_verb_in_some_page() -> None:
     lines = [one for page in PAGES for line, _ in said_by(page) for one in each(line)]
     named = [verb(shlex.split(one, comments=True))[0] for one in lines if one.startswith("elastic-train")]
     assert {command.name for command in leaves(COMMAND) if command not in named} == set()
+
+
+def test_the_reference_has_every_exported_name_and_each_says_what_it_is() -> None:
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    paths = set(re.findall(r"auto\w+:: (elastic_train[\w.]*)", reference))
+    assert {f"elastic_train.{name}" for name in elastic_train.__all__} <= paths
+    for path in paths:
+        thing = pydoc.locate(path)
+        written = inspect.getdoc(thing)
+        assert written, path
+        assert not written.startswith(f"{path.rpartition('.')[2]}("), (
+            f"{path} has a signature for a docstring"
+        )
+
+
+@pytest.mark.matrix
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx", reason="the extra `docs` brings it")
+    line = ["-q", "-W", "--keep-going", "-b", "html", "-c", "docs/site", "-d", str(tmp_path / "trees")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *line, ".", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "elastic_train.ElasticTrainer" in (tmp_path / "site" / "docs" / "reference.html").read_text()

@@ -34,6 +34,8 @@ class Heartbeat:
     phase: str
     micro_batch: int
     phase_s: float  # seconds it has been in this phase
+    filled_bytes: int = 0  # of the `needed_bytes` of its new state that have come, while it takes a rank
+    needed_bytes: int = 0
     user_code: bool = False  # inside the job's own code
     paced_step: int = 0  # the last step whose own part is done here
     own_s: float = 0.0  # seconds of it for each micro-batch: forward and backward, before waiting for others

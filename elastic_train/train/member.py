@@ -77,7 +77,11 @@ class Member:
     # -- any thread ----------------------------------------------------------------------------------------
 
     def progress(self) -> WorkerProgress:
-        return self._entry.progress()
+        incoming = self._next
+        progress = self._entry.progress()
+        if incoming is None:
+            return progress
+        return replace(progress, filled_bytes=incoming.filled_bytes, needed_bytes=incoming.needed_bytes)
 
     def abort(self, generation: int) -> None:
         """Break a generation's collectives, running or to come. Idempotent; others are untouched."""

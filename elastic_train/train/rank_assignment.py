@@ -49,7 +49,10 @@ class ReplayAssignment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerProgress:
-    """Where a member is; `since` is the monotonic time at which it entered the phase."""
+    """Where a member is; `since` is the monotonic time at which it entered the phase.
+
+    While it takes a rank, `filled_bytes` of the `needed_bytes` of its new state have come.
+    """
 
     generation: int
     rank: int
@@ -57,3 +60,5 @@ class WorkerProgress:
     phase: str
     micro_batch: int
     since: float
+    filled_bytes: int = 0
+    needed_bytes: int = 0

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from elastic_train.checkpoint.engine.machine_memory import MachineMemory
+from elastic_train.cluster.driver.doing import doing
 from elastic_train.cluster.driver.live_display import Display, numbers
 from elastic_train.cluster.driver.terminal import Screen
+from elastic_train.cluster.messages import Heartbeat
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.events import StepCommitted
@@ -89,3 +92,46 @@ def test_the_live_display_has_what_a_person_looks_for(records: list[Record]) -> 
     ):
         assert words in said, words
     assert numbers(summary_of(()), 15) == {"restarts": "0"}
+
+
+def beat(rank: int, **more: Any) -> Heartbeat:
+    return Heartbeat(
+        worker=f"w{rank}",
+        node="a",
+        pid=rank + 1,
+        rank=rank,
+        micro_batch=0,
+        phase_s=1.0,
+        memory=MachineMemory(held=1, used=1, room=2),
+        **({"generation": 1, "step": 3, "phase": "forming"} | more),
+    )
+
+
+def test_what_is_done_instead_of_training_is_told_with_how_far_it_has_come(records: list[Record]) -> None:
+    formed = next(n for n, r in enumerate(records) if r.phase == "forming")
+    told = summary_of(records[: formed + 1])
+    assert str(doing(summary_of(()), (beat(0),), least=2)) == "workers up: 1, needed: 2"
+    assert str(doing(told, (beat(0),), least=2)) == "building the group"
+    coming = (beat(0, filled_bytes=500, needed_bytes=2000), beat(1, generation=0, needed_bytes=7))
+    assert str(doing(told, coming, least=2)) == "taking the state: 500B of 2000B"
+    assert str(doing(told, (beat(0, phase="replay"),), least=2)) == "replaying step 3 of a lost stage"
+    assert doing(summary_of(records), coming, least=2) is None
+    out = io.StringIO()
+    display = Display("gpt", 15, console=Console(file=out, force_terminal=True, width=100, color_system=None))
+    display.show(told, doing(told, coming, least=2))
+    display.close()
+    assert "taking the state" in out.getvalue()
+    assert "500B of 2000B, 0 s" in out.getvalue()
+
+
+def test_where_the_output_is_no_terminal_a_line_says_how_far_a_recovery_has_come(
+    records: list[Record], capsys: pytest.CaptureFixture[str]
+) -> None:
+    formed = next(n for n, r in enumerate(records) if r.phase == "forming")
+    screen = Screen(SPEC, OutputReader(MemoryStore()))
+    coming = (beat(0, filled_bytes=500, needed_bytes=2000),)
+    update = RunUpdate(
+        term=1, next=0, records=tuple(records[: formed + 1]), heartbeats=coming, ended=None, error=None
+    )
+    screen.show(update)
+    assert "forming  taking the state: 500B of 2000B" in capsys.readouterr().out

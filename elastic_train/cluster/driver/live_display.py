@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from elastic_train.cluster.driver.doing import Doing
 from elastic_train.observe.forecast import forecast
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.text_columns import plain
@@ -24,9 +27,13 @@ class Display:
         self._console = console or Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._live.start()
+        self._phase, self._since = "", 0.0
 
-    def show(self, told: RunSummary) -> None:
-        self._live.update(picture(told, self._name, self._max_steps), refresh=True)
+    def show(self, told: RunSummary, doing: Doing | None = None) -> None:
+        now = time.monotonic()
+        if told.progress.phase != self._phase:
+            self._phase, self._since = told.progress.phase, now
+        self._live.update(picture(told, self._name, self._max_steps, doing, now - self._since), refresh=True)
 
     def say(self, text: str) -> None:
         self._console.print(Text(text), soft_wrap=True)
@@ -35,8 +42,12 @@ class Display:
         self._live.stop()
 
 
-def picture(told: RunSummary, name: str, max_steps: int) -> Group:
-    """A bar of steps, and the numbers that a person looks for."""
+def picture(
+    told: RunSummary, name: str, max_steps: int, doing: Doing | None = None, seconds: float = 0.0
+) -> Group:
+    """A bar of steps, one of what is done `seconds` long instead of them, and the numbers that a person looks
+    for.
+    """
     progress = told.progress
     training = progress.phase == "running"
     head = Table.grid(padding=(0, 2), expand=True)
@@ -49,6 +60,10 @@ def picture(told: RunSummary, name: str, max_steps: int) -> Group:
         ProgressBar(total=max(1, max_steps), completed=progress.step),
         Text(f"step {progress.step:,}/{max_steps:,}"),
     )
+    if doing is not None:
+        bar = ProgressBar(total=doing.whole, completed=doing.done) if doing.whole else ""
+        amount = f"{doing.amount}, {duration(seconds)}" if doing.whole else duration(seconds)
+        head.add_row(Text(doing.words, "yellow"), bar, Text(amount))
     said = numbers(told, max_steps)
     first = Text("  ").join(_field(said, *FIELDS[:4]))
     second = Text("  ").join(_field(said, *FIELDS[4:]))

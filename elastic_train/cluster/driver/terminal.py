@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+from elastic_train.cluster.driver.doing import doing
 from elastic_train.cluster.driver.live_display import Display
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Prints, RunSpec
@@ -58,12 +59,13 @@ class Screen:
             if isinstance(record.event, CheckpointCommitted):
                 self._committed.append(record)
             self._say()
-        if self._quiet or not update.records:
+        if self._quiet:
             return
+        does = doing(self._told, update.heartbeats, least=self._spec.min_workers)
         if self._display is not None:
-            self._display.show(self._told)
+            self._display.show(self._told, does)
             return
-        text = live_line(self._told.progress, self._spec.max_steps)
+        text = live_line(self._told.progress, self._spec.max_steps) + (f"  {does}" if does else "")
         if text != self._shown and time.monotonic() - self._printed_at > EVERY_S:
             self._printed_at = time.monotonic()
             self._write(text + "\n")

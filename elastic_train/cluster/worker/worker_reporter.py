@@ -46,6 +46,8 @@ class WorkerReporter:
             phase=progress.phase if progress else "starting",
             micro_batch=progress.micro_batch if progress else 0,
             phase_s=time.monotonic() - progress.since if progress else 0.0,
+            filled_bytes=progress.filled_bytes if progress else 0,
+            needed_bytes=progress.needed_bytes if progress else 0,
             user_code=in_user_code(),
             paced_step=self._stopwatch.last[0],
             own_s=self._stopwatch.last[1],

@@ -21,8 +21,16 @@ TOGETHER_BYTES = 64 * 2**20
 """Bytes that are on their way at a time: they are in memory once more while they travel."""
 
 
-def fill_together(index: FragmentIndex, boxes: Fragments, read: ReadBoxes, mesh: DeviceMesh | None) -> None:
-    """Fill boxes that every rank of `dp_replicate` needs; all of them call it with the same boxes."""
+def fill_together(
+    index: FragmentIndex,
+    boxes: Fragments,
+    read: ReadBoxes,
+    mesh: DeviceMesh | None,
+    came: Callable[[Fragments], None] = lambda _: None,
+) -> None:
+    """Fill boxes that every rank of `dp_replicate` needs; all of them call it with the same boxes. `came`
+    hears of those that are filled.
+    """
     copies = 1 if mesh is None else mesh["dp_replicate"].size()
     own = 0 if mesh is None else mesh["dp_replicate"].get_local_rank()
     owner = owners(boxes.nbytes, copies)
@@ -31,12 +39,15 @@ def fill_together(index: FragmentIndex, boxes: Fragments, read: ReadBoxes, mesh:
         mine = boxes.take((turn == number) & (owner == own))
         arrays = read(mine) if len(mine) else ()
         index.write(mine, arrays)
+        came(mine)
         for replica in range(copies if copies > 1 else 0):
             theirs = boxes.take((turn == number) & (owner == replica))
             if theirs.nbytes.sum():
                 assert mesh is not None
                 given = arrays if replica == own else None
                 _pass_on(index, theirs, given, mesh, replica)
+                if given is None:
+                    came(theirs)
 
 
 def _pass_on(

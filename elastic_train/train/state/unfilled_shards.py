@@ -24,12 +24,16 @@ from elastic_train.train.user_code_guard import UserCodeGuard
 
 
 class Incoming:
-    """The shards of a generation until they are the state, and what was given memory for their optimizer."""
+    """The shards of a generation until they are the state, and what was given memory for their optimizer.
+
+    `filled_bytes` of `needed_bytes` have come; any thread may look.
+    """
 
     def __init__(self, task: Task, spec: RunSpec, shards: Shards, guard: UserCodeGuard) -> None:
         self._task, self._spec, self._guard = task, spec, guard
         self._filled: dict[tuple[str, str], torch.Tensor] = {}
         self.shards = shards
+        self.needed_bytes = self.filled_bytes = 0
 
     def needs(self, states: Iterable[tuple[str, str]] | Fragments | None, *, foreign: bool) -> Fragments:
         """The boxes that this rank must be given. `states` are the (tensor, state) that exist anywhere.
@@ -40,7 +44,7 @@ class Incoming:
         """
         if not isinstance(states, Fragments):
             self._filled = compatibility.memory_for(self.shards, states or (), {})
-            return self._index().table()
+            return self._counted(self._index().table())
         kinds = compatibility.kinds_of(self.shards, states)
         initial = compatibility.check(self.shards, kinds, foreign=foreign)
         # Stages lack unlike buffers, and all ranks initialise together.
@@ -48,15 +52,17 @@ class Incoming:
             self.initialise()
         self._filled = compatibility.memory_for(self.shards, kinds, kinds)
         table = self._index().table()
-        return table.take(np.array([table.names[key] not in initial for key in table.key.tolist()], bool))
+        wanted = np.array([table.names[key] not in initial for key in table.key.tolist()], bool)
+        return self._counted(table.take(wanted))
 
     def fill(self, boxes: Fragments, arrays: Sequence[np.ndarray]) -> None:
         """Copy bytes into the shards."""
         self._index().write(boxes, arrays)
+        self._came(boxes)
 
     def fill_together(self, boxes: Fragments, read: ReadBoxes) -> None:
         """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others."""
-        fill_together(self._index(), boxes, read, self.shards.mesh)
+        fill_together(self._index(), boxes, read, self.shards.mesh, self._came)
 
     def initialise(self) -> tuple[str, ...]:
         """Every tensor gets its initial value. All ranks call it; sentences that a person should see."""
@@ -77,6 +83,13 @@ class Incoming:
         own = FragmentIndex(own_share(tuple(parts(self.shards)))).digest()
         with self._guard.collective("comparing digests", self.shards.step or 0):
             return reduced_digest(own, device=self.shards.device.type)
+
+    def _counted(self, needs: Fragments) -> Fragments:
+        self.needed_bytes, self.filled_bytes = int(needs.nbytes.sum()), 0
+        return needs
+
+    def _came(self, boxes: Fragments) -> None:
+        self.filled_bytes += int(boxes.nbytes.sum())
 
     def _agreed(self, holds: bool) -> bool:
         with self._guard.collective("initialising", 0):

@@ -63,6 +63,12 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not wrong
 
 
+@pytest.mark.parametrize("page", PAGES, ids=NAMES)
+def test_tests_and_benchmarks_that_are_named_are_there(page: Path) -> None:
+    named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)`", prose(page))
+    assert [file for file in named if not (ROOT / file).exists()] == []
+
+
 def said_by(page: Path) -> list[tuple[str, bool]]:
     """Each command line, and whether it stands whole in a block."""
     lines = [line for kind in ("console", "") for body in blocks(page, kind) for line in body.splitlines()]

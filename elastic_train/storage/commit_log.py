@@ -114,7 +114,17 @@ class CommitLog:
             raise Fenced(run=self._store.url, term=term, by_term=self._known.term)
 
     def _claim(self, record: CommitRecord, term: int) -> bool:
-        """Try to take the slot after the known ones; False if it went to somebody else."""
+        """Try to take the slot after the known ones; False if it went to somebody else.
+
+        StorageError where the newest known one is gone: nobody could read what came after a hole.
+        """
+        newest = _path(self._known.slots)
+        if self._known.slots and not self._store.exists(newest):
+            raise StorageError(
+                path=f"{self._store.url}/{newest}",
+                operation="append a record after",
+                problem="it is gone: the run's directory was deleted or moved away, or its mount was.",
+            )
         record = replace(
             record,
             term=term,

@@ -41,10 +41,13 @@ NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
 class PosixStore:
-    """Objects are files under `root`."""
+    """Objects are files under `root`, which the first write makes. One that was there and is gone is not made
+    again: it was moved away, or what it is mounted on was, and may come back.
+    """
 
     def __init__(self, root: Path, *, retry: Retry | None = None) -> None:
         self.root = root.absolute()
+        self._there = self.root.is_dir()
         self.retry = retry or Retry()
 
     @property
@@ -105,7 +108,9 @@ class PosixStore:
     @contextmanager
     def stream(self, path: str) -> Iterator[Sink]:
         target = self._at(path)
-        temporary, file = self.retry.run(lambda: _temporary_beside(target), what="write", path=str(target))
+        temporary, file = self.retry.run(
+            lambda: self._temporary_beside(target), what="write", path=str(target)
+        )
         try:
             try:
                 yield _FileSink(file, target)
@@ -187,7 +192,7 @@ class PosixStore:
 
     def _publish(self, target: Path, data: Buffer, *, replace: bool) -> None:
         for last in (False, False, True):  # a sweeper may take the temporary file for a killed writer's
-            temporary, file = _temporary_beside(target)
+            temporary, file = self._temporary_beside(target)
             try:
                 try:
                     _write_all(file, data)
@@ -205,6 +210,29 @@ class PosixStore:
                     raise
             finally:
                 _forget(temporary)
+
+    def _temporary_beside(self, target: Path) -> tuple[Path, int]:
+        """A new file in the target's directory, open for writing. Its name is not derived from the target's
+        length.
+        """
+        for last in (False, False, True):  # a deleter may take the empty directory away in between
+            self._make_directory(target.parent)
+            temporary = target.parent / (UNPUBLISHED + secrets.token_hex(8))
+            try:
+                return temporary, _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            except FileNotFoundError:
+                if last:
+                    raise
+        raise AssertionError
+
+    def _make_directory(self, directory: Path) -> None:
+        if directory.is_dir():
+            return
+        if self._there and not self.root.is_dir():
+            gone = f"{self.root} is gone: it was deleted or moved away, or its mount was"
+            raise OSError(errno.ESTALE, gone)
+        _make_directory(directory)
+        self._there = True
 
 
 class _FileSink:
@@ -272,21 +300,6 @@ def _write_all(file: int, data: Buffer) -> None:
     rest = memoryview(data).cast("B") if len(data) else memoryview(b"")
     while rest:
         rest = rest[os.write(file, rest[: 1 << 30]) :]
-
-
-def _temporary_beside(target: Path) -> tuple[Path, int]:
-    """A new file in the target's directory, open for writing. Its name is not derived from the target's
-    length.
-    """
-    for last in (False, False, True):  # a deleter may take the empty directory away in between
-        _make_directory(target.parent)
-        temporary = target.parent / (UNPUBLISHED + secrets.token_hex(8))
-        try:
-            return temporary, _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        except FileNotFoundError:
-            if last:
-                raise
-    raise AssertionError
 
 
 def _make_directory(directory: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli.exits import FINISHED, INFRASTRUCTURE, STOPPED
+from elastic_train.cli.exits import FINISHED, STOPPED
 from elastic_train.control.events import WorkerLost
 from elastic_train.observe.ledger import ledger
 from elastic_train.storage.fsspec_store import open_store
@@ -103,12 +103,31 @@ def test_a_stop_keeps_its_checkpoint_through_trouble_of_its_mount(world: World, 
     trained_as_if_nothing_was(world, name)
 
 
-def test_a_run_whose_directory_is_deleted_ends_and_names_it(world: World) -> None:
-    """There is nothing to resume from, and nothing that would tell another controller of this one."""
+def test_a_run_whose_directory_is_moved_away_goes_on_in_it_when_it_is_back(world: World) -> None:
+    """As it looks where a mount goes away: nothing is there, and nothing is written in its place."""
+    root, away = world.mount.path / "moved", world.mount.path / "away"
+    with world.driver("moved", "--max-steps", str(STEPS)) as (process, log):
+        eventually("step 15", lambda: came_to(log, 15))
+        root.rename(away)
+        time.sleep(TROUBLE_S)
+        assert not root.exists()
+        assert process.poll() is None, log.read_text()
+        away.rename(root)
+        assert process.wait(240.0) == FINISHED, log.read_text()
+    trained_as_if_nothing_was(world, "moved")
+
+
+def test_a_run_whose_directory_is_deleted_says_so_and_can_be_ended(world: World) -> None:
+    root = world.mount.path / "deleted"
     with world.driver("deleted", "--max-steps", "4000") as (process, log):
         eventually("step 15", lambda: came_to(log, 15))
-        shutil.rmtree(world.mount.path / "deleted", ignore_errors=True)
-        assert process.wait(240.0) == INFRASTRUCTURE, log.read_text()
+        root.rename(world.mount.path / "trash")
+        shutil.rmtree(world.mount.path / "trash")
+        eventually("that it is gone", lambda: "is gone" in log.read_text(), 240.0)
+        process.send_signal(signal.SIGINT)
+        time.sleep(1.0)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60.0) not in (FINISHED, None), log.read_text()
     print(log.read_text())
-    assert "deleted" in log.read_text()
+    assert "Traceback" not in log.read_text()
     eventually("the end of its processes", lambda: not world.jobs.left(), 60.0)

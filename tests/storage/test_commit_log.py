@@ -281,3 +281,16 @@ def test_an_index_that_does_not_fit_is_passed_over(damage: str, monkeypatch: pyt
             case _:
                 store.write(path, data.replace(b"commit_index/1", b"commit_index/2"))
     assert CommitLog(store).valid() == kept
+
+
+def test_nothing_is_appended_to_a_log_that_is_gone_and_all_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    """Also where its directory was made again meanwhile, by whoever writes something else there."""
+    store = open_store(str(tmp_path / "run"))
+    log = CommitLog(store)
+    term = log.begin_term("a")
+    (tmp_path / "run/commits").rename(tmp_path / "away")
+    with pytest.raises(StorageError, match=r"00000001\.json.* is gone"):
+        log.append(CommitRecord(kind="commit", path="x"), term)
+    (tmp_path / "away").rename(tmp_path / "run/commits")
+    log.append(CommitRecord(kind="commit", path="x"), term)
+    assert [r.path for r in CommitLog(store).valid()] == ["x"]

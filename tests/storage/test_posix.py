@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.errors import StorageError
+from elastic_train.errors import StorageError, StorageUnavailable
 from elastic_train.storage.posix_store import PosixStore
+from elastic_train.storage.retry import Backoff, Retry
 
 pytestmark = pytest.mark.ring1
 
@@ -88,6 +89,35 @@ def test_a_directory_that_another_node_makes_first_is_no_error(
     PosixStore(tmp_path / "run").write("d/a", b"x")
     assert refused == {tmp_path / "run", tmp_path / "run/d"}
     assert (tmp_path / "run/d/a").read_bytes() == b"x"
+
+
+@pytest.mark.parametrize("call", ["write", "create", "stream"])
+def test_a_directory_that_was_there_and_is_gone_is_waited_for_and_not_made_again(
+    tmp_path: Path, call: str
+) -> None:
+    root, away = tmp_path / "run", tmp_path / "away"
+    PosixStore(root).write("d/a", b"x")
+    store, waits = PosixStore(root), list[float]()
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if len(waits) == 3:
+            away.rename(root)
+
+    store.retry = Retry(sleep=sleep)
+    root.rename(away)
+    if call == "stream":
+        with store.stream("d/b") as sink:
+            sink.write(b"x")
+    else:
+        getattr(store, call)("d/b", b"x")
+    assert len(waits) == 3
+    assert store.list() == ["d/a", "d/b"]
+    root.rename(away)
+    store.retry = Retry(Backoff(attempts=2), sleep=lambda _: None)
+    with pytest.raises(StorageUnavailable, match="is gone: it was deleted or moved away"):
+        store.write("c", b"x")
+    assert not root.exists()
 
 
 @pytest.fixture

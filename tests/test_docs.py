@@ -195,6 +195,13 @@ def test_the_reference_has_every_exported_name_and_each_says_what_it_is() -> Non
         )
 
 
+def test_the_example_of_sizing_prints_what_the_page_says() -> None:
+    page = ROOT / "docs" / "sizing.md"
+    (code,), (printed,) = blocks(page, "python"), blocks(page, "")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout == printed, done.stderr
+
+
 @pytest.mark.matrix
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="the extra `docs` brings it")

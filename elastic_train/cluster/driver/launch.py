@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import ActorAlreadyExistsError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.checkpoint.begin import begin
@@ -183,7 +184,13 @@ def _resolved(address: str) -> str:
 def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:
     """The run's controller, new. One that is still at work is left alone: LeaseHeld."""
     run = run_key(spec.storage_path, spec.name)
-    take_over(run, spec)
+    while True:
+        take_over(run, spec)
+        with contextlib.suppress(ActorAlreadyExistsError):  # another driver began at the same moment
+            return _created(run, spec, job, planner, chaos)
+
+
+def _created(run: str, spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:
     return (
         remote(Controller, max_concurrency=32)
         .options(

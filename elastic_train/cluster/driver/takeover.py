@@ -23,7 +23,7 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import LeaseHeld
 
 log = logging.getLogger(__name__)
-ANSWER_S = 10.0
+ANSWER_S = 30.0  # a controller may just be starting, on a machine that is busy with the start
 ASK_S = 0.5
 LET_GO_S = 0.4  # what a peer store needs to remove its files
 

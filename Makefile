@@ -49,10 +49,10 @@ docs: env
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs/site -d build/doctrees . build/docs
 
 bench-quick: env
-	for name in control overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+	for name in control overhead recovery replay reshard stall planner switch; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
 bench: env
-	for name in control overhead recovery replay reshard stall planner; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in control overhead recovery replay reshard stall planner switch; do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # Systems that stall, reshard and recovery are compared with, in an environment of their own beside ours; tests
 # of DeepSpeed run where it is.

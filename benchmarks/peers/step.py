@@ -11,11 +11,20 @@ from benchmarks.recovery.cases import GLOBAL_BATCH, MICRO_BATCH
 
 
 def train_step(
-    problem: Problem, data: Tokens, model: Any, optimizer: Any, step: int, *, rank: int, world: int
+    problem: Problem,
+    data: Tokens,
+    model: Any,
+    optimizer: Any,
+    step: int,
+    *,
+    rank: int,
+    world: int,
+    global_size: int = GLOBAL_BATCH,
+    micro_size: int = MICRO_BATCH,
 ) -> None:
-    for micro in range(rank, GLOBAL_BATCH // MICRO_BATCH, world):
-        first = step * GLOBAL_BATCH + micro * MICRO_BATCH
-        batch = torch.stack([data[(first + i) % len(data)] for i in range(MICRO_BATCH)])
+    for micro in range(rank, global_size // micro_size, world):
+        first = step * global_size + micro * micro_size
+        batch = torch.stack([data[(first + i) % len(data)] for i in range(micro_size)])
         loss, count = problem.loss(model(batch), batch)
         (loss / count).backward()
     optimizer.step()

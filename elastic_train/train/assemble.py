@@ -22,7 +22,7 @@ from elastic_train.train.model.recompute import recompute_blocks
 from elastic_train.train.model.user_hooks import hang
 from elastic_train.train.parallel.parallelize import divide
 from elastic_train.train.parallel.pipeline_stages import blocks_of
-from elastic_train.train.state.shards import Shards
+from elastic_train.train.state.shards import Shards, WholeModel
 from elastic_train.train.task import Task
 from elastic_train.train.user_code_guard import UserCodeGuard
 
@@ -86,14 +86,16 @@ def assemble(
         rank=rank,
         plan=plan,
         blueprint=blueprint,
-        aliases=blueprint.parameters.aliases,
-        mesh=mesh,
+        whole=WholeModel(
+            shapes=shapes,
+            groups=groups,
+            trainable=trainable,
+            aliases=blueprint.parameters.aliases,
+            fused=blueprint.fused,
+            nbytes=whole_bytes,
+        ),
         place=place,
         regions=regions,
-        groups=groups,
-        trainable=trainable,
-        fused=blueprint.fused,
-        shapes=shapes,
         parameters=parameters,  # type: ignore[arg-type]
         buffers=buffers,
         registered=found,
@@ -102,7 +104,6 @@ def assemble(
         built=built(blueprint.model),
         schedule=schedule,
         device=device,
-        whole_bytes=whole_bytes,
     )
 
 

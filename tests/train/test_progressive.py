@@ -109,7 +109,7 @@ class Survivor:
             ThreeTask(),
             precision="fp32",
             device=device,
-            shapes=shards.shapes,
+            shapes=shards.whole.shapes,
             seeded=lambda fqn: module_init(1, fqn, device),
             cut=cut_into,
         )
@@ -214,8 +214,8 @@ def test_every_mixture_of_parameters_goes_forward_to_the_bit_or_back_within_the_
         for survivor, kept, states in zip(survivors, at_k, pair, strict=True):
             survivor.restore(kept)
             survivor.break_off(K + 1, dict(zip(NAMES, states, strict=True)))
-            assert survivor.shards.progressive is not None
-            survivor.shards.progressive.undoable = undoable
+            assert survivor.shards.pending.progressive is not None
+            survivor.shards.pending.progressive.undoable = undoable
             local_state = survivor.shards.local_state()
             assert local_state is not None
             assert local_state.ahead == tuple(n for n, s in zip(NAMES, states, strict=True) if s == "k+1")
@@ -299,10 +299,10 @@ def test_a_step_without_a_finite_gradient_is_taken_back_where_the_vote_skips_it(
     shards = survivor.shards
     shards.parameters["c"].grad = torch.full((4, 3), float("inf"))
     update(shards, ["c"], spec())
-    assert shards.progressive is not None
-    assert shards.progressive.behind == {"c"}
+    assert shards.pending.progressive is not None
+    assert shards.pending.progressive.behind == {"c"}
     finish(shards, Vote(step=K + 1, values=StepStatistics(loss=1.0, count=3.0, nonfinite=1.0).values))
-    assert (shards.step, shards.progressive) == (K + 1, None)
+    assert (shards.step, shards.pending.progressive) == (K + 1, None)
     for name, value in survivor.tensors().items():
         torch.testing.assert_close(value, before[name], rtol=1e-5, atol=1e-6)
     survivor.restore(kept)

@@ -19,10 +19,11 @@ Stages = Mapping[str, tuple[int, ...]]
 class MeshPosition:
     """One rank of a mesh. `data` are the ranks that run other micro-batches through the same shards, `pipe`
     those of the same micro-batches' other stages, `tensor` those that cut tensors with this one; None where
-    there are no others."""
+    there are no others. `devices` is torch's mesh of all ranks; None for one rank alone."""
 
     mesh: Mesh
     rank: int
+    devices: DeviceMesh | None = None
     data: dist.ProcessGroup | None = None
     pipe: dist.ProcessGroup | None = None
     tensor: dist.ProcessGroup | None = None
@@ -73,4 +74,6 @@ def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages
         pipe = mesh["pp"].get_group()
     if mesh is not None and plan_mesh.tp > 1:
         tensor = mesh["tp"].get_group()
-    return MeshPosition(mesh=plan_mesh, rank=rank, data=data, pipe=pipe, tensor=tensor, stages=stages)
+    return MeshPosition(
+        mesh=plan_mesh, rank=rank, devices=mesh, data=data, pipe=pipe, tensor=tensor, stages=stages
+    )

@@ -228,7 +228,7 @@ class LoopStepper(Stepper):
             statistics = replace(self._spoken, squares=statistics.squares)
         self._forget()
         total = len(self._micro_batches) * self._passes
-        self._shards.pending_buffers = self._buffers.fold(total)
+        self._shards.pending.buffers = self._buffers.fold(total)
         return statistics
 
     def means(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:

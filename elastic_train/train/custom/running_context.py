@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -79,7 +80,7 @@ class Running:
         self._settings = [s for part in declaration.optimizers for s in declaration.settings[part]]
         self._things: dict[str, Any] = {}
         self._before = [dict(group) for group in shards.optimizer.param_groups]
-        self._trained = shards.trainable
+        self._trained = shards.whole.trainable
         self._entered = False  # the first batch was asked for
         self._over = False  # the last batch was given
         self._at_head = False  # a batch was given, and its step not begun
@@ -262,7 +263,8 @@ class Running:
             shards.look_at_modules()
         if self.in_tail:
             self.edits.passed(shards)
-        shards.trainable = tuple(fqn for fqn, p in shards.parameters.items() if p.requires_grad)
+        trainable = tuple(fqn for fqn, p in shards.parameters.items() if p.requires_grad)
+        shards.whole = replace(shards.whole, trainable=trainable)
         self.in_tail = False
 
     def _iterated(self, micro_batches: Iterator[Any]) -> Iterator[Any]:

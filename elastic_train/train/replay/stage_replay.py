@@ -25,7 +25,7 @@ def replay(
         stepper.gradients(step)
         vote = kept.vote(step)
         with shards.lock:
-            shards.reached = step
+            shards.pending.reached = step
         apply(shards, vote, workload.spec)
         if shards.log is not None:
             shards.log.seal(vote)

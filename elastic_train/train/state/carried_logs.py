@@ -93,7 +93,7 @@ def reported(shards: Shards) -> Sent | None:
     if reach is None:
         return None
     first, last, ahead = reach
-    shared = {tuple(map(edges.stage_of, place.stages_of(fqn))) for fqn in shards.trainable}
+    shared = {tuple(map(edges.stage_of, place.stages_of(fqn))) for fqn in shards.whole.trainable}
     rank = shards.rank if shards.substituted is None else shards.substituted.ranks[0]
     index = rank % (edges.plan.mesh.size // edges.plan.mesh.pp)
     ties = {(a, b) for stages in shared for a in stages for b in stages if a < b}

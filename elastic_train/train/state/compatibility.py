@@ -26,7 +26,8 @@ def kinds_of(shards: Shards, states: Fragments) -> Kinds:
     """What the other side has, under the names that this model stores its tied tensors by."""
     named = zip(states.names, states.dtypes, states.shapes, strict=True)
     return {
-        (shards.aliases.get(fqn, fqn), state): (dtype, tuple(shape)) for (fqn, state), dtype, shape in named
+        (shards.whole.aliases.get(fqn, fqn), state): (dtype, tuple(shape))
+        for (fqn, state), dtype, shape in named
     }
 
 
@@ -46,9 +47,9 @@ def check(shards: Shards, there: Kinds, *, foreign: bool, url: str = "the state"
         for fqn, state in sorted(absent - initial)
     ]
     problems += [
-        f"{fqn} ({state}) is not in the model{_near(fqn, shards.shapes)}"
+        f"{fqn} ({state}) is not in the model{_near(fqn, shards.whole.shapes)}"
         for fqn, state in sorted(there)
-        if fqn not in shards.shapes
+        if fqn not in shards.whole.shapes
     ]
     for name in sorted(given & own.keys()):
         now = (DTYPE_NAMES[own[name].dtype], tuple(own[name].shape))
@@ -72,11 +73,11 @@ def memory_for(shards: Shards, names: Iterable[Name], kinds: Kinds) -> dict[Name
         if state in PLACED:
             continue
         parameter = shards.parameters.get(fqn)
-        if parameter is None and fqn in shards.shapes:
+        if parameter is None and fqn in shards.whole.shapes:
             continue
         if parameter is None:
             raise TensorMismatch(url=f"{fqn} {state}", problem="the model has no parameter of this name.")
-        dtype, shape = kinds.get((fqn, state), (None, shards.shapes[fqn]))
+        dtype, shape = kinds.get((fqn, state), (None, shards.whole.shapes[fqn]))
         found[fqn, state] = shard_like(
             parameter, shape, DTYPES[dtype] if dtype else parameter.dtype, shards.device
         )

@@ -55,9 +55,9 @@ def give_values(task: Task, spec: RunSpec, shards: Shards) -> tuple[str, ...]:
     room, copies = memory_room(), _ranks_here(shards)
     notes: tuple[str, ...] = ()
     if shards.by_module is None:  # else it was chosen before, maybe on other machines: values stay the same
-        shards.by_module = not agreed(shards, shards.whole_bytes * copies <= MOST_OF_A_NODE * room)
+        shards.by_module = not agreed(shards, shards.whole.nbytes * copies <= MOST_OF_A_NODE * room)
         notes = (
-            f"initial values: {copies} copies of a model of {bytes_text(shards.whole_bytes)} take too much "
+            f"initial values: {copies} copies of a model of {bytes_text(shards.whole.nbytes)} take too much "
             f"of a node's memory ({bytes_text(room)}), so each module was initialised alone, by its "
             "reset_parameters(); model() in one process draws other values. Define Task.init to choose them",
         )
@@ -65,7 +65,7 @@ def give_values(task: Task, spec: RunSpec, shards: Shards) -> tuple[str, ...]:
         _by_module(task, spec, shards)
         return notes
     values = built_values(task, spec)
-    if shards.mesh is not None:
+    if shards.place.devices is not None:
         _compare(values, shards)
     _cut(values, shards)
     if isinstance(task, LoopTask):
@@ -124,7 +124,7 @@ def _by_module(task: Task, spec: RunSpec, shards: Shards, models: frozenset[str]
         task,
         precision=spec.precision,
         device=shards.device,
-        shapes=shards.shapes,
+        shapes=shards.whole.shapes,
         seeded=lambda fqn: seeded_sections.module_init(spec.batch.seed, fqn, shards.device),
         cut=cut_into,
         chosen=lambda fqn: models is None or fqn.split(".")[0] in models,
@@ -138,12 +138,12 @@ def _cut(values: Values, shards: Shards) -> None:
     with torch.no_grad():
         for fqn, shard in {**shards.parameters, **shards.buffers}.items():
             if fqn not in registered:
-                cut_into(in_rank_order(values.tensors[fqn], shards.fused.get(fqn)), shard.detach())
+                cut_into(in_rank_order(values.tensors[fqn], shards.whole.fused.get(fqn)), shard.detach())
 
 
 def _check_names(values: Values, shards: Shards, registered: object) -> None:
     """ConfigError where the model has other tensors than when it was built without memory."""
-    drawn = {fqn: shape for fqn, shape in shards.shapes.items() if fqn not in registered}  # type: ignore[operator]
+    drawn = {fqn: shape for fqn, shape in shards.whole.shapes.items() if fqn not in registered}  # type: ignore[operator]
     here = {**shards.parameters, **shards.buffers}
     for fqn in sorted(drawn.keys() | values.tensors.keys()):
         real, shape = values.tensors.get(fqn), drawn.get(fqn)
@@ -180,7 +180,7 @@ def _compare(values: Values, shards: Shards) -> None:
 
 def agreed(shards: Shards, holds: bool) -> bool:
     """Whether it holds on all ranks. All of them call it."""
-    if shards.mesh is None:
+    if shards.place.devices is None:
         return holds
     least = torch.tensor(float(holds), dtype=torch.float64, device=shards.device)
     dist.all_reduce(least, dist.ReduceOp.MIN)

@@ -211,7 +211,7 @@ def _rows(part: TensorPart, low: int, high: int, size: int) -> Iterator[TensorPa
 
 def _parts(fqn: str, state: str, value: torch.Tensor, shards: Shards) -> Iterator[TensorPart]:
     replica = replica_of(fqn, value, shards.place)
-    runs = shards.fused.get(fqn) if tuple(value.shape) == tuple(shards.shapes[fqn]) else None
+    runs = shards.whole.fused.get(fqn) if tuple(value.shape) == tuple(shards.whole.shapes[fqn]) else None
     for box, view in cut_of(value, runs):
         yield TensorPart(
             tensor=fqn,

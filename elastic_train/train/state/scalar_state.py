@@ -49,13 +49,13 @@ def describe(shards: Shards) -> dict[str, Any]:
         "step": shards.step,
         "vote": list(shards.applied.values) if shards.applied else None,
         "evaluated": shards.evaluated,
-        "trainable": list(shards.trainable),
-        "aliases": dict(shards.aliases),
+        "trainable": list(shards.whole.trainable),
+        "aliases": dict(shards.whole.aliases),
         "optimizer": {
             "class": type(shards.optimizer).__name__,
             "groups": [
                 {"params": list(fqns), "hyperparameters": hyperparameters(group)}
-                for fqns, group in zip(shards.groups, shards.optimizer.param_groups, strict=True)
+                for fqns, group in zip(shards.whole.groups, shards.optimizer.param_groups, strict=True)
             ],
             "scalars": scalars,
             "states": states,
@@ -76,7 +76,7 @@ def restore(
     `filled` are the optimizer's state tensors that were given memory and values. Hyperparameters come from
     the code, but for those that the schedule drives.
     """
-    document = in_own_names(document, shards.aliases)
+    document = in_own_names(document, shards.whole.aliases)
     if shards.registered is None:
         _check_trainable(shards, document["trainable"])
     else:  # a loop may freeze and unfreeze; other systems don't say what was frozen
@@ -133,7 +133,7 @@ def restore(
 
 
 def _check_trainable(shards: Shards, trainable: list[str]) -> None:
-    own = set(shards.trainable)
+    own = set(shards.whole.trainable)
     for fqn in sorted(own ^ set(trainable)):
         now, before = ("trainable", "frozen") if fqn in own else ("frozen", "trainable")
         raise ConfigError(
@@ -148,7 +148,7 @@ def _hyperparameters(shards: Shards, groups: list[dict[str, Any]], driven: froze
     before = {fqn: group["hyperparameters"] for group in groups for fqn in group["params"]}
     notes: list[str] = []
     for number, group in enumerate(shards.optimizer.param_groups):
-        fqns = shards.groups[number]
+        fqns = shards.whole.groups[number]
         if fqns:
             kept = before.get(fqns[0], {})
         elif number < len(groups) and not groups[number]["params"]:

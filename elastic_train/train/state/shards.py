@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.geometry.fused import Run
 from elastic_train.planner.plan import Plan
@@ -27,32 +26,54 @@ from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.undo.partial_update import Progressive
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WholeModel:
+    """The whole model by names, the same on every rank, also of what is on other stages alone.
+
+    `shapes` are the whole shapes of parameters and buffers, `groups` the names in the optimizer's groups,
+    `trainable` the parameters that are trained. Rows of `fused` tensors are in the order of the tp ranks.
+    """
+
+    shapes: Mapping[str, tuple[int, ...]]
+    groups: Groups
+    trainable: tuple[str, ...]
+    aliases: Mapping[str, str]  # names of tied tensors -> the name that they are stored under
+    fused: Mapping[str, tuple[Run, ...]]
+    nbytes: int  # of parameters and buffers
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class PendingStep:
+    """What was made of the step after the shards' own and is not applied, or applied in part.
+
+    `reached` is that step while its whole reduced gradient is kept in the parameters' `grad`; `buffers` get
+    their values with it; `scaled` gradients are what the update takes, as a task edited them. `progressive`
+    is there while what a step did to single parameters is known and can be reversed: until the next begins.
+    """
+
+    reached: int | None = None
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    scaled: bool = False
+    progressive: Progressive | None = None
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Shards:
     """The live tensors of one rank in one generation. Mutable: the training thread alone changes it.
 
-    `shapes` are the whole shapes of parameters and buffers, `groups` and `trainable` the names in the
-    optimizer's groups and of what is trained: of the whole model, as `aliases` too, while parameters and
-    buffers are those of this rank's stage. Rows of `fused` tensors are in the order of the tp ranks. `step`
-    is None while a change is under way: such shards are torn and are no evidence. `reached` is set while the
-    whole reduced gradient of the next step is kept in the parameters' `grad`. `progressive` is there while
-    what a step did to single parameters is known and can be reversed. Tensors in `absent` are not at `step`,
-    those in `undone` are only up to the rounding of an undo. `by_module` says whether the run's initial
-    values are given to each module alone or taken from the whole model; None where that is to be chosen.
+    Parameters and buffers are those of this rank's stage. `step` is None while a change is under way: such
+    shards are torn and are no evidence. Tensors in `absent` are not at `step`, those in `undone` are only up
+    to the rounding of an undo. `by_module` says whether the run's initial values are given to each module
+    alone or taken from the whole model; None where that is to be chosen.
     """
 
     generation: int
     rank: int
     plan: Plan
     blueprint: Blueprint | None  # None once it ran: modules may hold gathered tensors
-    aliases: Mapping[str, str]
-    mesh: DeviceMesh | None
+    whole: WholeModel
     place: MeshPosition
     regions: Regions | None
-    groups: Groups
-    trainable: tuple[str, ...]
-    fused: Mapping[str, tuple[Run, ...]]
-    shapes: Mapping[str, tuple[int, ...]]
     parameters: dict[str, nn.Parameter]
     buffers: dict[str, torch.Tensor]
     optimizer: torch.optim.Optimizer
@@ -61,21 +82,17 @@ class Shards:
     moving: Moving = field(default_factory=Moving)  # what the optimizer changes beside its state
     built: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # modules, as they were
     modules: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # at the last boundary
-    whole_bytes: int = 0  # of the model's parameters and buffers
     by_module: bool | None = None
     step: int | None = None
-    reached: int | None = None
     applied: Vote | None = None
+    pending: PendingStep = field(default_factory=PendingStep)
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # finite ones of the last step
     evaluated: int = 0  # the last step after which an evaluation was completed
     registered: Registered | None = None  # of a user's loop: its tensors are among the buffers
     log: BoundaryLog | None = None  # of what this rank sends to other stages
     substituted: SubstitutedRanks | None = None  # of lost ranks, whose steps these shards run again
-    progressive: Progressive | None = None
     absent: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
-    pending_buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    scaled: bool = False  # the gradient is what the update takes: a task edited it
     lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
 
     @property
@@ -86,7 +103,7 @@ class Shards:
     @property
     def elsewhere(self) -> frozenset[str]:
         """Tensors of the model that are on other stages alone."""
-        return frozenset(self.shapes) - self.parameters.keys() - self.buffers.keys()
+        return frozenset(self.whole.shapes) - self.parameters.keys() - self.buffers.keys()
 
     @property
     def edges(self) -> Edges:
@@ -112,10 +129,10 @@ class Shards:
             generation=self.generation,
             rank=self.rank,
             step=self.step,
-            reached=self.reached,
+            reached=self.pending.reached,
             applied=self.applied,
         )
-        made = self.progressive
+        made = self.pending.progressive
         if made is None or not made.begun:
             return whole
         if made.finished and not made.behind:
@@ -136,7 +153,7 @@ class Shards:
         """These parameters are trained, and no others."""
         for fqn, parameter in self.parameters.items():
             parameter.requires_grad_(fqn in names)
-        self.trainable = tuple(names)
+        self.whole = replace(self.whole, trainable=tuple(names))
 
     def look_at_modules(self) -> None:
         """Keep what modules hold beside their tensors, as it is now."""
@@ -144,15 +161,21 @@ class Shards:
             loops = self.registered is not None
             self.modules = module_state.capture(self.model, self.built, attributes=loops)
 
+    def commit(self, vote: Vote) -> None:
+        """Everything is at the vote's step: the shards are whole again."""
+        with self.lock:
+            self.pending.buffers, self.pending.reached = {}, None
+            self.applied, self.step = vote, vote.step
+
     def drop_gradients(self) -> None:
-        self.reached = self.progressive = None
-        self.pending_buffers, self.scaled = {}, False
+        self.pending = PendingStep()
         for parameter in self.parameters.values():
             parameter.grad = None
 
     def settle(self) -> None:
         """No step of this generation runs any more: forget the modules and a gradient that is not whole."""
-        whole = self.step is not None and self.reached == self.step + 1
-        if not whole and (self.progressive is None or not self.progressive.begun):
+        whole = self.step is not None and self.pending.reached == self.step + 1
+        made = self.pending.progressive
+        if not whole and (made is None or not made.begun):
             self.drop_gradients()
         self.blueprint = None

@@ -62,7 +62,7 @@ class Incoming:
 
     def fill_together(self, boxes: Fragments, read: ReadBoxes) -> None:
         """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others."""
-        fill_together(self._index(), boxes, read, self.shards.mesh, self._came)
+        fill_together(self._index(), boxes, read, self.shards.place.devices, self._came)
 
     def initialise(self) -> tuple[str, ...]:
         """Every tensor gets its initial value. All ranks call it; sentences that a person should see."""

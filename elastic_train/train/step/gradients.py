@@ -40,14 +40,16 @@ class Gradients:
         present = torch.tensor(
             [
                 fqn in shards.parameters and shards.parameters[fqn].grad is not None
-                for fqn in shards.trainable
+                for fqn in shards.whole.trainable
             ],
             dtype=torch.float32,
             device=shards.device,
         )
         if shards.plan.world_size > 1:
             dist.all_reduce(present, dist.ReduceOp.MAX)
-        self.names = tuple(n for n, there in zip(shards.trainable, present.tolist(), strict=True) if there)
+        self.names = tuple(
+            n for n, there in zip(shards.whole.trainable, present.tolist(), strict=True) if there
+        )
 
     def norm(self, pattern: str = "*") -> float:
         """The 2-norm of all gradients together whose names match."""
@@ -111,7 +113,7 @@ class Gradients:
         shards = self._shards
         mine = shards.parameters.get(fqn)
         # In float64, which adds nothing to any dtype: a stage without the tensor does not know its own.
-        whole = torch.zeros(shards.shapes[fqn], dtype=torch.float64, device=shards.device)
+        whole = torch.zeros(shards.whole.shapes[fqn], dtype=torch.float64, device=shards.device)
         alike = shards.plan.mesh.dp_replicate == shards.plan.world_size
         if mine is not None and (alike or replica_of(fqn, mine, shards.place).index == 0):
             for part in self._parts(fqn):
@@ -127,7 +129,7 @@ class Gradients:
 
     def _matching(self, pattern: str) -> list[str]:
         found = [fqn for fqn in self.names if fnmatch.fnmatchcase(fqn, pattern)]
-        if not found and not any(fnmatch.fnmatchcase(fqn, pattern) for fqn in self._shards.trainable):
+        if not found and not any(fnmatch.fnmatchcase(fqn, pattern) for fqn in self._shards.whole.trainable):
             raise ConfigError(field="task.gradients", problem=f"no trained parameter matches {pattern!r}.")
         return found
 
@@ -172,5 +174,5 @@ def edited(
             local_gradient(parameter).mul_(gradient_factor(outcome, spec))
         task.gradients(Gradients(shards, step, spec.batch.seed))
         _, finite = squares(own, dict.fromkeys(own, True))
-    shards.scaled = True
+    shards.pending.scaled = True
     return replace(statistics, nonfinite=statistics.nonfinite or float(not finite))

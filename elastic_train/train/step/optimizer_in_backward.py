@@ -46,7 +46,7 @@ class InBackward:
         self._shards, self._spec, self._presence, self._mark = shards, spec, presence, mark
         self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
         self._names = (*self._trainable, *buffers)
-        self._groups = {fqn: number for number, fqns in enumerate(shards.groups) for fqn in fqns}
+        self._groups = {fqn: number for number, fqns in enumerate(shards.whole.groups) for fqn in fqns}
         # The gradients of these are summed over stages, or over tp, after the backward.
         self._late = {fqn for fqn in self._trainable if len(shards.place.stages_of(fqn)) > 1}
         self._late |= self._trainable.keys() & (shards.regions.alone if shards.regions else ())
@@ -60,7 +60,7 @@ class InBackward:
     def begin(self, step: int, opening: Vote) -> None:
         """The next backward is the step's last on this rank."""
         shards = self._shards
-        shards.progressive = Progressive(
+        shards.pending.progressive = Progressive(
             step=step,
             opening=opening,
             groups=self._groups,
@@ -77,7 +77,7 @@ class InBackward:
 
     def ready(self, fqns: Iterable[str]) -> None:
         """Gradients that this rank's backward had a part in are reduced."""
-        made = self._shards.progressive
+        made = self._shards.pending.progressive
         if not self._armed or made is None:
             return
         found = [fqn for fqn in fqns if fqn not in self._late]
@@ -97,17 +97,17 @@ class InBackward:
     def rest(self) -> None:
         """Every gradient is reduced, and it is known which parameters have none: update what is left."""
         self._armed = False
-        made = self._shards.progressive
+        made = self._shards.pending.progressive
         if made is None:
             return
         update(self._shards, [fqn for fqn in self._trainable if fqn not in made.ahead], self._spec)
-        for fqn in self._shards.pending_buffers:
+        for fqn in self._shards.pending.buffers:
             made.reduced(fqn)
 
     def broken(self, reduced: Iterable[str]) -> None:
         """The step goes no further. The gradients of `reduced` came in time."""
         self._armed = False
-        made = self._shards.progressive
+        made = self._shards.pending.progressive
         if made is None or self._shards.step is None:
             return
         for fqn in reduced:
@@ -117,7 +117,7 @@ class InBackward:
 
     def unscaled(self, squares: float) -> float:
         """The sum of squares of the gradients as they were reduced, from that of those that were applied."""
-        made = self._shards.progressive
+        made = self._shards.pending.progressive
         if made is None:
             return squares
         return squares / gradient_factor(StepStatistics.unpacked(made.opening.values), self._spec) ** 2

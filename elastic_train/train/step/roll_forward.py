@@ -19,7 +19,7 @@ def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: b
     GroupBroken where nothing of the holding can be brought there, or an undo is refused: then the holding
     says of itself that it isn't undoable.
     """
-    made = shards.progressive
+    made = shards.pending.progressive
     shards.absent = shards.hidden
     if made is not None and made.finished and step == made.step - 1:
         reopen(shards)
@@ -33,9 +33,9 @@ def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: b
         raise _cannot(shards, f"the holding at step {shards.step} cannot go to step {step}")
     if made is not None and made.begun:
         _complete(shards, vote, spec)
-    elif shards.reached == step and any("extra" in own for own in shards.modules.values()):
+    elif shards.pending.reached == step and any("extra" in own for own in shards.modules.values()):
         raise _cannot(shards, "get_extra_state() of its modules cannot be rolled forward")
-    elif shards.reached == step:
+    elif shards.pending.reached == step:
         apply(shards, vote, spec)
     else:
         raise _cannot(shards, f"the holding at step {shards.step} has no gradient of step {step}")
@@ -43,7 +43,7 @@ def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: b
 
 def _leave(shards: Shards, undo: bool) -> None:
     """Parameters are beyond the step: take them back, or leave them out."""
-    made = shards.progressive
+    made = shards.pending.progressive
     assert made is not None
     if not undo:
         shards.absent = frozenset(made.ahead)
@@ -56,7 +56,7 @@ def _leave(shards: Shards, undo: bool) -> None:
 
 def _complete(shards: Shards, vote: Vote, spec: RunSpec) -> None:
     """The rest of an interrupted step."""
-    made = shards.progressive
+    made = shards.pending.progressive
     assert made is not None
     if not StepStatistics.unpacked(vote.values).skipped:
         update(shards, sorted(name for name in made.kept if name in shards.parameters), spec)

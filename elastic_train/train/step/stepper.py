@@ -185,7 +185,7 @@ class Stepper:
             check_alike(self._trainable, self._place)
             self._checked_alike = True
         self._sum_over_stages(step)
-        self._shards.pending_buffers = self._buffers.fold(len(self._order.micro_batches(step)))
+        self._shards.pending.buffers = self._buffers.fold(len(self._order.micro_batches(step)))
 
     def _opened(self, step: int, work: Sequence[Work]) -> Boundary | None:
         """The ends of this rank's stage; what it sends goes into its log."""
@@ -202,7 +202,7 @@ class Stepper:
         shards = self._shards
         packed = statistics.packed(shards.device)
         with shards.lock:
-            shards.reached = step
+            shards.pending.reached = step
         if shards.log is not None:
             shards.log.close_step(step)
         self._mark("vote", step, -1)
@@ -350,8 +350,8 @@ class Stepper:
         if self._sum is not None:
             self._sum.start_rest()
         if self._group.world_size > 1:
-            agreed = agree_on_presence(present, shards.trainable, shards.device)
-            present = dict(zip(shards.trainable, agreed, strict=True))
+            agreed = agree_on_presence(present, shards.whole.trainable, shards.device)
+            present = dict(zip(shards.whole.trainable, agreed, strict=True))
         if self._sum is not None:
             self._sum.finish()
         settle_absent(self._trainable, present)

@@ -29,7 +29,7 @@ CLIP_EPSILON = 1e-6
 
 def commit(shards: Shards, vote: Vote, spec: RunSpec) -> None:
     """Take shards at step - 1 to the vote's step, whether or not parameters are there already."""
-    if shards.progressive is None:
+    if shards.pending.progressive is None:
         apply(shards, vote, spec)
     else:
         finish(shards, vote)
@@ -40,12 +40,12 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
 
     A skipped step changes only the count. The shards are torn from the first change to the last.
     """
-    assert shards.step == vote.step - 1 == (shards.reached or 0) - 1
+    assert shards.step == vote.step - 1 == (shards.pending.reached or 0) - 1
     statistics = StepStatistics.unpacked(vote.values)
     with shards.lock:
         shards.step = None
     if not statistics.skipped:
-        if not shards.scaled:
+        if not shards.pending.scaled:
             _scale(shards.parameters.values(), gradient_factor(statistics, spec))
         # Noise of an optimizer is the same on all ranks, and so is what is drawn after the step.
         seed_all(derive(spec.batch.seed, "update", vote.step), shards.device)
@@ -54,12 +54,10 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
         shards.moving.capture(shards.optimizer)
         if shards.schedule is not None:
             shards.schedule.step(statistics.mean_loss)
-        for fqn, value in shards.pending_buffers.items():
+        for fqn, value in shards.pending.buffers.items():
             shards.buffers[fqn].copy_(value)
     shards.look_at_modules()
-    with shards.lock:
-        shards.pending_buffers = {}
-        shards.reached, shards.applied, shards.step = None, vote, vote.step
+    shards.commit(vote)
 
 
 def update(shards: Shards, names: Iterable[str], spec: RunSpec) -> None:
@@ -68,7 +66,7 @@ def update(shards: Shards, names: Iterable[str], spec: RunSpec) -> None:
     One whose gradient isn't finite stays behind: the vote says so to all ranks. The shards are torn
     meanwhile.
     """
-    made = shards.progressive
+    made = shards.pending.progressive
     assert made is not None
     chosen: dict[int, list[nn.Parameter]] = {}
     moved: list[str] = []
@@ -97,7 +95,7 @@ def finish(shards: Shards, vote: Vote) -> None:
 
     The shards stay torn where that is refused: UndoRefused.
     """
-    made = shards.progressive
+    made = shards.pending.progressive
     assert made is not None
     assert not made.finished
     statistics = StepStatistics.unpacked(vote.values)
@@ -108,26 +106,24 @@ def finish(shards: Shards, vote: Vote) -> None:
     else:
         if shards.schedule is not None:
             shards.schedule.step(statistics.mean_loss)
-        for fqn, value in shards.pending_buffers.items():
+        for fqn, value in shards.pending.buffers.items():
             made.buffers[fqn] = shards.buffers[fqn].clone()
             shards.buffers[fqn].copy_(value)
             made.arrived(fqn)
         made.finished = True
     shards.look_at_modules()
-    with shards.lock:
-        shards.pending_buffers = {}
-        shards.reached, shards.applied, shards.step = None, vote, vote.step
+    shards.commit(vote)
 
 
 def reopen(shards: Shards) -> None:
     """Back from `finish`: only the parameters are still ahead."""
-    made = shards.progressive
+    made = shards.pending.progressive
     assert made is not None
     assert made.finished
     with shards.lock:
         shards.step = None
     for fqn, before in made.buffers.items():
-        shards.pending_buffers[fqn] = shards.buffers[fqn].clone()
+        shards.pending.buffers[fqn] = shards.buffers[fqn].clone()
         shards.buffers[fqn].copy_(before)
         made.ahead.discard(fqn)
         made.kept.add(fqn)
@@ -141,7 +137,7 @@ def reopen(shards: Shards) -> None:
 
 def take_back(shards: Shards) -> None:
     """Undo the parameters that are ahead, up to rounding. UndoRefused, and then nothing was changed."""
-    made = shards.progressive
+    made = shards.pending.progressive
     assert made is not None
     ahead = {fqn: shards.parameters[fqn] for fqn in sorted(made.ahead) if fqn in shards.parameters}
     try:
@@ -169,8 +165,8 @@ def gradient_factor(statistics: StepStatistics, spec: RunSpec) -> float:
 
 
 def _opening(shards: Shards) -> StepStatistics:
-    assert shards.progressive is not None
-    return StepStatistics.unpacked(shards.progressive.opening.values)
+    assert shards.pending.progressive is not None
+    return StepStatistics.unpacked(shards.pending.progressive.opening.values)
 
 
 def is_finite(gradient: torch.Tensor) -> bool:

@@ -14,7 +14,6 @@ ElasticTrainError
 |-- ReplicasDiffer            ranks that should hold the same bits don't
 |-- UndoRefused               a step cannot be run backwards without guessing; nothing was changed
 |-- MemoryTooSmall            what is to be kept in memory does not fit
-|-- SnapshotFailed            more snapshots in a row failed than the budget allows
 |-- StorageError              a storage operation failed after its retries
 |   |-- StorageUnavailable    trouble that may pass: no answer, throttling, credentials that ended
 |   |-- StorageNotFound       nothing at that path
@@ -194,20 +193,6 @@ class MemoryTooSmall(ElasticTrainError):
             f"{self.what} of the state need {self.needed / 1e6:,.1f} MB in {self.where}, which has "
             f"{self.free / 1e6:,.1f} MB. Give it more memory, use more nodes, or turn snapshots off with "
             "Checkpoints(peers=None)."
-        )
-
-
-@dataclass(kw_only=True, eq=False)
-class SnapshotFailed(ElasticTrainError):
-    step: int
-    failures: int
-    problem: str
-
-    def __str__(self) -> str:
-        many = f"{self.failures} snapshots in a row came to nothing"
-        return (
-            f"{many}, the last at step {self.step}: {self.problem}. Mend that, or train without snapshots "
-            "with Checkpoints(peers=None)."
         )
 
 

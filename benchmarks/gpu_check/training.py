@@ -92,7 +92,7 @@ class Snapshots:
         self.lane = DeviceLane(device, arena)
         self.newest: Snapshot | None = None
         self._reported = reported
-        self._engine = Engine(arena, self._keep, pressure="wait", lane=self.lane)
+        self._engine = Engine(arena, self._keep, lane=self.lane)
 
     @property
     def counts(self) -> Counts:
@@ -102,13 +102,14 @@ class Snapshots:
         found = training.sources()
         fragments, document = table(source.part for source in found), {"digest": digest}
         snapshot = Snapshot(generation=1, rank=0, step=training.steps, fragments=fragments, document=document)
-        self._engine.begin(snapshot, found)
+        self._engine.begin(snapshot, found, wait=True)
 
     def fence(self) -> None:
         self._engine.fence()
 
     def close(self) -> None:
         self._engine.close()
+        assert not self.counts.failed, f"{self.counts.failed} snapshots failed"
 
     def _keep(self, taken: Snapshot) -> None:
         before, self.newest = self.newest, taken

@@ -184,6 +184,7 @@ class Ours(Nothing):
         if self._engine is None:
             return
         self._engine.close()
+        assert not self.counts.failed, f"{self.counts.failed} snapshots failed"
         self._idle.wait()
         self._pipe.send(None)
         self._peer_store.join()
@@ -209,7 +210,7 @@ class Ours(Nothing):
         other.close()  # if the peer store dies, that is heard here
         assert self._pipe.recv() == ("ready", 0)
         threading.Thread(target=self._hear, daemon=True).start()
-        self._engine = Engine(arena, self._deliver, pressure="skip")
+        self._engine = Engine(arena, self._deliver)
 
     def _deliver(self, taken: Snapshot) -> None:
         pieces = tuple(taken.pieces())

@@ -14,7 +14,6 @@ class Counts:
     torn: int = 0
     failed: int = 0
     skipped: int = 0
-    coalesced: int = 0
     waited: int = 0
     bytes: int = 0
     blocked_s: float = 0.0

@@ -17,7 +17,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Literal
 
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.audit import ALL, audited
@@ -26,12 +25,7 @@ from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.lane import AtOnce, Lane
 from elastic_train.checkpoint.engine.source import Source
 from elastic_train.checkpoint.snapshot import Buffer, Snapshot
-from elastic_train.errors import MemoryTooSmall, SnapshotFailed
-
-Pressure = Literal["wait", "skip", "coalesce"]
-"""Where every slot is in use when a snapshot is due: wait for one, leave it out, or take it as soon as one is
-free."""
-
+from elastic_train.errors import MemoryTooSmall
 
 REMEDY = (
     "From now on it is copied before the next step begins, which takes time; write parameters in the "
@@ -40,11 +34,10 @@ REMEDY = (
 
 
 class Engine:
-    """`begin`, `fence`, `check` and `close` belong to the training thread, the rest to any.
+    """`begin`, `fence` and `close` belong to the training thread, the rest to any.
 
-    `deliver` may raise. `dropped` hears the step of a snapshot that came to nothing, `note` a sentence on it.
-    After more than `budget` failures in a row `check` raises. `lane` is how bytes get into the arena; it is
-    the engine's, which closes it.
+    `deliver` may raise. A snapshot that fails stops no training: `dropped` is called with its step, `note`
+    with a sentence for a person. `lane` is how bytes get into the arena; the engine closes it.
     """
 
     def __init__(
@@ -52,24 +45,17 @@ class Engine:
         arena: Arena,
         deliver: Callable[[Snapshot], None],
         *,
-        pressure: Pressure = "skip",
-        budget: int = 3,
         note: Callable[[str], None] = lambda _: None,
         dropped: Callable[[int], None] = lambda _: None,
         lane: Lane | None = None,
     ) -> None:
         self._lane: Lane = lane or AtOnce()
         self._arena, self._deliver, self._note, self._dropped = arena, deliver, note, dropped
-        self._pressure: Pressure = pressure
-        self._budget = budget
         self._counts = Counts()
         self._free = deque(range(arena.slots))  # the one that was given back first is used first
-        self._news = threading.Condition()  # guards _free, _counts and _problems
+        self._news = threading.Condition()  # guards _free and _counts
         self._current: Copying | None = None
         self._eager: set[str] = set()
-        self._problems: list[str] = []
-        self._failed: SnapshotFailed | None = None
-        self._owed = False
         self._copies: queue.SimpleQueue[tuple[int, Copying, Snapshot] | None] = queue.SimpleQueue()
         self._whole: queue.SimpleQueue[Snapshot | None] = queue.SimpleQueue()
         self._threads = [
@@ -90,25 +76,16 @@ class Engine:
         with self._news:
             return len(self._free)
 
-    @property
-    def owed(self) -> bool:
-        """Whether a snapshot that was due is still to be taken, as soon as there is a slot."""
-        return self._owed
+    def begin(self, snapshot: Snapshot, sources: Sequence[Source], *, wait: bool = False) -> bool:
+        """Start to fill a snapshot that has no bytes yet; False where every slot is in use.
 
-    def begin(
-        self, snapshot: Snapshot, sources: Sequence[Source], *, pressure: Pressure | None = None
-    ) -> bool:
-        """Start to fill a snapshot that has no bytes yet; False where there was no slot and the policy is not
-        to wait.
-
-        `pressure` is for one that may not be left out. Sources are those of the snapshot's fragments, in the
+        With `wait` it waits for a slot instead. Sources are those of the snapshot's fragments, in the
         order of their next writes. Raises MemoryTooSmall if they exceed a slot.
         """
         assert len(sources) == len(snapshot.fragments)
         began = time.monotonic()
         self.fence()
-        self.check()
-        slot = self._slot(self._pressure if pressure is None else pressure)
+        slot = self._slot(wait)
         if slot is None:
             return False
         checked = audited(self._counts.begun, len(sources))
@@ -122,7 +99,7 @@ class Engine:
             )
         self._arena.open(slot)
         copying.copy_unsettled()
-        self._current, self._owed = copying, False
+        self._current = copying
         self._copies.put((slot, copying, snapshot))
         self._count(begun=1, bytes=sum(s.nbytes for s in sources), blocked_s=time.monotonic() - began)
         return True
@@ -140,14 +117,6 @@ class Engine:
                 self._learn(current.restless())
         self._count(blocked_s=time.monotonic() - began)
 
-    def check(self) -> None:
-        """Raise SnapshotFailed if more snapshots in a row failed than the budget allows."""
-        with self._news:
-            failed, self._failed = self._failed, None
-            spent = len(self._problems) > self._budget
-        if failed is not None and spent:
-            raise failed
-
     def retire(self) -> None:
         """Begin nothing more. Live memory is free to change when this returns; the rest ends by itself."""
         self.fence()
@@ -155,29 +124,21 @@ class Engine:
         self._copies.put(None)
 
     def close(self) -> None:
-        """End what was begun, hand it on, and raise what was not raised yet."""
+        """End what was begun and deliver it."""
         self.retire()
         for thread in self._threads:
             thread.join()
-        if self._failed is not None:
-            raise self._failed
 
     # -- private
 
-    def _slot(self, pressure: Pressure) -> int | None:
+    def _slot(self, wait: bool) -> int | None:
         with self._news:
+            if not self._free and not wait:
+                self._add(skipped=1)
+                return None
             if not self._free:
-                match pressure:
-                    case "skip":
-                        self._add(skipped=1)
-                        return None
-                    case "coalesce":
-                        self._owed = True
-                        self._add(coalesced=1)
-                        return None
-                    case "wait":
-                        self._add(waited=1)
-                        self._news.wait_for(lambda: bool(self._free))
+                self._add(waited=1)
+                self._news.wait_for(lambda: bool(self._free))
             return self._free.popleft()
 
     def _give_back(self, slot: int) -> None:
@@ -234,20 +195,15 @@ class Engine:
         while (snapshot := self._whole.get()) is not None:
             try:
                 self._deliver(snapshot)
-            except Exception as error:  # noqa: BLE001 - surfaces at the next check or at close
+            except Exception as error:  # noqa: BLE001 - storage's, or memory's: this snapshot is lost alone
                 snapshot.buffer.release()
                 self._fail(snapshot.step, f"{type(error).__name__}: {error}")
                 self._dropped(snapshot.step)
             else:
-                with self._news:
-                    self._problems, self._failed = [], None
-                    self._add(delivered=1)
+                self._count(delivered=1)
 
     def _fail(self, step: int, problem: str) -> None:
-        with self._news:
-            self._problems.append(problem)
-            self._failed = SnapshotFailed(step=step, failures=len(self._problems), problem=problem)
-            self._add(failed=1)
+        self._count(failed=1)
         self._note(f"the snapshot of step {step} failed: {problem}")
 
     def _count(self, **more: float) -> None:

@@ -20,7 +20,6 @@ from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
 from elastic_train.checkpoint.importers.torch_file import byte_strides, check_readable, open_file
 from elastic_train.checkpoint.importers.trainer_state import beside_weights
-from elastic_train.checkpoint.importers.weight_files import names_in
 from elastic_train.checkpoint.importers.windows import Item, Window, windows
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
@@ -85,7 +84,7 @@ def open_dcp(
     beside = None
     if parts != ("",):
         nothing = Parameters(shapes={})
-        there = [n for n in names_in(store, at) if not n.startswith("optimizer")]
+        there = [n for n in store.names(at) if not n.startswith("optimizer")]
         beside = beside_weights(store, at, there, nothing, {})
         lost += beside.lost
     document = document_of(keys, scalars, values, lost, aliases, reported.assumed)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
-from elastic_train.checkpoint.importers.weight_files import MODELS, SAFE, STATES, TORCH, names_in
+from elastic_train.checkpoint.importers.weight_files import MODELS, SAFE, STATES, TORCH
 from elastic_train.checkpoint.importers.zip_index import LEGACY
 from elastic_train.errors import StorageError, StorageNotFound
 from elastic_train.storage.fsspec_store import is_local
@@ -40,7 +40,7 @@ def is_model(name: str) -> bool:
 
 def lone_model(store: Store) -> str | None:
     """The one model's file of a directory, as jobs of Ray Train write it."""
-    found = [n for n in names_in(store, "") if _may_be_model(n)]
+    found = [n for n in store.names() if _may_be_model(n)]
     if len(found) != 1 or found[0].endswith(SAFE):
         return None
     head = store.read(found[0], 0, min(store.size(found[0]), len(LEGACY)))

@@ -27,7 +27,6 @@ from elastic_train.checkpoint.importers.weight_files import (
     WeightFiles,
     ambiguous,
     is_series,
-    names_in,
     weight_files,
 )
 from elastic_train.checkpoint.language.pattern import near
@@ -63,7 +62,7 @@ def open_hugging_face(
         there: list[str] = []
         files = WeightFiles(names=[name], suffix=SAFE, listed=None, beside=())
     else:
-        there = names_in(store, at)
+        there = store.names(at)
         found = weight_files(store, at, there)
         if found is None:
             raise NoCheckpoint(url=f"{store.url}/{at}", problem="there are no weights here.")
@@ -91,7 +90,7 @@ def open_hugging_face(
 
 def is_hugging_face(store: Store, at: str) -> bool:
     """Whether there are weights in a directory under names that Hugging Face gives."""
-    return weight_files(store, at, names_in(store, at)) is not None
+    return weight_files(store, at, store.names(at)) is not None
 
 
 def _path(at: str, name: str) -> str:

@@ -37,11 +37,6 @@ class WeightFiles:
     beside: Sequence[str]
 
 
-def names_in(store: Store, at: str) -> list[str]:
-    """The files directly in a directory."""
-    return list(store.names(at))
-
-
 def weight_files(store: Store, at: str, names: Sequence[str]) -> WeightFiles | None:
     """The files that are the model; None where there are none, NoCheckpoint where it can't be told.
 

@@ -8,7 +8,7 @@ import torch
 
 from elastic_train.checkpoint.engine.arena import aligned, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
-from elastic_train.checkpoint.engine.engine import Engine, Pressure
+from elastic_train.checkpoint.engine.engine import Engine
 from elastic_train.checkpoint.engine.lane import AtOnce, Lane
 from elastic_train.train.snapshot.device_lane import DeviceLane
 from elastic_train.train.snapshot.peer_tier import PeerTier
@@ -19,9 +19,6 @@ from elastic_train.train.state.shards import Shards
 
 EXPECTED_SLOTS = 2
 """Tensors of optimizer state per parameter that memory is reserved for while none exists: Adam's."""
-
-BUDGET = 10**9
-"""Snapshots in a row that may fail: each is reported, and the controller decides what that means."""
 
 
 class BackgroundSaver:
@@ -73,8 +70,7 @@ class BackgroundSaver:
         if needed > self._reserved:
             self._reserve(shards.generation, shards.device, needed)
         assert self._engine is not None
-        pressure: Pressure | None = "wait" if wait else None
-        self._engine.begin(snapshot, found, pressure=pressure)
+        self._engine.begin(snapshot, found, wait=wait)
 
     def end(self) -> None:
         engine, self._engine = self._engine, None
@@ -95,7 +91,6 @@ class BackgroundSaver:
         self._engine = Engine(
             arena,
             self._tier.deliver,
-            budget=BUDGET,
             note=self._note,
             dropped=self._tier.dropped,
             lane=lane,

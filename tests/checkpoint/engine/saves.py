@@ -11,7 +11,7 @@ import xxhash
 
 from elastic_train.checkpoint.commit import assemble
 from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
-from elastic_train.checkpoint.engine.engine import Engine, Pressure
+from elastic_train.checkpoint.engine.engine import Engine
 from elastic_train.checkpoint.run_directory import RunDirectory, attempt_path
 from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.checkpoint.writer import write_part
@@ -54,24 +54,22 @@ class Tensor:
 class Trainer:
     """One process that is worker and controller: saves, assembles, commits, prunes."""
 
-    def __init__(
-        self, store: Store, *, pressure: Pressure = "coalesce", slots: int = 2, budget: int = 3
-    ) -> None:
+    def __init__(self, store: Store, *, wait: bool = False, slots: int = 2) -> None:
+        """`wait` for a free slot at a save; without it a save is made up for as soon as there is one."""
         self.run = RunDirectory(store)
         self.term = self.run.begin_term("test")
         self.tensors = [Tensor(name) for name in SIZES]
         self.notes: list[str] = []
         arena = Arena.private(slot_bytes(t.nbytes for t in self.tensors), slots=slots)
-        self.engine: Engine = Engine(
-            arena, self._deliver, pressure=pressure, budget=budget, note=self.notes.append
-        )
+        self.engine = Engine(arena, self._deliver, note=self.notes.append)
+        self._wait, self._owed = wait, False
 
     def step(self, step: int, *, save: bool) -> None:
         self.engine.fence()
         for tensor in self.tensors:
             tensor.update(step)
-        if save or self.engine.owed:
-            self.engine.begin(self._snapshot(step), self.tensors)
+        if save or self._owed:
+            self._owed = not self.engine.begin(self._snapshot(step), self.tensors, wait=self._wait)
 
     def _snapshot(self, step: int) -> Snapshot:
         rows = ((t.key, "param", "float32", t.data.shape, Box.whole(t.data.shape)) for t in self.tensors)
@@ -91,7 +89,7 @@ class Trainer:
 def main(arguments: Sequence[str]) -> None:
     directory, byte = arguments
     faults: list[Fault] = [KillAtByte(byte=int(byte))]
-    trainer = Trainer(FaultyStore(PosixStore(Path(directory)), faults), pressure="wait")
+    trainer = Trainer(FaultyStore(PosixStore(Path(directory)), faults), wait=True)
     for step in range(1, 1000):
         trainer.step(step, save=True)
 

@@ -13,7 +13,6 @@ from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.copying import BLOCK, blocks, places
 from elastic_train.checkpoint.engine.engine import Engine
 from elastic_train.checkpoint.engine.lane import Span
-from elastic_train.errors import SnapshotFailed
 from tests.checkpoint.engine.test_engine import WAIT_S, Memory, Shelf, as_bytes, snapshot_of
 
 pytestmark = pytest.mark.ring1
@@ -97,9 +96,10 @@ class Device:
 @contextmanager
 def engine_on(device: Device, sources: list[Memory], snapshot_store: Shelf) -> Iterator[Engine]:
     arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=2)
-    engine: Engine = Engine(arena, snapshot_store, pressure="wait", lane=device)
+    engine: Engine = Engine(arena, snapshot_store, lane=device)
     yield engine
     engine.close()
+    assert not engine.counts.failed
     device.main.close()
     device.side.close()
 
@@ -189,9 +189,8 @@ def test_a_failed_device_fails_the_snapshot_and_not_the_training_thread() -> Non
     engine: Engine = Engine(arena, snapshot_store, lane=device, note=notes.append)
     assert engine.begin(snapshot_of(1, sources), sources)
     engine.fence()
-    with pytest.raises(SnapshotFailed, match="the device is gone"):
-        engine.close()
-    assert "the device is gone" in notes[0]
+    engine.close()
+    assert notes == ["the snapshot of step 1 failed: RuntimeError: the device is gone"]
     assert engine.free == 1
 
 

@@ -18,7 +18,7 @@ import pytest
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
-from elastic_train.errors import CheckpointDeleted, SnapshotFailed
+from elastic_train.errors import CheckpointDeleted
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.storage.posix_store import PosixStore
 from elastic_train.storage.store import Store
@@ -75,7 +75,7 @@ def test_a_store_that_stands_still_stops_no_step_and_what_was_left_out_comes_whe
     for step in range(3, 12):
         trainer.step(step, save=True)
     assert newest_is_sound(store) == 1
-    assert trainer.engine.counts.coalesced == 9
+    assert trainer.engine.counts.skipped == 9
     hold.go.set()
     while trainer.engine.free == 0:
         trainer.engine.fence()
@@ -100,7 +100,7 @@ def test_two_saves_in_flight_are_both_whole() -> None:
 
 def test_a_store_that_fails_now_and_then_costs_those_saves_and_nothing_else() -> None:
     store = MemoryStore()
-    trainer = Trainer(FaultyStore(store, [Fail(operation="stream", call=k) for k in (2, 3)]), pressure="wait")
+    trainer = Trainer(FaultyStore(store, [Fail(operation="stream", call=k) for k in (2, 3)]), wait=True)
     for step in range(1, 7):
         trainer.step(step, save=True)
         while trainer.engine.counts.delivered + trainer.engine.counts.failed < step:
@@ -111,23 +111,19 @@ def test_a_store_that_fails_now_and_then_costs_those_saves_and_nothing_else() ->
     assert newest_is_sound(store) == 6
 
 
-def test_a_full_disk_is_told_beyond_the_budget_and_the_last_good_checkpoint_stays() -> None:
+def test_a_full_disk_is_noted_for_each_save_and_the_last_good_checkpoint_stays() -> None:
     store = MemoryStore()
-    trainer = Trainer(
-        FaultyStore(store, [Full(after_bytes=int(2.5 * SAVE_BYTES))]), pressure="wait", budget=2
-    )
-
-    def train() -> None:
-        for step in range(1, 20):
-            trainer.step(step, save=True)
-            while trainer.engine.counts.delivered + trainer.engine.counts.failed < step:
-                trainer.engine.fence()
-
-    with pytest.raises(SnapshotFailed, match="No space left"):
-        train()
-    assert newest_is_sound(store) == 2
-    assert trainer.engine.counts.failed == 3
+    trainer = Trainer(FaultyStore(store, [Full(after_bytes=int(2.5 * SAVE_BYTES))]), wait=True)
+    for step in range(1, 6):
+        trainer.step(step, save=True)
+        while trainer.engine.counts.delivered + trainer.engine.counts.failed < step:
+            trainer.engine.fence()
     trainer.engine.close()
+    assert newest_is_sound(store) == 2
+    assert [note.partition(":")[0] for note in trainer.notes] == [
+        f"the snapshot of step {step} failed" for step in (3, 4, 5)
+    ]
+    assert all("No space left" in note for note in trainer.notes)
 
 
 def test_storage_of_two_megabytes_a_second_holds_up_no_step_and_is_never_without_a_sound_checkpoint() -> None:
@@ -142,7 +138,7 @@ def test_storage_of_two_megabytes_a_second_holds_up_no_step_and_is_never_without
     taken = time.monotonic() - began
     assert taken > 3 * SAVE_BYTES / 2e6
     assert trainer.engine.counts.blocked_s < taken / 2
-    assert trainer.engine.counts.coalesced > 0
+    assert trainer.engine.counts.skipped > 0
     trainer.engine.close()
     assert newest_is_sound(store) <= step
 
@@ -169,7 +165,7 @@ def test_a_disk_that_is_really_full_keeps_its_last_checkpoint_and_takes_more_whe
 ) -> None:
     at = tmp_path / "disk"
     with disk(at, int(1.7 * SAVE_BYTES)):
-        trainer = Trainer(PosixStore(at), pressure="wait", budget=1000)
+        trainer = Trainer(PosixStore(at), wait=True)
 
         def until(what: str, count: int, step: int) -> int:
             while getattr(trainer.engine.counts, what) < count:

@@ -13,13 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic_train.data.order import MicroBatch
 from elastic_train.errors import ConfigError
-from elastic_train.train.collectives.gradient_reduction import (
-    agree_on_presence,
-    is_sharded,
-    local_gradient,
-    settle_absent,
-    squares,
-)
+from elastic_train.train.collectives.gradient_reduction import is_sharded, local_gradient, settle_absent
 from elastic_train.train.custom.update_images import Image
 from elastic_train.train.declaration.declare import declared
 from elastic_train.train.model.build import DTYPE_OF
@@ -54,7 +48,7 @@ class LoopStepper(Stepper):
     ) -> None:
         super().__init__(workload, context, shards, fence=fence)
         self._images: dict[str, Image] = {}
-        self._sums: dict[frozenset[str], GradientSum] = {}
+        self._parts: dict[frozenset[str], GradientSum] = {}  # by the names of updated optimizers
         self._job: Work | None = None
         self.number = 0  # the step under way
 
@@ -70,7 +64,7 @@ class LoopStepper(Stepper):
 
     def begin(self, step: int) -> None:
         self._shards.drop_gradients()
-        self._presence.reset()
+        self._sums.presence.reset()
         self._retrain()
         self._tally, self._counted_ids, self._with_counts = Tally(), set[int](), None
         self._spoken: StepStatistics | None = None  # of the last update inside the step
@@ -92,7 +86,7 @@ class LoopStepper(Stepper):
     def _retrain(self) -> None:
         """The loop may have frozen or unfrozen parameters since the last step, on all ranks alike."""
         now = {fqn: p for fqn, p in self._shards.parameters.items() if p.requires_grad}
-        changed = now.keys() ^ self._trainable.keys()
+        changed = now.keys() ^ self._sums.trainable.keys()
         if not changed:
             return
         cut = sorted(fqn for fqn in changed if is_sharded(self._shards.parameters[fqn]))
@@ -103,8 +97,8 @@ class LoopStepper(Stepper):
                 remedy="Use Parallelism(dp_shard=1), or leave parameters trainable and their gradients "
                 "out, by detach() in forward.",
             )
-        self._sums.clear()
-        self.reduce_these(now)
+        self._parts.clear()
+        self._sums.choose(now)
 
     def micro_batches(self) -> Iterator[Any]:
         """A pass: samples of this rank's micro-batches. Fillers come first."""
@@ -273,23 +267,22 @@ class LoopStepper(Stepper):
         self._check_gradients()
         step = self.number
         chosen = {id(p) for n in names for g in self._optimizers.parts[n].param_groups for p in g["params"]}
-        own = {fqn: p for fqn, p in self._trainable.items() if id(p) in chosen}
-        for fqn, parameter in self._trainable.items():
+        own = {fqn: p for fqn, p in self._sums.trainable.items() if id(p) in chosen}
+        for fqn, parameter in self._sums.trainable.items():
             if fqn not in own:
                 parameter.grad = None
         self._mark("reduce", step, -1)
         with self._guard.collective("the reduction", step):
-            present = self._presence.local(own)
+            present = self._sums.presence.local(own)
             if self._shards.plan.world_size > 1:
-                agreed = agree_on_presence(present, list(own), self._shards.device)
-                present = dict(zip(own, agreed, strict=True))
+                present = self._sums.agreed_presence(own, present)
             data = self._place.data
             if data is not None and own:
                 gradients = self._sum_of(frozenset(names), own, data)
                 gradients.start_rest()
                 gradients.finish()
             settle_absent(own, present)
-            square_sum, finite = squares(own, self._counted)
+            square_sum, finite = self._sums.squares(own)
         ids = [i for job in self._jobs if not job.filler for i in job.micro_batch.ids]
         self._tally.ids = ids
         reported = self._forwards()
@@ -298,15 +291,15 @@ class LoopStepper(Stepper):
     def _sum_of(
         self, names: frozenset[str], parameters: Mapping[str, Any], group: dist.ProcessGroup
     ) -> GradientSum:
-        if names == self._optimizers.parts.keys() and self._sum is not None:
-            return self._sum
-        if names not in self._sums:
-            self._sums[names] = GradientSum(parameters, group)
-        return self._sums[names]
+        if names == self._optimizers.parts.keys() and self._sums.over_data is not None:
+            return self._sums.over_data
+        if names not in self._parts:
+            self._parts[names] = GradientSum(parameters, group)
+        return self._parts[names]
 
     def _forget(self) -> None:
         """What belonged to the last update. Gathered tensors are older than it."""
-        self._presence.reset()
+        self._sums.presence.reset()
         self._tally, self._counted_ids, self._with_counts = Tally(), set(), None
         self._marks = {}
         for module in self._shards.model.modules():
@@ -317,7 +310,7 @@ class LoopStepper(Stepper):
         """What every write to a gradient changes."""
         return {
             fqn: (id(parameter.grad), parameter.grad._version + local(parameter.grad)._version)
-            for fqn, parameter in self._trainable.items()
+            for fqn, parameter in self._sums.trainable.items()
             if parameter.grad is not None
         }
 

@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,30 +14,17 @@ from elastic_train.data.order import MicroBatch, ids_digest
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.boundary.sender import Sender
-from elastic_train.train.boundary.tied_gradients import add_kept_ties
-from elastic_train.train.collectives.gradient_reduction import (
-    agree_on_presence,
-    align,
-    is_sharded,
-    local_gradient,
-    settle_absent,
-    squares,
-    sum_over_stages,
-)
+from elastic_train.train.collectives.gradient_reduction import is_sharded
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.rng import Randomness
-from elastic_train.train.parallel.gradient_overlap import GradientSum
-from elastic_train.train.parallel.gradient_presence import Presence
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
-from elastic_train.train.parallel.sequence_parallel import sum_over_positions
-from elastic_train.train.parallel.tensor_parallel import check_alike
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
-from elastic_train.train.state.live_fragments import replica_of
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
 from elastic_train.train.step.checked_loss import checked_loss
 from elastic_train.train.step.flight import Flight, Tally, Work
+from elastic_train.train.step.gradient_sums import GradientSums
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
 from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
@@ -71,10 +57,8 @@ class Stepper:
         rules, place = task.parallelize(), shards.place
         self._beside = rules.beside
         self._call = caller(shards.model, rules.beside, "" if place.last else rules.hands_on)
-        assert shards.blueprint is not None
-        self._presence = Presence(shards.blueprint)
         self._place, data = shards.place, shards.place.data
-        self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
+        self._sums = GradientSums(shards, context.group, replayed)
         self._tally = Tally()
         most = max(shards.plan.world_size, spec.max_workers)
         self._buffers = ChangingBuffers(shards.model, most, data)
@@ -85,14 +69,16 @@ class Stepper:
             self._updates = InBackward(
                 shards,
                 spec,
-                self._presence,
+                self._sums.presence,
                 buffers=self._buffers.changing,
                 mark=lambda step, ahead: mark("update", step, ahead),
             )
-        self.reduce_these(self._trainable)
+        trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
         if self._updates is not None:
-            self._updates.watch(fqn for fqn, p in self._trainable.items() if data is None or is_sharded(p))
-        self._checked_alike = False  # by the first step of a generation
+            self._sums.ready = self._updates.ready
+        self._sums.choose(trainable)
+        if self._updates is not None:
+            self._updates.watch(fqn for fqn, p in trainable.items() if data is None or is_sharded(p))
         self._randomness = Randomness(
             shards.model,
             seed=spec.batch.seed,
@@ -112,13 +98,6 @@ class Stepper:
         starts = shards.step == 0 and replayed is None
         self._repeatable = Repeatable(task, self._randomness.rehearsing, shards.device, active=starts)
 
-    def reduce_these(self, trainable: dict[str, Any]) -> None:
-        """The parameters whose gradients are summed from now on."""
-        self._trainable, place = trainable, self._place
-        self._counted = {fqn: replica_of(fqn, p, place).index == 0 for fqn, p in trainable.items()}
-        ready = self._updates.ready if self._updates is not None else None
-        self._sum = None if place.data is None else GradientSum(trainable, place.data, ready)
-
     def gradients(self, step: int) -> StepStatistics:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
 
@@ -128,12 +107,12 @@ class Stepper:
             return self._gradients(step)
         except BaseException:
             if self._updates is not None:
-                self._updates.broken(self._sum.came() if self._sum is not None else ())
+                self._updates.broken(self._sums.came())
             raise
 
     def _gradients(self, step: int) -> StepStatistics:
         self._shards.drop_gradients()
-        self._presence.reset()
+        self._sums.presence.reset()
         self._tally = Tally()
         work = self.work(step)
         before = versions(self._shards.parameters) if self._updates is None else {}
@@ -144,10 +123,11 @@ class Stepper:
             self._open(step)
         self._mark("reduce", step, -1)
         with self._guard.collective("the reduction", step):
-            self.reduce(step)
+            self._sums.reduce(step)
+            self._shards.pending.buffers = self._buffers.fold(len(self._order.micro_batches(step)))
             if self._updates is not None:
                 self._updates.rest()
-            square_sum, finite = squares(self._trainable, self._counted)
+            square_sum, finite = self._sums.squares()
         if self._updates is not None:
             square_sum = self._updates.unscaled(square_sum)
         statistics = self._forwards()
@@ -177,15 +157,6 @@ class Stepper:
         agreed = opening(step, StepStatistics.unpacked(tuple(packed.tolist())))
         if agreed is not None:
             self._updates.begin(step, agreed)
-
-    def reduce(self, step: int) -> None:
-        """From this rank's gradient and statistics to the whole step's."""
-        self._sum_over_data()
-        if not self._checked_alike:
-            check_alike(self._trainable, self._place)
-            self._checked_alike = True
-        self._sum_over_stages(step)
-        self._shards.pending.buffers = self._buffers.fold(len(self._order.micro_batches(step)))
 
     def _opened(self, step: int, work: Sequence[Work]) -> Boundary | None:
         """The ends of this rank's stage; what it sends goes into its log."""
@@ -272,8 +243,8 @@ class Stepper:
         if last and self._updates is not None and not rehearsed:
             self._open(step)
         sync_gradients(self._shards.model, last)
-        if last and self._sum is not None and not rehearsed:
-            self._sum.arm()
+        if last and not rehearsed:
+            self._sums.arm()
 
     def _completed(self, step: int, flight: Flight) -> Flight:
         """With the gradients that its backward left to do."""
@@ -336,35 +307,11 @@ class Stepper:
             of_parts(self._shards.regions),
         ):
             if splits and received is not None and received.requires_grad:
-                flight.postponed = backward_to_input(output, gradient, received, self._trainable.values())
+                flight.postponed = backward_to_input(
+                    output, gradient, received, self._sums.trainable.values()
+                )
             else:
                 output.backward(gradient)
         if boundary is not None and received is not None and received.requires_grad:
             with self._guard.collective("the pipeline", step):
                 boundary.send_gradient(received)
-
-    def _sum_over_data(self) -> None:
-        """No gradient where no rank has one; elsewhere the sum, to which a rank without one adds zero."""
-        shards = self._shards
-        present = self._presence.local(self._trainable)
-        if self._sum is not None:
-            self._sum.start_rest()
-        if self._group.world_size > 1:
-            agreed = agree_on_presence(present, shards.whole.trainable, shards.device)
-            present = dict(zip(shards.whole.trainable, agreed, strict=True))
-        if self._sum is not None:
-            self._sum.finish()
-        settle_absent(self._trainable, present)
-        align(self._trainable)
-        if shards.regions is not None and self._place.tensor is not None:
-            divided = {f: self._trainable[f] for f in self._trainable if f in shards.regions.alone}
-            there = {f: local_gradient(p) for f, p in divided.items() if p.grad is not None}
-            sum_over_positions(there, self._place.tensor)
-
-    def _sum_over_stages(self, step: int) -> None:
-        """Gradients of tensors that are on several stages."""
-        sender = Sender(self._shards.log, self._shards.edges, step=step)
-        if self._replayed is not None:
-            add_kept_ties(self._trainable, self._place, self._replayed, sender)
-        else:
-            sum_over_stages(self._trainable, self._place, sender.tie)

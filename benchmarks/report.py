@@ -1,18 +1,24 @@
-"""How long does a report of a long run take, and how large is it?
+"""How long do a report of a long run and its page take, and how large is it?
 
 python -m benchmarks.report [--steps N] [--restarts N]
 
 A synthetic journal of a run of N steps, with restarts evenly spread, is folded as its controller folds it. In
 storage are the state that the controller keeps, and up to RECORDS records after it in parts of ten. `ratio`
-is the time of the report by that of a run of two times RECORDS steps.
+is the time of the report by that of a run of two times RECORDS steps. `page` is from the start of
+`elastic-train ui` to the last byte of its first page.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import socket
+import subprocess
+import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -78,8 +84,31 @@ def _moved(record: Record, at: float, step: int, generation: int) -> Record:
     return replace(record, event=event, formed=formed, wall=wall_text(at))
 
 
-def measured(directory: Path, steps: int, restarts: int) -> tuple[float, float, int, int]:
-    """Seconds to fold a record and to write the report; bytes of the kept summary and of the report."""
+def opened(run: Path) -> float:
+    """Seconds from the start of the command to a whole page."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    began = time.perf_counter()
+    command = [str(Path(sys.executable).parent / "elastic-train"), "ui", str(run), "--port", str(port)]
+    page = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while True:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
+                    answer.read()
+                return time.perf_counter() - began
+            except urllib.error.URLError:
+                assert page.poll() is None
+                time.sleep(0.02)
+    finally:
+        page.terminate()
+        page.wait()
+
+
+def measured(directory: Path, steps: int, restarts: int) -> tuple[float, float, float, int, int]:
+    """Seconds to fold a record, to write the report and to open the page; bytes of the kept summary and of
+    the report.
+    """
     store = open_store(str(directory / "run"))
     RunDirectory(store).create({"max_steps": steps}, {})
     journal, told = Journal(store, 1), RunSummary()
@@ -105,7 +134,7 @@ def measured(directory: Path, steps: int, restarts: int) -> tuple[float, float, 
     write_report(str(directory / "run"), str(out), svg=False)
     spent = time.perf_counter() - began
     kept = max(path.stat().st_size for path in (directory / "run" / "journal").glob("state-*"))
-    return folded, spent, kept, out.stat().st_size
+    return folded, spent, opened(directory / "run"), kept, out.stat().st_size
 
 
 def main() -> None:
@@ -117,11 +146,11 @@ def main() -> None:
     for steps, restarts in ((2 * RECORDS, 2), (asked.steps, asked.restarts)):
         with tempfile.TemporaryDirectory() as directory:
             rows.append((steps, restarts, *measured(Path(directory), steps, restarts)))
-    print("steps  restarts  fold of a record  report  ratio  kept summary  report's size")
-    for steps, restarts, folded, spent, kept, size in rows:
+    print("steps  restarts  fold of a record  report  ratio  page  kept summary  report's size")
+    for steps, restarts, folded, spent, page, kept, size in rows:
         print(
             f"{steps:,}  {restarts}  {folded * 1e6:.0f} us  {spent:.2f} s  {spent / rows[0][3]:.2f}  "
-            f"{kept / 1e3:.0f} kB  {size / 1e3:.0f} kB"
+            f"{page:.2f} s  {kept / 1e3:.0f} kB  {size / 1e3:.0f} kB"
         )
 
 

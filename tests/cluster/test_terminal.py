@@ -134,4 +134,4 @@ def test_where_the_output_is_no_terminal_a_line_says_how_far_a_recovery_has_come
         term=1, next=0, records=tuple(records[: formed + 1]), heartbeats=coming, ended=None, error=None
     )
     screen.show(update)
-    assert "forming  taking the state: 500B of 2000B" in capsys.readouterr().out
+    assert "forming: taking the state: 500B of 2000B" in capsys.readouterr().out

@@ -34,7 +34,7 @@ def doing(told: RunSummary, heartbeats: Sequence[Heartbeat], *, least: int) -> D
         case "settling":
             return Doing("asking the survivors what they hold")
         case "pausing":
-            return Doing("pausing at the end of a step")
+            return Doing("the group stops at the end of a step")
         case "forming":
             return _forming(told, heartbeats)
         case _:

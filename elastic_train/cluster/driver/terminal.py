@@ -65,7 +65,7 @@ class Screen:
         if self._display is not None:
             self._display.show(self._told, does)
             return
-        text = live_line(self._told.progress, self._spec.max_steps) + (f"  {does}" if does else "")
+        text = live_line(self._told.progress, self._spec.max_steps) + (f": {does}" if does else "")
         if text != self._shown and time.monotonic() - self._printed_at > EVERY_S:
             self._printed_at = time.monotonic()
             self._write(text + "\n")

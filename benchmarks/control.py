@@ -78,15 +78,15 @@ class Run:
         self.hear(about, NodesChanged, nodes=nodes)
 
     def ready(self) -> None:
-        for worker in self.facts.workers:
+        for worker in self.facts.membership.workers:
             if worker.status == "starting":
                 self.hear("start", WorkerReady, worker=worker.name, node=worker.node, pid=1)
 
     def train(self, steps: int) -> None:
         assert isinstance(self.state.phase, Forming), self.state.phase
-        generation = self.facts.generation
-        self.hear("form", GroupReady, generation=generation, step=self.facts.step, seconds=1.0)
-        for step in range(self.facts.step + 1, self.facts.step + 1 + steps):
+        generation = self.facts.lineage.generation
+        self.hear("form", GroupReady, generation=generation, step=self.facts.lineage.step, seconds=1.0)
+        for step in range(self.facts.lineage.step + 1, self.facts.lineage.step + 1 + steps):
             fields = {"loss": 1.0, "tokens": 1.0, "grad_norm": 1.0, "skipped": False, "seconds": 1.0}
             vote = (float(step),) * VOTE
             self.hear("step", StepCommitted, generation=generation, step=step, vote=vote, **fields)
@@ -95,16 +95,16 @@ class Run:
 
     def settle(self) -> None:
         """Everybody's final report."""
-        generation, step = self.facts.generation, self.facts.step
-        ranks = {name: rank for rank, name in enumerate(self.facts.plans[-1][1].workers)}
+        generation, step = self.facts.lineage.generation, self.facts.lineage.step
+        ranks = {name: rank for rank, name in enumerate(self.facts.lineage.plans[-1][1].workers)}
         vote = Vote(step=step, values=(float(step),) * VOTE)
         for name in members(self.state.phase):
             held = LocalState(generation=generation, rank=ranks[name], step=step, applied=vote)
             self.hear("incident", FinalReport, generation=generation, worker=name, local_states=(held,))
 
     def save(self) -> None:
-        generation, step = self.facts.generation, self.facts.step
-        for rank in range(len(self.facts.plans[-1][1].workers)):
+        generation, step = self.facts.lineage.generation, self.facts.lineage.step
+        for rank in range(len(self.facts.lineage.plans[-1][1].workers)):
             part = {"manifest": f"w{rank:05d}.parquet", "digest": "0", "seconds": 1.0, "bytes": 1}
             self.hear("save", PartWritten, generation=generation, step=step, rank=rank, **part)
         stored = Stored(slot=step, step=step, generation=generation, term=1, path=f"checkpoints/{step}")
@@ -128,7 +128,7 @@ def live(workers: int, kind: type[Run] = Run) -> Run:
     for node in nodes:
         sizes = {"own": 1, "copies": 1, "room": 9, "spilled": 0, "every": 1.0, "cost_s": 1.0}
         run.hear("peer_stores", PeersHeld, node=node.name, step=10, **sizes)
-    lost = run.facts.plans[-1][1].workers[workers // 2]
+    lost = run.facts.lineage.plans[-1][1].workers[workers // 2]
     run.hear("incident", WorkerLost, worker=lost, cause=Cause(kind="death", detail="gone"))
     run.settle()
     run.train(3)

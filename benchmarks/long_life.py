@@ -50,7 +50,7 @@ def aged(directory: Path, steps: int) -> None:
     """The storage of a run of so many steps."""
     store = open_store(str(directory))
     run = live(8)
-    generation, first = run.facts.generation, run.facts.step + 1
+    generation, first = run.facts.lineage.generation, run.facts.lineage.step + 1
     outcomes = []
     for step in range(first, first + RECORDS):
         event = StepCommitted(

@@ -51,17 +51,20 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
     facts = replace(
         state.facts,
         term=event.term,
-        nodes=tuple(
-            replace(n, drain_by=n.drain_by + shift) if n.drain_by is not None else n
-            for n in state.facts.nodes
+        membership=replace(
+            state.facts.membership,
+            nodes=tuple(
+                replace(n, drain_by=n.drain_by + shift) if n.drain_by is not None else n
+                for n in state.facts.membership.nodes
+            ),
         ),
-        ever_stored=state.facts.ever_stored or event.ever_stored,
+        saves=replace(state.facts.saves, ever_stored=state.facts.saves.ever_stored or event.ever_stored),
     )
     over = before.term == 0 or isinstance(state.phase, Ended)
     facts = with_newest(facts, event.stored, trusted=over)
     state = replace(state, facts=facts)
     if event.finished or (event.stored is not None and event.stored.step >= policy.max_steps):
-        step = event.stored.step if event.stored is not None else facts.step
+        step = event.stored.step if event.stored is not None else facts.lineage.step
         return end(
             state, "finished", f"already complete: step {step} of {policy.max_steps} is committed and saved"
         )
@@ -72,19 +75,21 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
         state = replace(state, facts=_afresh(facts))
     else:
         phase, said = state.phase, f"the run goes on in term {event.term}"
-        if event.again and facts.restarts >= policy.restarts:
+        restarts = facts.failures.restarts + 1
+        if event.again and restarts > policy.restarts:
             return end(
                 state,
                 "infrastructure",
-                f"the controller was replaced {facts.restarts + 1} times without a committed step between",
+                f"the controller was replaced {restarts} times without a committed step between",
             )
-        state = replace(state, facts=replace(facts, restarts=facts.restarts + 1 if event.again else 0))
+        failures = replace(facts.failures, restarts=restarts if event.again else 0)
+        state = replace(state, facts=replace(facts, failures=failures))
     return Outcome(state=replace(state, phase=phase), reason=said)
 
 
 def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     """Reconcile what the journal says with who is alive."""
-    known = {w.name: w for w in state.facts.workers}
+    known = {w.name: w for w in state.facts.membership.workers}
     heartbeat = {name: (generation, step) for name, _, generation, step in event.running}
     starting = tuple(known[n] for n in event.silent if n in known and known[n].status == "starting")
     strangers = tuple(name for name in (*heartbeat, *event.silent) if name not in known)
@@ -100,12 +105,15 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
             commands=(*stops, *resume_commands(alone, policy)),
             reason="nobody is left: the run starts from storage",
         )
-    facts, logged = replace(state.facts, logged=None), state.facts.logged
+    facts, logged = (
+        replace(state.facts, saves=replace(state.facts.saves, logged=None)),
+        state.facts.saves.logged,
+    )
     if logged is not None and not _holds(facts, heartbeat):
         facts = with_newest(facts, logged, trusted=True)
-    for worker in facts.workers:
+    for worker in facts.membership.workers:
         if worker.name in heartbeat and worker.status == "starting":
-            facts = ready(facts, worker.name, event.at)
+            facts = replace(facts, membership=ready(facts.membership, worker.name, event.at))
     outcome = Outcome(
         state=replace(state, facts=facts),
         commands=stops,
@@ -113,7 +121,7 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     )
     outcome = outcome.then(lambda s: _reconcile(s, heartbeat, policy, event.at))
     gone = Cause(kind="death", detail="it was gone when the controller came back")
-    for worker in facts.workers:
+    for worker in facts.membership.workers:
         if worker.name not in heartbeat and worker not in starting:
             outcome = outcome.then(lambda s, name=worker.name: worker_lost(s, name, gone, policy, event.at))
     return outcome.then(
@@ -125,29 +133,32 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
     """The commands of the current phase, to be performed again; each is idempotent."""
     facts, phase = state.facts, state.phase
     commands: list[Command] = [
-        StartWorker(worker=w.name, node=w.node) for w in facts.workers if w.status == "starting"
+        StartWorker(worker=w.name, node=w.node) for w in facts.membership.workers if w.status == "starting"
     ]
     match phase:
         case Waiting():
-            if facts.asking:
-                commands.append(AskPeers(generation=facts.generation))
-            if facts.reading is not None:
+            if facts.survived.asking:
+                commands.append(AskPeers(generation=facts.lineage.generation))
+            if facts.saves.reading is not None:
                 commands.append(ReadLog())
         case Forming():
             commands.append(form_command(facts, phase))
         case Running():
-            commands.append(Go(generation=facts.generation))
+            commands.append(Go(generation=facts.lineage.generation))
             if last_save.is_missing(state, policy):
-                commands.append(Save(generation=facts.generation))
+                commands.append(Save(generation=facts.lineage.generation))
         case Pausing(save=save):
-            commands += [Go(generation=facts.generation), Pause(generation=facts.generation, save=save)]
+            commands += [
+                Go(generation=facts.lineage.generation),
+                Pause(generation=facts.lineage.generation, save=save),
+            ]
         case Settling(pending=pending):
-            commands.append(Abort(generation=facts.generation, workers=pending))
+            commands.append(Abort(generation=facts.lineage.generation, workers=pending))
         case Ended(outcome=outcome, detail=detail, cause=cause, worker=worker):
             return (End(outcome=outcome, detail=detail, cause=cause, worker=worker),)
         case _:
             assert_never(phase)
-    return (*commands, *(commit_command(facts, a) for a in facts.attempts if a.committing))
+    return (*commands, *(commit_command(facts.saves, a) for a in facts.saves.attempts if a.committing))
 
 
 def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) -> Outcome:
@@ -158,7 +169,9 @@ def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) ->
             cause = Cause(kind="restart", detail="the controller was replaced while the group formed")
             return break_group(state, cause, policy, at)
         case Running(plan=plan):
-            strayed = [w for w in plan.workers if w in heartbeat and heartbeat[w][0] != facts.generation]
+            strayed = [
+                w for w in plan.workers if w in heartbeat and heartbeat[w][0] != facts.lineage.generation
+            ]
             if strayed:
                 cause = Cause(
                     kind="collective", detail=f"{strayed[0]} is in generation {heartbeat[strayed[0]][0]}"
@@ -171,7 +184,8 @@ def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) ->
                 )
                 return replace(broken, commands=(*aborts, *broken.commands))
             steps = [heartbeat[w][1] for w in plan.workers if w in heartbeat]
-            return Outcome(state=replace(state, facts=replace(facts, step=max((facts.step, *steps)))))
+            lineage = replace(facts.lineage, step=max((facts.lineage.step, *steps)))
+            return Outcome(state=replace(state, facts=replace(facts, lineage=lineage)))
         case _:
             return Outcome(state=state)
 
@@ -179,19 +193,21 @@ def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) ->
 def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
     """Everybody is gone, and what they held: that is a new start, not a failure. A request to stop outlives
     the controller that heard it, but not a person's request to start."""
-    facts, restarts = replace(_afresh(state.facts), workers=starting), state.facts.restarts
+    facts, restarts = _afresh(state.facts), state.facts.failures.restarts
+    facts = replace(facts, membership=replace(facts.membership, workers=starting))
     if restarts:
-        kept = state.facts
-        facts = replace(facts, restarts=restarts, stopping=kept.stopping, stops_as=kept.stops_as)
-    if facts.logged is not None:
-        facts = replace(with_newest(facts, facts.logged, trusted=True), logged=None)
+        failures, kept = replace(facts.failures, restarts=restarts), state.facts
+        facts = replace(facts, stopping=kept.stopping, stops_as=kept.stops_as, failures=failures)
+    if (logged := facts.saves.logged) is not None:
+        facts = replace(facts, saves=replace(facts.saves, logged=None))
+        facts = with_newest(facts, logged, trusted=True)
     return replace(state, facts=facts, phase=Waiting(since=at))
 
 
 def _holds(facts: Facts, heartbeat: Heartbeat) -> bool:
     """Whether somebody who is alive may hold state of a group."""
     return any(generation for generation, _ in heartbeat.values()) or any(
-        held for worker, held in facts.local_states if worker in heartbeat
+        held for worker, held in facts.survived.local_states if worker in heartbeat
     )
 
 
@@ -199,34 +215,33 @@ def _afresh(facts: Facts) -> Facts:
     """What a new start forgets: old processes, what they held and wrote, and the budgets."""
     return replace(
         facts,
-        workers=(),
-        flaps=(),
-        local_states=(),
-        logs=(),
-        snapshots=None,
-        asking=False,
-        unsure=False,
-        reading=None,
-        attempts=(),
-        incidents=(),
-        failures=0,
-        failed_at=(0, 0),
-        failed_step=0,
-        deterministic=(),
-        unfit=None,
-        trouble=None,
-        restarts=0,
         stopping=None,
         stops_as="stopped",
-        preemptions=0,
-        unsaved=None,
-        slow=(),
-        evicted=(),
-        held=(),
-        final_tries=0,
-        ended=None,
-        save_asked=None,
-        resized=None,
+        membership=replace(facts.membership, workers=(), flaps=(), slow=(), evicted=()),
+        survived=replace(facts.survived, local_states=(), logs=(), snapshots=None, asking=False),
+        saves=replace(
+            facts.saves,
+            unsure=False,
+            reading=None,
+            attempts=(),
+            trouble=None,
+            unsaved=None,
+            final_tries=0,
+            asked=None,
+        ),
+        failures=replace(
+            facts.failures,
+            incidents=(),
+            count=0,
+            repeated=(0, 0),
+            last_step=0,
+            deterministic=(),
+            not_finite=None,
+            restarts=0,
+            preemptions=0,
+        ),
+        measured=replace(facts.measured, peer_memory=(), resized=None),
+        lineage=replace(facts.lineage, ended=None),
     )
 
 

@@ -21,11 +21,15 @@ def likely(state: State, policy: Policy, at: float, turn: int) -> Question | Non
     nodes = tuple(dict.fromkeys(phase.plan.nodes))
     which = turn % (len(nodes) + 1)
     if which < len(nodes):
-        left = tuple(w for w in facts.workers if w.node != nodes[which])
-        question = to_form(replace(facts, workers=left), phase.plan, policy, at)
-    elif all(w.name in phase.plan.workers for w in facts.workers):
+        left = tuple(w for w in facts.membership.workers if w.node != nodes[which])
+        question = to_form(
+            replace(facts, membership=replace(facts.membership, workers=left)), phase.plan, policy, at
+        )
+    elif all(w.name in phase.plan.workers for w in facts.membership.workers):
         return None
     else:
-        ready = tuple(replace(w, status="ready") for w in facts.workers)
-        question = to_change(replace(facts, workers=ready), phase, policy, at)
+        ready = tuple(replace(w, status="ready") for w in facts.membership.workers)
+        question = to_change(
+            replace(facts, membership=replace(facts.membership, workers=ready)), phase, policy, at
+        )
     return question if len(question.worker_slots) >= policy.min_workers else None

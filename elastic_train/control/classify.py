@@ -47,7 +47,10 @@ def change_of(before: State, event: Event, after: State) -> Change | None:
     if change is None:
         return None
     return replace(
-        change, step=change.step or after.facts.step, before=_plan_text(before), after=_plan_text(after)
+        change,
+        step=change.step or after.facts.lineage.step,
+        before=_plan_text(before),
+        after=_plan_text(after),
     )
 
 
@@ -90,23 +93,23 @@ def _of_phase(before: State, event: Event, after: State) -> Change | None:
         return None
     match after.phase.purpose:
         case "grow":
-            idle = {w.name for w in after.facts.workers} - set(after.phase.plan.workers)
+            idle = {w.name for w in after.facts.membership.workers} - set(after.phase.plan.workers)
             return Change(kind="growth", workers=tuple(sorted(idle)))
         case "rebalance":
-            return Change(kind="rebalance", workers=tuple(name for name, _ in after.facts.slow))
+            return Change(kind="rebalance", workers=tuple(name for name, _ in after.facts.membership.slow))
         case "stop":
             return Change(kind="stop")
         case "drain" if isinstance(event, Straggling):
             return Change(kind="eviction", nodes=(event.node,))
         case "drain":
-            leaving = {n.name for n in after.facts.nodes if n.drain_by is not None}
+            leaving = {n.name for n in after.facts.membership.nodes if n.drain_by is not None}
             return Change(kind="drain", nodes=tuple(sorted(leaving & set(after.phase.plan.nodes))))
 
 
 def _nodes_lost(before: State, after: State) -> Change | None:
     """Nodes whose workers went with them."""
-    there = {worker.name for worker in after.facts.workers}
-    gone = [worker for worker in before.facts.workers if worker.name not in there]
+    there = {worker.name for worker in after.facts.membership.workers}
+    gone = [worker for worker in before.facts.membership.workers if worker.name not in there]
     if not gone:
         return None
     nodes = tuple(dict.fromkeys(worker.node for worker in gone))
@@ -115,7 +118,7 @@ def _nodes_lost(before: State, after: State) -> Change | None:
 
 def _of_cause(facts: Facts, worker: str, cause: Cause) -> Change:
     worker = worker or cause.worker
-    node = cause.node or next((w.node for w in facts.workers if w.name == worker), "")
+    node = cause.node or next((w.node for w in facts.membership.workers if w.name == worker), "")
     return Change(
         kind=_OF_CAUSE[cause.kind],
         nodes=(node,) if node else (),

@@ -10,8 +10,8 @@ from elastic_train.control.incidents import progressed
 from elastic_train.control.membership import proven
 from elastic_train.control.not_finite import end_by_row, row_with, too_long
 from elastic_train.control.policy import Policy
-from elastic_train.control.schedule import Measured, explained, storage_is_due
-from elastic_train.control.states import Facts, Outcome, Paced, Pausing, Running, State
+from elastic_train.control.schedule import IntervalInputs, explained, storage_is_due
+from elastic_train.control.states import Facts, Measurements, Outcome, Paced, Pausing, Running, State
 from elastic_train.control.trouble import rests
 from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
@@ -29,7 +29,7 @@ METRICS_KEPT = 64
 
 def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcome:
     facts, phase = state.facts, state.phase
-    if event.step <= facts.reported:
+    if event.step <= facts.lineage.reported:
         return _reported_again(state, event)
     facts = _noted(facts, event)
     said = f"step {event.step} is committed" + (", skipped: not finite" if event.skipped else "")
@@ -38,20 +38,21 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
     if not isinstance(phase, Running):
         return Outcome(state=replace(state, facts=facts), reason=said)
     if not phase.proven:
-        facts = proven(facts, phase.plan.workers)
+        facts = replace(facts, membership=proven(facts.membership, phase.plan.workers))
         phase = replace(phase, proven=True)
-    elif facts.saving is None:  # nor the first step of a group, which is longer
-        facts = replace(facts, paced=_paced(facts.paced, phase.plan, event.seconds))
-    if facts.unfit is not None and too_long(facts.unfit, policy.not_finite):
-        return end_by_row(State(facts=facts, phase=phase), facts.unfit)
+    elif facts.measured.saving_s is None:  # nor the first step of a group, which is longer
+        facts = replace(facts, measured=_paced(facts.measured, phase.plan, event.seconds))
+    row = facts.failures.not_finite
+    if row is not None and too_long(row, policy.not_finite):
+        return end_by_row(State(facts=facts, phase=phase), row)
     if event.step >= policy.max_steps:
         state = State(facts=facts, phase=replace(phase, final_since=event.at))
         return Outcome(state=state, reason=f"{said}, the last; its checkpoint is awaited")
     if _save_is_due(facts, policy, event.at):
-        why = explained(measured(facts, policy, event.at), event.seconds)
+        why = explained(interval_inputs(facts, policy, event.at), event.seconds)
         return Outcome(
             state=State(facts=asked(facts, event.at), phase=phase),
-            commands=(Save(generation=facts.generation),),
+            commands=(Save(generation=facts.lineage.generation),),
             reason=f"{said}; a checkpoint is due, {why}",
             cadence=why,
         )
@@ -61,16 +62,15 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
 def _reported_again(state: State, event: StepCommitted) -> Outcome:
     """A step that is known, by another worker, with metrics, or as the last one of the job's own loop."""
     facts, phase = state.facts, state.phase
-    known, said = dict(facts.metrics), f"step {event.step} is known to be committed"
+    known, said = dict(facts.saves.metrics), f"step {event.step} is known to be committed"
     before = dict(known.get(event.step, ()))
     if event.metrics and before and before != (merged := before | dict(event.metrics)):
         known[event.step] = tuple(merged.items())
-        facts, said = replace(facts, metrics=tuple(known.items())), f"step {event.step} has metrics"
-    if event.last and event.step == facts.step and facts.ended != event.step:
-        facts, said = (
-            replace(facts, ended=event.step),
-            f"the job's own loop ended the run at step {event.step}",
-        )
+        facts = replace(facts, saves=replace(facts.saves, metrics=tuple(known.items())))
+        said = f"step {event.step} has metrics"
+    if event.last and event.step == facts.lineage.step and facts.lineage.ended != event.step:
+        facts = replace(facts, lineage=replace(facts.lineage, ended=event.step))
+        said = f"the job's own loop ended the run at step {event.step}"
         if isinstance(phase, Running):
             phase = replace(phase, final_since=event.at)
     if facts is state.facts:
@@ -79,68 +79,78 @@ def _reported_again(state: State, event: StepCommitted) -> Outcome:
 
 
 def _noted(facts: Facts, event: StepCommitted) -> Facts:
+    lineage, saves, failures = facts.lineage, facts.saves, facts.failures
     metrics = (("loss", event.loss), *event.metrics)
-    facts = replace(
+    return replace(
         facts,
-        step=max(facts.step, event.step),
-        ended=None if facts.ended is not None and event.step > facts.ended else facts.ended,
-        reported=event.step,
-        seen=(event.generation, Vote(step=event.step, values=event.vote)),
-        metrics=(*facts.metrics[1 - METRICS_KEPT :], (event.step, metrics)),
-        step_s=event.seconds,
-        unfit=row_with(facts.unfit, event.step, skipped=event.skipped),
-        **_paces(facts, event.seconds),
+        lineage=replace(
+            lineage,
+            step=max(lineage.step, event.step),
+            ended=None if lineage.ended is not None and event.step > lineage.ended else lineage.ended,
+            reported=event.step,
+            seen=(event.generation, Vote(step=event.step, values=event.vote)),
+        ),
+        saves=replace(saves, metrics=(*saves.metrics[1 - METRICS_KEPT :], (event.step, metrics))),
+        measured=_timed(facts.measured, event.seconds),
+        failures=replace(
+            progressed(failures, event.generation),
+            not_finite=row_with(failures.not_finite, event.step, skipped=event.skipped),
+            restarts=0,
+            deterministic=() if event.step > failures.last_step else failures.deterministic,
+        ),
     )
-    facts = progressed(facts, event.generation)
-    if facts.restarts:
-        facts = replace(facts, restarts=0)
-    if event.step > facts.failed_step and facts.deterministic:
-        return replace(facts, deterministic=())
-    return facts
 
 
 def _save_is_due(facts: Facts, policy: Policy, at: float) -> bool:
-    if policy.checkpoints.every != "auto" or facts.began is None or facts.save_asked is None:
+    if policy.checkpoints.every != "auto" or facts.measured.began is None or facts.saves.asked is None:
         return False
-    if rests(facts, at):
+    if rests(facts.saves, at):
         return False
+    newest = facts.lineage.generation
     return storage_is_due(
-        measured(facts, policy, at),
-        asked_s=at - facts.save_asked,
-        under_way=any(a.committing or a.generation == facts.generation for a in facts.attempts),
+        interval_inputs(facts, policy, at),
+        asked_s=at - facts.saves.asked,
+        under_way=any(a.committing or a.generation == newest for a in facts.saves.attempts),
         progress_s=policy.timing.progress_s,
     )
 
 
 def asked(facts: Facts, at: float) -> Facts:
     """The facts once a checkpoint was asked for: from now on its cost is measured."""
-    return replace(facts, save_asked=at, saving=0.0)
+    return replace(
+        facts, saves=replace(facts.saves, asked=at), measured=replace(facts.measured, saving_s=0.0)
+    )
 
 
-def measured(facts: Facts, policy: Policy, at: float) -> Measured:
-    return Measured(
-        save_s=facts.save_s,
-        cost_s=facts.save_cost_s,
-        elapsed_s=at - facts.began if facts.began is not None else 0.0,
-        failures=facts.uncovered if policy.peers else facts.failures_ever,
+def interval_inputs(facts: Facts, policy: Policy, at: float) -> IntervalInputs:
+    """What the time between two checkpoints follows from, as this run measured it."""
+    measured = facts.measured
+    return IntervalInputs(
+        save_s=measured.save_s,
+        cost_s=measured.save_cost_s,
+        elapsed_s=at - measured.began if measured.began is not None else 0.0,
+        failures=facts.failures.uncovered if policy.peers else facts.failures.ever,
         peers=policy.peers,
     )
 
 
-def _paced(known: tuple[Paced, ...], plan: Plan, seconds: float) -> tuple[Paced, ...]:
-    """The paces of the run's kinds of plans with one more step under `plan`."""
+def _paced(measured: Measurements, plan: Plan, seconds: float) -> Measurements:
+    """The measurements with one more step under `plan`."""
+    known = measured.paced
     pace = StepPace(mesh=plan.mesh, schedule=plan.schedule, recompute=plan.recompute, step_s=seconds)
     before = next((p for p in known if replace(p.pace, step_s=seconds) == pace), None)
     if before is None:
-        return (*known[1 - KINDS_KEPT :], Paced(pace=pace))
+        return replace(measured, paced=(*known[1 - KINDS_KEPT :], Paced(pace=pace)))
     step_s = before.pace.step_s
     now = Paced(pace=replace(pace, step_s=step_s + PACE * (seconds - step_s)), steps=before.steps + 1)
-    return (*(p for p in known if p is not before), now)
+    return replace(measured, paced=(*(p for p in known if p is not before), now))
 
 
-def _paces(facts: Facts, seconds: float) -> dict[str, float]:
-    """How long steps are while nothing is saved, and what they are longer while something is."""
-    quiet = facts.quiet_step_s
-    if facts.saving is None:
-        return {"quiet_step_s": seconds if quiet is None else quiet + PACE * (seconds - quiet)}
-    return {"saving": facts.saving + (max(seconds - quiet, 0.0) if quiet is not None else 0.0)}
+def _timed(measured: Measurements, seconds: float) -> Measurements:
+    """The last step's time: it tells how long steps are while nothing is saved, or what a save costs."""
+    quiet, saving_s = measured.quiet_step_s, measured.saving_s
+    if saving_s is None:
+        quiet = seconds if quiet is None else quiet + PACE * (seconds - quiet)
+    elif quiet is not None:
+        saving_s += max(seconds - quiet, 0.0)
+    return replace(measured, step_s=seconds, quiet_step_s=quiet, saving_s=saving_s)

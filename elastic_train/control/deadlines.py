@@ -62,24 +62,34 @@ def shifted(state: State, seconds: float) -> State:
     def later(at: float | None) -> float | None:
         return None if at is None else at + seconds
 
-    facts, trouble, unsaved = state.facts, state.facts.trouble, state.facts.unsaved
+    facts, trouble, unsaved = state.facts, state.facts.saves.trouble, state.facts.saves.unsaved
     facts = replace(
         facts,
-        workers=tuple(replace(w, since=w.since + seconds) for w in facts.workers),
-        flaps=tuple(
-            replace(f, ends=tuple(t + seconds for t in f.ends), until=f.until + seconds) for f in facts.flaps
+        membership=replace(
+            facts.membership,
+            workers=tuple(replace(w, since=w.since + seconds) for w in facts.membership.workers),
+            flaps=tuple(
+                replace(f, ends=tuple(t + seconds for t in f.ends), until=f.until + seconds)
+                for f in facts.membership.flaps
+            ),
         ),
-        attempts=tuple(
-            replace(a, since=a.since + seconds, ordered=a.ordered + seconds) for a in facts.attempts
+        saves=replace(
+            facts.saves,
+            attempts=tuple(
+                replace(a, since=a.since + seconds, ordered=a.ordered + seconds) for a in facts.saves.attempts
+            ),
+            trouble=None if trouble is None else _shifted_trouble(trouble, seconds),
+            unsaved=None if unsaved is None else replace(unsaved, since=unsaved.since + seconds),
+            reading=later(facts.saves.reading),
+            asked=later(facts.saves.asked),
         ),
-        incidents=tuple(replace(i, at=i.at + seconds) for i in facts.incidents),
-        trouble=None if trouble is None else _shifted_trouble(trouble, seconds),
-        unsaved=None if unsaved is None else replace(unsaved, since=unsaved.since + seconds),
-        asked_at=facts.asked_at + seconds,
-        reading=later(facts.reading),
-        save_asked=later(facts.save_asked),
-        began=later(facts.began),
-        resized=later(facts.resized),
+        failures=replace(
+            facts.failures, incidents=tuple(replace(i, at=i.at + seconds) for i in facts.failures.incidents)
+        ),
+        survived=replace(facts.survived, asked_at=facts.survived.asked_at + seconds),
+        measured=replace(
+            facts.measured, began=later(facts.measured.began), resized=later(facts.measured.resized)
+        ),
     )
     return State(facts=facts, phase=_shifted_phase(state.phase, seconds), now=state.now + seconds)
 
@@ -117,7 +127,9 @@ def _late_starts(state: State, policy: Policy, at: float) -> Outcome:
     """Give up workers that take too long to start."""
     facts = state.facts
     late = [
-        w for w in facts.workers if w.status == "starting" and at - w.since > policy.timing.start_worker_s
+        w
+        for w in facts.membership.workers
+        if w.status == "starting" and at - w.since > policy.timing.start_worker_s
     ]
     notes: list[str] = []
     for worker in late:
@@ -144,12 +156,13 @@ def _late_commits(state: State, policy: Policy, at: float) -> Outcome:
 def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
     facts, phase, timing = state.facts, state.phase, policy.timing
     match phase:
-        case Waiting() if facts.asking and at > peers_due_at(facts, policy):
+        case Waiting() if facts.survived.asking and at > peers_due_at(facts, policy):
+            survived = replace(facts.survived, asking=False, snapshots=())
             return Outcome(
-                state=replace(state, facts=replace(facts, asking=False, snapshots=())),
+                state=replace(state, facts=replace(facts, survived=survived)),
                 reason="the peer stores gave no answer: the run goes on without them",
             )
-        case Waiting() if facts.reading is not None and at > lost_answers.due_at(facts, policy):
+        case Waiting() if facts.saves.reading is not None and at > lost_answers.due_at(facts, policy):
             return log_read(state, LogRead(at=at, problem="the commit log gave no answer"), policy)
         case Waiting() if at - phase.since > timing.wait_for_capacity_s and not (
             on_their_way(facts, policy) or held_up(facts, policy)
@@ -168,7 +181,9 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
             if phase.purpose == "stop":
                 return end_stopped(state, f"{phase.reason}; nothing was heard for {quiet_s:.0f} s")
             detail = f"the group did not reach a step boundary: nothing was heard for {quiet_s:.0f} s"
-            return break_group(state, Cause(kind="hang", detail=detail, step=facts.step + 1), policy, at)
+            return break_group(
+                state, Cause(kind="hang", detail=detail, step=facts.lineage.step + 1), policy, at
+            )
         case Settling() if at - phase.since > timing.settle_s:
             return give_up_silent(state, policy, at)
         case Pausing():
@@ -183,14 +198,14 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
 
 def _not_saved(state: State, phase: Pausing, policy: Policy, at: float) -> Outcome:
     """Whose group is gone is recovered first; whose group stands there saves again."""
-    if phase.broken or not {w.name for w in state.facts.workers}.issuperset(phase.plan.workers):
+    if phase.broken or not {w.name for w in state.facts.membership.workers}.issuperset(phase.plan.workers):
         cause = Cause(kind="storage", detail="the checkpoint of a group that is gone could not be committed")
         return break_group(state, cause, policy, at)
     return save_again(state, policy, at)
 
 
 def _no_capacity(state: State, phase: Waiting, policy: Policy, at: float) -> Outcome:
-    there = len(present(state.facts))
+    there = len(present(state.facts.membership))
     why = f": {phase.problem}" if phase.problem and there >= policy.min_workers else ""
     return end(
         state,

@@ -25,16 +25,20 @@ def evict(state: State, event: Straggling, policy: Policy) -> Outcome:
     limit = policy.evict_slower_than
     if limit is None or event.factor < limit or not isinstance(phase, Running):
         return Outcome(state=state)
-    if event.node not in phase.plan.nodes or facts.step >= policy.max_steps:
+    if event.node not in phase.plan.nodes or facts.lineage.step >= policy.max_steps:
         return Outcome(state=state)
-    without = replace(facts, evicted=(*facts.evicted, event.node))
+    without = replace(
+        facts, membership=replace(facts.membership, evicted=(*facts.membership.evicted, event.node))
+    )
     planned = best_plan(to_change(without, phase, policy, event.at), policy)
     why = _why_not(state, phase.plan, planned, event.factor, policy)
     if why or isinstance(planned, Infeasible):
         return Outcome(state=state, reason=f"node {event.node} is kept: {why}")
-    left, rest_s = quarantine(without, event.node, policy, event.at, slow=True)
+    members, rest_s = quarantine(without.membership, event.node, policy, event.at, slow=True)
     reason = f"leaving {event.node} for {rest_s:.0f} s, which is slow, then form {planned.plan}"
-    return pause(replace(state, facts=left), phase.plan, "drain", reason, event.at)
+    return pause(
+        replace(state, facts=replace(facts, membership=members)), phase.plan, "drain", reason, event.at
+    )
 
 
 def _why_not(state: State, now: Plan, then: Planned | Infeasible, factor: float, policy: Policy) -> str:
@@ -43,10 +47,10 @@ def _why_not(state: State, now: Plan, then: Planned | Infeasible, factor: float,
         return then.reason
     facts, workers = state.facts, then.plan.world_size
     share = now.world_size / (workers * factor)  # of a step's time now
-    saved_s = (policy.max_steps - facts.step) * facts.step_s * (1.0 - share)
-    if saved_s <= facts.switch_s:
+    saved_s = (policy.max_steps - facts.lineage.step) * facts.measured.step_s * (1.0 - share)
+    if saved_s <= facts.measured.switch_s:
         return (
             f"{workers} workers without it would save {max(saved_s, 0.0):.0f} s, "
-            f"a switch takes {facts.switch_s:.0f} s"
+            f"a switch takes {facts.measured.switch_s:.0f} s"
         )
     return ""

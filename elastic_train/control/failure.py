@@ -19,6 +19,7 @@ from elastic_train.control.membership import find, noticed, without, without_all
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
     Facts,
+    Failures,
     Forming,
     Outcome,
     Pausing,
@@ -40,7 +41,7 @@ WALLS = ("engine", "memory", "hang")
 def nodes_lost(state: State, kinds: Mapping[str, CauseKind], policy: Policy, at: float) -> Outcome:
     """All workers of some nodes are lost at once: `kinds` says as what, by node."""
     phase, causes = state.phase, dict[str, Cause]()
-    for worker in state.facts.workers:
+    for worker in state.facts.membership.workers:
         if worker.node in kinds:
             kind, detail = kinds[worker.node], f"node {worker.node} is gone"
             causes[worker.name] = Cause(kind=kind, detail=detail, worker=worker.name, node=worker.node)
@@ -74,11 +75,11 @@ def _all_lost(state: State, causes: Mapping[str, Cause]) -> Outcome:
 
 
 def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float) -> Outcome:
-    worker = find(state.facts, name)
+    worker = find(state.facts.membership, name)
     if worker is None:
         return Outcome(state=state, reason=f"{name} is known to be gone")
     cause = replace(cause, worker=name, node=cause.node or worker.node)
-    if worker.node in noticed(state.facts) and cause.kind not in ("user", "memory", "engine"):
+    if worker.node in noticed(state.facts.membership) and cause.kind not in ("user", "memory", "engine"):
         cause = replace(cause, kind="preemption")
     facts, note = without(state.facts, worker, cause, policy, at)
     state = replace(state, facts=facts)
@@ -86,9 +87,10 @@ def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float
         return end_by_user_error(state, cause, name)
     if cause.kind == "storage" and worker.status == "starting":
         waits = isinstance(state.phase, Waiting)
-        state = replace(state, facts=troubled(facts, cause.detail, policy, at, blocked=waits))
-        if waits and spent(state.facts, policy):
-            return end(state, "infrastructure", f"no worker starts: {reported(state.facts, at)}", cause=cause)
+        saves = troubled(facts.saves, cause.detail, policy, at, blocked=waits)
+        state = replace(state, facts=replace(facts, saves=saves))
+        if waits and spent(saves, policy):
+            return end(state, "infrastructure", f"no worker starts: {reported(saves, at)}", cause=cause)
     lost = Outcome(
         state=state, reason="; ".join(filter(None, (f"lost {name} ({cause.kind}: {cause.detail})", note)))
     )
@@ -119,7 +121,7 @@ def group_broken(state: State, event: GroupBroken, policy: Policy) -> Outcome:
 
 def settled(state: State, event: FinalReport, policy: Policy) -> Outcome:
     """A final report. Before anybody asked for it, it is itself a sign that the group is over."""
-    if find(state.facts, event.worker) is None:
+    if find(state.facts.membership, event.worker) is None:
         return Outcome(state=state, reason=f"{event.worker} was given up before it settled")
     if event.error is not None and event.error.kind == "user":
         return end_by_user_error(state, event.error, event.worker)
@@ -136,7 +138,7 @@ def settled(state: State, event: FinalReport, policy: Policy) -> Outcome:
             return Outcome(
                 state=replace(state, phase=replace(phase, settled=settled, heard=event.at)), reason=said
             )
-        case Running() if event.error is None and state.facts.step >= policy.max_steps:
+        case Running() if event.error is None and state.facts.lineage.step >= policy.max_steps:
             return Outcome(state=state, reason=f"{event.worker} ran the last step")
         case Forming() | Running() | Pausing() as phase if event.worker in members(phase):
             cause = event.error or Cause(kind="collective", detail=f"{event.worker} stopped by itself")
@@ -174,7 +176,7 @@ def break_group(
         return broken_while_stopping(state)
     if (
         isinstance(phase, Running)
-        and facts.step >= policy.max_steps
+        and facts.lineage.step >= policy.max_steps
         and _final_commit_is_ordered(facts, policy)
     ):
         return Outcome(
@@ -182,8 +184,9 @@ def break_group(
         )
     if isinstance(phase, Pausing):
         spoken = (*spoken, *phase.settled)
-    living, heard = {w.name for w in facts.workers}, set(spoken)
+    living, heard = {w.name for w in facts.membership.workers}, set(spoken)
     pending = tuple(name for name in members(phase) if name in living and name not in heard)
+    generation = facts.lineage.generation
     settling = Settling(
         plan=phase.plan,
         since=at,
@@ -193,8 +196,8 @@ def break_group(
     )
     return Outcome(
         state=replace(state, phase=settling),
-        commands=(Abort(generation=facts.generation, workers=pending),) if pending else (),
-        reason=f"generation {facts.generation} is over: {len(pending)} workers are asked for final reports",
+        commands=(Abort(generation=generation, workers=pending),) if pending else (),
+        reason=f"generation {generation} is over: {len(pending)} workers are asked for final reports",
     )
 
 
@@ -204,7 +207,9 @@ def _without_bad_logs(state: State, cause: Cause) -> State:
     origin = phase.origin if isinstance(phase, Forming) else None
     if not isinstance(origin, Mixed) or not origin.replays or cause.kind not in ("engine", "memory"):
         return state
-    return replace(state, facts=replace(facts, unreplayed=max(facts.unreplayed, origin.generation)))
+    survived = facts.survived
+    survived = replace(survived, unreplayed=max(survived.unreplayed, origin.generation))
+    return replace(state, facts=replace(facts, survived=survived))
 
 
 def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
@@ -214,9 +219,9 @@ def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
     causes = list(phase.causes)
     hangs = any(cause.kind == "storage" for cause in causes)  # who reads from it can't even say so
     for name in phase.pending:
-        worker = find(facts, name)
+        worker = find(facts.membership, name)
         assert worker is not None
-        kind: CauseKind = "preemption" if worker.node in noticed(facts) else "silence"
+        kind: CauseKind = "preemption" if worker.node in noticed(facts.membership) else "silence"
         kind = "storage" if hangs else kind
         detail = f"{name} gave no final report within {policy.timing.settle_s:.0f} s"
         cause = Cause(kind=kind, detail=detail, worker=name, node=worker.node)
@@ -237,28 +242,34 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
     cause = incidents.main_cause(phase.causes)
     trusted = [c.trusted for c in phase.causes if c.trusted is not None]
     if trusted:
-        facts = replace(facts, suspect=(facts.generation, min(trusted)))
+        suspect = (facts.lineage.generation, min(trusted))
+        facts = replace(facts, survived=replace(facts.survived, suspect=suspect))
     stored = next((c for c in phase.causes if c.kind == "storage"), None)
     if stored is not None:
-        facts = troubled(facts, stored.detail, policy, at, blocked=True)
-        if spent(facts, policy):
-            why = f"the run cannot go on: {reported(facts, at)}"
+        saves = troubled(facts.saves, stored.detail, policy, at, blocked=True)
+        facts = replace(facts, saves=saves)
+        if spent(saves, policy):
+            why = f"the run cannot go on: {reported(saves, at)}"
             return end(replace(state, facts=facts), "infrastructure", why, cause=stored)
-    before, facts = facts.failures_ever, incidents.ended(facts, phase, policy)
+    before, facts = facts.failures.ever, incidents.ended(facts, phase, policy)
     waiting = Waiting(since=at, prompt=True)
     if not incidents.is_charged(phase.causes):
-        over = too_many_preemptions(facts, policy)
+        over = too_many_preemptions(facts.failures, policy)
         if over is not None and facts.stopping is None:
             return end(replace(state, facts=facts), "infrastructure", f"{over}: {cause.detail}", cause=cause)
         return Outcome(
             state=State(facts=facts, phase=waiting),
             reason=f"not counted as a failure: {cause.kind}, {cause.detail}",
         )
-    facts = replace(facts, failed_step=max(facts.failed_step, facts.step))
+    failures = facts.failures
     walls = tuple(c for c in phase.causes if c.kind in WALLS)
-    met = next((c for c in walls if any(_same(e, c) for e in facts.deterministic)), None)
-    facts = replace(facts, deterministic=(*facts.deterministic, *walls))
-    state = State(facts=facts, phase=waiting)
+    met = next((c for c in walls if any(_same(e, c) for e in failures.deterministic)), None)
+    failures = replace(
+        failures,
+        last_step=max(failures.last_step, facts.lineage.step),
+        deterministic=(*failures.deterministic, *walls),
+    )
+    state = State(facts=replace(facts, failures=failures), phase=waiting)
     if met is not None and met.kind == "memory":
         return end(
             state,
@@ -270,27 +281,27 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
         return end(
             state, "infrastructure", f"the same fault twice at step {met.step}: {met.detail}", cause=met
         )
-    if facts.failures_ever == before:
+    if failures.ever == before:
         return Outcome(state=state, reason=f"cause: {cause.kind}, {cause.detail}; of the same incident")
     return _within_budget(state, cause, policy)
 
 
-def too_many_preemptions(facts: Facts, policy: Policy) -> str | None:
+def too_many_preemptions(failures: Failures, policy: Policy) -> str | None:
     """What to say of it where machines were taken away more often than is borne."""
-    if policy.preemptions is None or facts.preemptions <= policy.preemptions:
+    if policy.preemptions is None or failures.preemptions <= policy.preemptions:
         return None
-    count = f"{facts.preemptions} preemption{'s' * (facts.preemptions > 1)}"
+    count = f"{failures.preemptions} preemption{'s' * (failures.preemptions > 1)}"
     return f"{count}, max_preemption_failures={policy.preemptions}; the last"
 
 
 def _within_budget(state: State, cause: Cause, policy: Policy) -> Outcome:
     """Whether the run may fail once more: without progress, and at the same step whatever came between."""
-    facts = state.facts
-    step, times = facts.failed_at
-    count = f"{facts.failures} failure{'s' * (facts.failures > 1)} without progress between them"
-    if facts.failures <= policy.max_failures < times:
+    failures = state.facts.failures
+    step, times = failures.repeated
+    count = f"{failures.count} failure{'s' * (failures.count > 1)} without progress between them"
+    if failures.count <= policy.max_failures < times:
         count = f"{times} failures at step {step}, to which the run came again each time"
-    if max(facts.failures, times) > policy.max_failures:
+    if max(failures.count, times) > policy.max_failures:
         return end(
             state,
             "infrastructure",
@@ -324,20 +335,25 @@ def _heard(state: State, name: str, error: Cause | None) -> Outcome:
 
 def _local_state(facts: Facts, event: FinalReport) -> Facts:
     """Note what a worker holds, and the newest step that its word proves committed."""
-    steps = [h.step for h in event.local_states if alive(facts.lineage, h.generation, h.step)]
-    step = max((facts.step, *steps))
+    steps = [h.step for h in event.local_states if alive(facts.lineage.chain, h.generation, h.step)]
+    step = max((facts.lineage.step, *steps))
     entry, logs = (event.worker, event.local_states), (event.worker, event.logs)
-    kept, reported = facts.local_states, facts.logs
+    kept, reported = facts.survived.local_states, facts.survived.logs
     if (before := dict(kept).get(event.worker)) is not None:
-        if before == event.local_states and step == facts.step and (logs in reported or not event.logs):
+        known = before == event.local_states and (logs in reported or not event.logs)
+        if known and step == facts.lineage.step:
             return facts
         kept = tuple(h for h in kept if h[0] != event.worker)
     if reported:
         reported = tuple(h for h in reported if h[0] != event.worker)
     return replace(
-        facts, local_states=(*kept, entry), logs=(*reported, logs) if event.logs else reported, step=step
+        facts,
+        survived=replace(
+            facts.survived, local_states=(*kept, entry), logs=(*reported, logs) if event.logs else reported
+        ),
+        lineage=replace(facts.lineage, step=step),
     )
 
 
 def _final_commit_is_ordered(facts: Facts, policy: Policy) -> bool:
-    return any(a.committing and a.step >= policy.max_steps for a in facts.attempts)
+    return any(a.committing and a.step >= policy.max_steps for a in facts.saves.attempts)

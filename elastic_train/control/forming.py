@@ -57,41 +57,41 @@ def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
 
 
 def evidence(facts: Facts) -> Evidence:
-    last = last_plan(facts)
+    survived, suspect, last = facts.survived, facts.survived.suspect, last_plan(facts)
     seated = set(last.workers) if last is not None else set[str]()
     free = {slot.node for slot in worker_slots(facts, last) if slot.worker not in seated}
-    snapshots = [s for s in facts.snapshots or () if not _suspect(facts, s.generation, s.step)]
+    snapshots = [s for s in survived.snapshots or () if not _is_suspect(suspect, s.generation, s.step)]
     found = Evidence(
-        lineage=facts.lineage,
-        plans=dict(facts.plans),
-        local_states=facts.local_states,
-        step=facts.step,
-        seen=facts.seen,
+        lineage=facts.lineage.chain,
+        plans=dict(facts.lineage.plans),
+        local_states=survived.local_states,
+        step=facts.lineage.step,
+        seen=facts.lineage.seen,
         stored=_sound(facts),
-        ever_stored=facts.ever_stored and (facts.suspect is None or facts.suspect[1] > 0),
-        snapshots=tuple(
-            sorted(snapshots, key=lambda s: s.peer_store not in free)
-        ),  # the first of equals is read
+        ever_stored=facts.saves.ever_stored and (suspect is None or suspect[1] > 0),
+        # the first of equals is read
+        snapshots=tuple(sorted(snapshots, key=lambda s: s.peer_store not in free)),
     )
-    plans = {generation: plan for generation, plan in facts.plans if generation > facts.unreplayed}
+    plans = {generation: plan for generation, plan in facts.lineage.plans if generation > survived.unreplayed}
     return replace(
         found,
-        logs=logged(dict(facts.logs), plans, votes(found)),
+        logs=logged(dict(survived.logs), plans, votes(found)),
         costs=replace(found.costs, replayers=len(worker_slots(facts, last))),
     )
 
 
-def _suspect(facts: Facts, generation: int, step: int) -> bool:
+def _is_suspect(suspect: tuple[int, int] | None, generation: int, step: int) -> bool:
     """Whether what was saved may hold what turned out to be corrupt later."""
-    return facts.suspect is not None and generation <= facts.suspect[0] and step > facts.suspect[1]
+    return suspect is not None and generation <= suspect[0] and step > suspect[1]
 
 
 def _sound(facts: Facts) -> Stored | None:
     """The newest checkpoint that isn't suspect."""
-    stored = facts.stored
-    if stored is None or not _suspect(facts, stored.generation, stored.step):
+    stored, suspect = facts.saves.stored, facts.survived.suspect
+    if stored is None or not _is_suspect(suspect, stored.generation, stored.step):
         return stored
-    older = [c.stored for c in facts.commitments if not _suspect(facts, c.stored.generation, c.stored.step)]
+    known = [c.stored for c in facts.saves.commitments]
+    older = [s for s in known if not _is_suspect(suspect, s.generation, s.step)]
     return older[-1] if older else None
 
 
@@ -99,13 +99,13 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     """Form a group if it is time to."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Waiting)
-    candidates, coming = present(facts), starting(facts)
+    candidates, coming = present(facts.membership), starting(facts.membership)
     if len(candidates) + len(coming) < policy.min_workers:
         return _too_few(state, policy, at)
     if not _complete(phase, candidates, policy, at, coming=bool(coming)):
         return Outcome(state=state)
     planned = best_plan(to_form(facts, held(facts), policy, at), policy)
-    if isinstance(planned, Infeasible) and facts.evicted:
+    if isinstance(planned, Infeasible) and facts.membership.evicted:
         return _too_few(state, policy, at)
     if isinstance(planned, Infeasible):
         if planned.reason == phase.problem:
@@ -115,9 +115,9 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
             reason=f"no plan yet: {planned.reason}",
         )
     choice = choose(evidence(facts))
-    if policy.peers and facts.generation and _peers_may_know_more(facts, choice):
+    if policy.peers and facts.lineage.generation and _peers_may_know_more(facts, choice):
         return _ask_peers(state, at)
-    if facts.unsure and not (isinstance(choice, Choice) and isinstance(choice.origin, Live | Mixed)):
+    if facts.saves.unsure and not (isinstance(choice, Choice) and isinstance(choice.origin, Live | Mixed)):
         return read_log(state, at)
     if facts.stopping is not None and _not_worth_saving(facts, choice):
         return end_stopped(state, f"{facts.stopping}; nothing newer could be recovered: {choice.reason}")
@@ -125,7 +125,7 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return end(state, "checkpoint", choice.reason)
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
-    if checkpoint_of(choice.origin) is not None and rests(facts, at):
+    if checkpoint_of(choice.origin) is not None and rests(facts.saves, at):
         return Outcome(state=state)
     plan = keep_places(planned.plan, last_plan(facts), at_hand(facts))
     return _form(state, replace(planned, plan=plan), choice, at, phase.paused)
@@ -134,31 +134,36 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
 def _too_few(state: State, policy: Policy, at: float) -> Outcome:
     """Slow nodes that were left are better than none; a run that only has to stop waits for no machine."""
     facts = state.facts
-    if facts.evicted:
+    if facts.membership.evicted:
+        slow = ", ".join(facts.membership.evicted)
+        facts = replace(facts, membership=keep_all_nodes(facts.membership))
         kept = Outcome(
-            state=replace(state, facts=keep_all_nodes(facts)),
-            reason=f"too few workers without {', '.join(facts.evicted)}, which is slow: it is kept",
+            state=replace(state, facts=facts),
+            reason=f"too few workers without {slow}, which is slow: it is kept",
         )
         return kept.then(lambda s: try_form(s, policy, at))
-    if facts.stopping is not None and not any(n.drain_by is None for n in facts.nodes):
-        return end_stopped(state, f"{facts.stopping}; there are no nodes to recover step {facts.step} on")
+    if facts.stopping is not None and not any(n.drain_by is None for n in facts.membership.nodes):
+        return end_stopped(
+            state, f"{facts.stopping}; there are no nodes to recover step {facts.lineage.step} on"
+        )
     return Outcome(state=state)
 
 
 def _not_worth_saving(facts: Facts, choice: Choice | Unrecoverable) -> bool:
-    stored = facts.stored.step if facts.stored is not None else 0
+    stored = facts.saves.stored.step if facts.saves.stored is not None else 0
     return isinstance(choice, Unrecoverable) or choice.step <= stored
 
 
 def peers_reported(state: State, event: PeersReported) -> Outcome:
     """What peer memory holds, where survivors alone don't hold the newest step."""
     facts = state.facts
-    if not facts.asking:
+    if not facts.survived.asking:
         return Outcome(state=state, reason="nobody waits for what the peer stores hold")
     steps = sorted({s.step for s in event.snapshots})
     held = f"steps {', '.join(map(str, steps))}" if steps else "nothing"
+    survived = replace(facts.survived, snapshots=event.snapshots, asking=False)
     return Outcome(
-        state=replace(state, facts=replace(facts, snapshots=event.snapshots, asking=False)),
+        state=replace(state, facts=replace(facts, survived=survived)),
         reason=f"peer memory holds {held}",
     )
 
@@ -167,39 +172,47 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
     """Every rank holds its verified state: train. Leaving holders have done their part."""
     facts, phase, at = state.facts, state.phase, event.at
     if not isinstance(phase, Forming):
-        return Outcome(state=state, reason=f"generation {facts.generation} is known to be ready")
-    leaving = draining(facts)
+        return Outcome(state=state, reason=f"generation {facts.lineage.generation} is known to be ready")
+    leaving = draining(facts.membership)
     seated = set(phase.plan.workers)
-    done = tuple(w for w in facts.workers if w.node in leaving and w.name not in seated)
+    done = tuple(w for w in facts.membership.workers if w.node in leaving and w.name not in seated)
     gone = {w.name for w in done}
-    idle = {w.name for w in facts.workers} - gone - seated
-    facts = over(facts) if checkpoint_of(phase.origin) is not None else unblocked(facts)
-    facts = replace(
-        facts,
-        workers=tuple(w for w in facts.workers if w.name not in gone),
-        local_states=tuple(h for h in facts.local_states if h[0] in idle),
-        logs=tuple(h for h in facts.logs if h[0] in idle),
-        began=at if facts.began is None else facts.began,
-        evicted=(),
-        transfer_s=event.transfer_s,
-        by_module=facts.by_module if event.by_module is None else event.by_module,
+    idle = {w.name for w in facts.membership.workers} - gone - seated
+    lineage, survived, saves, measured = facts.lineage, facts.survived, facts.saves, facts.measured
+    saves = over(saves) if checkpoint_of(phase.origin) is not None else unblocked(saves)
+    measured = replace(
+        measured, began=at if measured.began is None else measured.began, transfer_s=event.transfer_s
     )
     if phase.paused is not None:
-        facts = replace(facts, switch_s=at - phase.paused, resized=at)
-    if facts.save_asked is None:
-        facts = replace(facts, save_asked=at)
-    slow = state.facts.evicted
-    commands: list[Command] = [Go(generation=facts.generation)]
+        measured = replace(measured, switch_s=at - phase.paused, resized=at)
+    facts = replace(
+        facts,
+        membership=replace(
+            facts.membership,
+            workers=tuple(w for w in facts.membership.workers if w.name not in gone),
+            evicted=(),
+        ),
+        lineage=lineage if event.by_module is None else replace(lineage, by_module=event.by_module),
+        survived=replace(
+            survived,
+            local_states=tuple(h for h in survived.local_states if h[0] in idle),
+            logs=tuple(h for h in survived.logs if h[0] in idle),
+        ),
+        saves=replace(saves, asked=at) if saves.asked is None else saves,
+        measured=measured,
+    )
+    slow = state.facts.membership.evicted
+    commands: list[Command] = [Go(generation=lineage.generation)]
     commands += [
         StopWorker(worker=w.name, reason=f"node {w.node} is {'slow' if w.node in slow else 'draining'}")
         for w in done
     ]
-    if facts.step >= policy.max_steps:
-        commands.append(Save(generation=facts.generation))
+    if lineage.step >= policy.max_steps:
+        commands.append(Save(generation=lineage.generation))
     return Outcome(
         state=State(facts=facts, phase=Running(plan=phase.plan, since=at, final_since=at)),
         commands=tuple(commands),
-        reason=f"generation {facts.generation} trains on from step {facts.step}: {phase.plan}",
+        reason=f"generation {lineage.generation} trains on from step {lineage.step}: {phase.plan}",
     )
 
 
@@ -216,20 +229,23 @@ def _complete(
 
 def _peers_may_know_more(facts: Facts, choice: Choice | Unrecoverable) -> bool:
     """Whether peer memory, which was not asked yet, may have a newer step, or spare a read of storage."""
-    newest = isinstance(choice, Choice) and (isinstance(choice.origin, Live) or choice.step >= facts.step > 0)
+    newest = isinstance(choice, Choice) and (
+        isinstance(choice.origin, Live) or choice.step >= facts.lineage.step > 0
+    )
     newest = newest and isinstance(choice, Choice) and checkpoint_of(choice.origin) is None
     if isinstance(choice, Choice) and isinstance(choice.origin, Mixed) and choice.origin.replays:
         newest = False  # it may have what would be replayed, or a nearer base
-    return not newest and facts.snapshots is None
+    return not newest and facts.survived.snapshots is None
 
 
 def _ask_peers(state: State, at: float) -> Outcome:
     facts = state.facts
-    if facts.asking:
+    if facts.survived.asking:
         return Outcome(state=state)
+    survived = replace(facts.survived, asking=True, asked_at=at)
     return Outcome(
-        state=replace(state, facts=replace(facts, asking=True, asked_at=at)),
-        commands=(AskPeers(generation=facts.generation),),
+        state=replace(state, facts=replace(facts, survived=survived)),
+        commands=(AskPeers(generation=facts.lineage.generation),),
         reason="survivors do not hold the newest step: the peer stores are asked",
     )
 
@@ -239,30 +255,46 @@ def _better_on_its_way(facts: Facts, choice: Choice) -> bool:
     if isinstance(choice.origin, Live | Mixed):
         return False
     return any(
-        a.committing and a.step > choice.step and alive(facts.lineage, a.generation, a.step)
-        for a in facts.attempts
+        a.committing and a.step > choice.step and alive(facts.lineage.chain, a.generation, a.step)
+        for a in facts.saves.attempts
     )
 
 
 def _form(state: State, planned: Planned, choice: Choice, at: float, paused: float | None) -> Outcome:
     facts, plan = state.facts, planned.plan
-    generation = max(facts.generation, (facts.term - 1) * GENERATIONS_PER_TERM) + 1
-    lineage = extend(facts.lineage, choice.origin, generation)
+    saves, before = facts.saves, facts.lineage.generation
+    generation = max(before, (facts.term - 1) * GENERATIONS_PER_TERM) + 1
+    chain = extend(facts.lineage.chain, choice.origin, generation)
+    from_memory = isinstance(choice.origin, Live | Mixed)
     serving = holders(evidence(facts), choice.origin)
     facts = replace(
         facts,
-        generation=generation,
-        lineage=lineage,
-        plans=(*_needed_plans(facts), (generation, plan)),
-        step=choice.step,
-        reported=min(facts.reported, choice.step),
-        commitments=tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step)),
-        attempts=tuple(a for a in facts.attempts if alive(lineage, a.generation, a.step)),
-        snapshots=None,
-        saving=None,
-        moving=planned.moved,
-        uncovered=facts.uncovered + (facts.generation > 0 and not isinstance(choice.origin, Live | Mixed)),
-        reconfigurations=facts.reconfigurations + (facts.generation > 0),
+        lineage=replace(
+            facts.lineage,
+            generation=generation,
+            chain=chain,
+            plans=(*_needed_plans(facts), (generation, plan)),
+            step=choice.step,
+            reported=min(facts.lineage.reported, choice.step),
+        ),
+        saves=replace(
+            saves,
+            commitments=tuple(
+                c for c in saves.commitments if alive(chain, c.stored.generation, c.stored.step)
+            ),
+            attempts=tuple(a for a in saves.attempts if alive(chain, a.generation, a.step)),
+        ),
+        survived=replace(facts.survived, snapshots=None),
+        measured=replace(
+            facts.measured,
+            saving_s=None,
+            moving_bytes=planned.moved,
+            reconfigurations=facts.measured.reconfigurations + (before > 0),
+        ),
+        failures=replace(
+            facts.failures,
+            uncovered=facts.failures.uncovered + (before > 0 and not from_memory),
+        ),
     )
     phase = Forming(plan=plan, origin=choice.origin, holders=serving, since=at, paused=paused)
     return Outcome(
@@ -276,21 +308,21 @@ def _form(state: State, planned: Planned, choice: Choice, at: float, paused: flo
 def form_command(facts: Facts, phase: Forming) -> Form:
     origin = phase.origin
     return Form(
-        generation=facts.generation,
+        generation=facts.lineage.generation,
         plan=phase.plan,
         origin=phase.origin,
-        lineage=facts.lineage,
+        lineage=facts.lineage.chain,
         holders=phase.holders,
-        replayed=dict(facts.plans)[origin.generation]
+        replayed=dict(facts.lineage.plans)[origin.generation]
         if isinstance(origin, Mixed) and origin.replays
         else None,
-        by_module=facts.by_module,
+        by_module=facts.lineage.by_module,
     )
 
 
 def _needed_plans(facts: Facts) -> tuple[tuple[int, Plan], ...]:
     """Plans of the last generations, and of older ones that somebody still holds or saves state of."""
-    needed = {h.generation for _, held in facts.local_states for h in held}
-    needed |= {attempt.generation for attempt in facts.attempts}
-    needed |= {generation for generation, _ in facts.plans[-PLANS_KEPT:]}
-    return tuple(entry for entry in facts.plans if entry[0] in needed)
+    needed = {h.generation for _, held in facts.survived.local_states for h in held}
+    needed |= {attempt.generation for attempt in facts.saves.attempts}
+    needed |= {generation for generation, _ in facts.lineage.plans[-PLANS_KEPT:]}
+    return tuple(entry for entry in facts.lineage.plans if entry[0] in needed)

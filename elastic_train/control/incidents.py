@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from elastic_train.control.events import Cause, CauseKind
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Facts, Incident, Settling
+from elastic_train.control.states import Facts, Failures, Incident, Settling
 
 LOSSES: Collection[CauseKind] = ("death", "silence")
 FREE: Collection[CauseKind] = ("preemption", "storage", "damage", "restart")
@@ -50,26 +50,29 @@ def is_charged(causes: tuple[Cause, ...]) -> bool:
 
 def ended(facts: Facts, group: Settling, policy: Policy) -> Facts:
     """The facts once everybody's final report on a group is in."""
-    start = dict(facts.lineage).get(facts.generation, 0)
-    if facts.step > start:  # somebody's final report may be the first to tell of the progress
-        facts = progressed(facts, facts.generation)
+    lineage, failures = facts.lineage, facts.failures
+    start = dict(lineage.chain).get(lineage.generation, 0)
+    if lineage.step > start:  # somebody's final report may be the first to tell of the progress
+        failures = progressed(failures, lineage.generation)
     new = Incident(
-        generation=facts.generation, members=group.plan.workers, causes=group.causes, at=group.since
+        generation=lineage.generation, members=group.plan.workers, causes=group.causes, at=group.since
     )
-    known = facts.incidents
+    known = failures.incidents
     if known and not group.formed and _same(known[-1], new, policy):
         known, new = known[:-1], _joined(known[-1], new)
-    return counted(facts, (*known, new))
+    return replace(facts, failures=counted(failures, (*known, new), lineage.step))
 
 
 def explained(facts: Facts, cause: Cause) -> Facts:
     """A member of the last group that ended is lost, as shows only now: that may be why it ended."""
-    if not facts.incidents or cause.worker not in facts.incidents[-1].members:
+    failures = facts.failures
+    if not failures.incidents or cause.worker not in failures.incidents[-1].members:
         return facts
-    *others, last = facts.incidents
+    *others, last = failures.incidents
     if any(c.kind != "collective" for c in last.causes):
         return facts
-    return counted(facts, (*others, replace(last, causes=(*last.causes, cause))))
+    incidents = (*others, replace(last, causes=(*last.causes, cause)))
+    return replace(facts, failures=counted(failures, incidents, facts.lineage.step))
 
 
 def noticed(causes: tuple[Cause, ...], leaving: Collection[str]) -> tuple[Cause, ...]:
@@ -81,32 +84,36 @@ def noticed(causes: tuple[Cause, ...], leaving: Collection[str]) -> tuple[Cause,
 
 def notice(facts: Facts, leaving: Collection[str]) -> Facts:
     """Nodes are about to leave: what their loss was charged with, before the notice was heard, is not."""
-    reported = tuple(replace(i, causes=noticed(i.causes, leaving)) for i in facts.incidents)
-    return facts if reported == facts.incidents else counted(facts, reported)
-
-
-def progressed(facts: Facts, generation: int) -> Facts:
-    """A generation committed a step: what ended groups before it is over."""
-    left = tuple(i for i in facts.incidents if i.generation >= generation)
-    if len(left) == len(facts.incidents):
+    failures = facts.failures
+    incidents = tuple(replace(i, causes=noticed(i.causes, leaving)) for i in failures.incidents)
+    if incidents == failures.incidents:
         return facts
-    return replace(facts, incidents=left, failures=_count(left))
+    return replace(facts, failures=counted(failures, incidents, facts.lineage.step))
 
 
-def counted(facts: Facts, incidents: tuple[Incident, ...]) -> Facts:
-    failures = _count(incidents)
-    more = failures - facts.failures
-    preempted = sum(map(_is_preemption, incidents)) - sum(map(_is_preemption, facts.incidents))
-    at, times = facts.failed_at
+def progressed(failures: Failures, generation: int) -> Failures:
+    """A generation committed a step: what ended groups before it is over."""
+    left = tuple(i for i in failures.incidents if i.generation >= generation)
+    if len(left) == len(failures.incidents):
+        return failures
+    return replace(failures, incidents=left, count=_count(left))
+
+
+def counted(failures: Failures, incidents: tuple[Incident, ...], step: int) -> Failures:
+    """The failures with these incidents instead of those that were known, where the run stands at `step`."""
+    count = _count(incidents)
+    more = count - failures.count
+    preempted = sum(map(_is_preemption, incidents)) - sum(map(_is_preemption, failures.incidents))
+    at, times = failures.repeated
     if more > 0:
-        at, times = facts.step, (times if at == facts.step else 0) + more
+        at, times = step, (times if at == step else 0) + more
     return replace(
-        facts,
+        failures,
         incidents=incidents,
-        failures=failures,
-        failures_ever=facts.failures_ever + more,
-        preemptions=facts.preemptions + preempted,
-        failed_at=(at, times if more >= 0 else max(times + more, 0)),
+        count=count,
+        ever=failures.ever + more,
+        preemptions=failures.preemptions + preempted,
+        repeated=(at, times if more >= 0 else max(times + more, 0)),
     )
 
 

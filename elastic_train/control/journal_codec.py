@@ -1,4 +1,4 @@
-"""Events and states as JSON-able dicts and back, exactly, and the fold of a journal.
+"""Encode events and states as JSON-able dicts, decode them exactly, and fold a journal.
 
 An event is written as its fields and its type's name (plain.py). A state is what the fold of all events up to
 some place gives, so that a journal need not be folded from its beginning.
@@ -7,16 +7,34 @@ some place gives, so that a journal need not be folded from its beginning.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
 
 from elastic_train.control import events
 from elastic_train.control.events import Event
 from elastic_train.control.plain import NAME, Json, plain, reader
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Outcome, State
+from elastic_train.control.states import Facts, Outcome, State
 from elastic_train.control.transition import transition
 
 EVENTS: Mapping[str, type] = {kind.__name__: kind for kind in get_args(events.Event)}
+
+GROUPS: Mapping[str, type] = {
+    name: kind for name, kind in get_type_hints(Facts).items() if is_dataclass(kind)
+}
+FLAT: Mapping[tuple[str, str], str] = {
+    ("lineage", "chain"): "lineage",
+    ("saves", "asked"): "save_asked",
+    ("failures", "count"): "failures",
+    ("failures", "ever"): "failures_ever",
+    ("failures", "repeated"): "failed_at",
+    ("failures", "last_step"): "failed_step",
+    ("failures", "not_finite"): "unfit",
+    ("measured", "saving_s"): "saving",
+    ("measured", "moving_bytes"): "moving",
+    ("measured", "peer_memory"): "held",
+}
+"""Fields of facts that had another name before facts had groups, by group."""
 
 
 def encode(event: Event) -> dict[str, Any]:
@@ -38,7 +56,19 @@ def decode_state(record: Json) -> State:
     """The state that was encoded. Raises KeyError, TypeError or ValueError for one that this release does not
     know.
     """
+    facts = record["facts"]
+    if "membership" not in facts:
+        record = {**record, "facts": _grouped(facts)}
     return reader(State)(record)
+
+
+def _grouped(flat: Json) -> Json:
+    """The facts of a state that a release before their groups wrote."""
+    facts = {field.name: flat[field.name] for field in fields(Facts) if field.name in flat}
+    for group, kind in GROUPS.items():
+        old = {field.name: FLAT.get((group, field.name), field.name) for field in fields(kind)}
+        facts[group] = {name: flat[before] for name, before in old.items() if before in flat}
+    return facts
 
 
 def changed(before: State, outcome: Outcome) -> bool:

@@ -29,14 +29,14 @@ def heard(state: State, step: int, at: float, policy: Policy) -> State:
 def is_missing(state: State, policy: Policy) -> bool:
     """Whether the last step is committed and neither saved nor about to be."""
     facts = state.facts
-    return facts.step >= policy.max_steps and not any(
-        a.committing and a.step >= policy.max_steps for a in facts.attempts
+    return facts.lineage.step >= policy.max_steps and not any(
+        a.committing and a.step >= policy.max_steps for a in facts.saves.attempts
     )
 
 
 def silence_s(facts: Facts, policy: Policy) -> float:
     """For how long a group that writes a checkpoint may not be heard of, by what the last one took."""
-    return max(policy.timing.progress_s, 3.0 * (facts.save_s or 0.0))
+    return max(policy.timing.progress_s, 3.0 * (facts.measured.save_s or 0.0))
 
 
 def retry(state: State, policy: Policy, at: float, moved: float) -> Outcome:
@@ -48,7 +48,7 @@ def retry(state: State, policy: Policy, at: float, moved: float) -> Outcome:
     assert isinstance(phase, Running)
     if not is_missing(state, policy):
         return Outcome(state=state)
-    lost = set(phase.plan.workers) - {w.name for w in facts.workers}
+    lost = set(phase.plan.workers) - {w.name for w in facts.membership.workers}
     if lost:  # while a whole checkpoint was on its way nobody was missed
         name = min(lost)
         detail = f"{name} is gone and the last checkpoint is not saved"
@@ -56,29 +56,30 @@ def retry(state: State, policy: Policy, at: float, moved: float) -> Outcome:
     quiet_s = at - max(phase.final_since, moved)
     silent = phase.final_failed is None and quiet_s > silence_s(facts, policy)
     if silent:
-        facts = troubled(facts, f"nothing was heard for {quiet_s:.0f} s", policy, at, blocked=True)
-    if spent(facts, policy):
+        said = f"nothing was heard for {quiet_s:.0f} s"
+        facts = replace(facts, saves=troubled(facts.saves, said, policy, at, blocked=True))
+    if spent(facts.saves, policy):
         return end(
             replace(state, facts=facts),
             "infrastructure",
             f"all {policy.max_steps} steps are committed and the last checkpoint could not be written in "
-            f"{facts.final_tries + 1} tries; {reported(facts, at)}",
+            f"{facts.saves.final_tries + 1} tries; {reported(facts.saves, at)}",
         )
-    if not silent and (phase.final_failed is None or rests(facts, at)):
+    if not silent and (phase.final_failed is None or rests(facts.saves, at)):
         return Outcome(state=state)
     return Outcome(
         state=State(
-            facts=replace(facts, final_tries=facts.final_tries + 1),
+            facts=replace(facts, saves=replace(facts.saves, final_tries=facts.saves.final_tries + 1)),
             phase=replace(phase, final_failed=None, final_since=at),
         ),
-        commands=(Save(generation=facts.generation),),
-        reason=f"try {facts.final_tries + 2} for the last checkpoint",
+        commands=(Save(generation=facts.lineage.generation),),
+        reason=f"try {facts.saves.final_tries + 2} for the last checkpoint",
     )
 
 
 def due_at(state: State, phase: Running, policy: Policy) -> float:
     """When something has to be done for the last checkpoint."""
     facts = state.facts
-    if phase.final_failed is not None and facts.trouble is not None:
-        return again_at(facts.trouble)
+    if phase.final_failed is not None and facts.saves.trouble is not None:
+        return again_at(facts.saves.trouble)
     return phase.final_since + silence_s(facts, policy)

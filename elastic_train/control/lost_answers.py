@@ -21,10 +21,10 @@ from elastic_train.recovery.lineage import alive, back_to
 def read_log(state: State, at: float) -> Outcome:
     """Have the log read, once at a time."""
     facts = state.facts
-    if facts.reading is not None or rests(facts, at):
+    if facts.saves.reading is not None or rests(facts.saves, at):
         return Outcome(state=state)
     return Outcome(
-        state=replace(state, facts=replace(facts, reading=at)),
+        state=replace(state, facts=replace(facts, saves=replace(facts.saves, reading=at))),
         commands=(ReadLog(),),
         reason="a commit had no answer and may have come true: the commit log is read",
     )
@@ -32,28 +32,27 @@ def read_log(state: State, at: float) -> Outcome:
 
 def due_at(facts: Facts, policy: Policy) -> float:
     """By when the log was read."""
-    return (facts.reading or 0.0) + policy.timing.settle_s + policy.timing.storage_trouble_s
+    return (facts.saves.reading or 0.0) + policy.timing.settle_s + policy.timing.storage_trouble_s
 
 
 def log_read(state: State, event: LogRead, policy: Policy) -> Outcome:
     facts = state.facts
-    if facts.reading is None:
+    if facts.saves.reading is None:
         return Outcome(state=state, reason="nobody waits for what the commit log says")
-    facts = replace(facts, reading=None)
+    saves = replace(facts.saves, reading=None)
     if event.problem:
         blocked = isinstance(state.phase, Waiting)
-        facts = troubled(facts, event.problem, policy, event.at, blocked=blocked)
-        state = replace(state, facts=facts)
-        if blocked and spent(facts, policy):
-            why = f"what was committed is not known: {reported(facts, event.at)}"
+        saves = troubled(saves, event.problem, policy, event.at, blocked=blocked)
+        state = replace(state, facts=replace(facts, saves=saves))
+        if blocked and spent(saves, policy):
+            why = f"what was committed is not known: {reported(saves, event.at)}"
             return end(state, "infrastructure", why)
         return Outcome(state=state, reason=f"the commit log could not be read: {event.problem}")
-    facts = with_newest(
-        replace(over(facts), unsure=False), event.stored, trusted=isinstance(state.phase, Waiting)
-    )
+    facts = replace(facts, saves=over(saves))
+    facts = with_newest(facts, event.stored, trusted=isinstance(state.phase, Waiting))
     step = event.stored.step if event.stored is not None else 0
     state = replace(state, facts=facts)
-    if facts.stored is not None and facts.stored.step >= policy.max_steps:
+    if facts.saves.stored is not None and facts.saves.stored.step >= policy.max_steps:
         return end(state, "finished", f"all {policy.max_steps} steps are committed and saved")
     return Outcome(
         state=state,
@@ -70,24 +69,34 @@ def with_newest(facts: Facts, stored: Stored | None, *, trusted: bool) -> Facts:
     is, the run goes back to it: a checkpoint of a branch is better than an older one. What was ordered to be
     committed before it is not any more: the newest record stays that of the newest step.
     """
-    facts = replace(facts, unsure=False, reading=None)
+    facts = replace(facts, saves=replace(facts.saves, unsure=False, reading=None))
     if stored is None:
-        return replace(facts, stored=None, commitments=())
-    if facts.lineage and not alive(facts.lineage, stored.generation, stored.step):
+        return replace(facts, saves=replace(facts.saves, stored=None, commitments=()))
+    if facts.lineage.chain and not alive(facts.lineage.chain, stored.generation, stored.step):
         if not trusted:
-            return replace(facts, logged=stored)
-        lineage = back_to(facts.lineage, stored.generation, stored.step)
-        left = tuple(c for c in facts.commitments if alive(lineage, c.stored.generation, c.stored.step))
-        facts = replace(facts, lineage=lineage, commitments=left, step=stored.step)
-    known = tuple(c for c in facts.commitments if c.stored.step <= stored.step)
+            return replace(facts, saves=replace(facts.saves, logged=stored))
+        lineage = back_to(facts.lineage.chain, stored.generation, stored.step)
+        left = tuple(c for c in facts.saves.commitments if alive(lineage, c.stored.generation, c.stored.step))
+        facts = replace(
+            facts,
+            lineage=replace(facts.lineage, chain=lineage, step=stored.step),
+            saves=replace(facts.saves, commitments=left),
+        )
+    known = tuple(c for c in facts.saves.commitments if c.stored.step <= stored.step)
     if all(c.stored.slot != stored.slot for c in known):
         known = (*known, Commitment(stored=stored))
     return replace(
         facts,
-        stored=stored,
-        commitments=known,
-        attempts=tuple(a for a in facts.attempts if a.step > stored.step),
-        generation=max(facts.generation, stored.generation),
-        step=max(facts.step, stored.step),
-        ever_stored=True,
+        saves=replace(
+            facts.saves,
+            stored=stored,
+            commitments=known,
+            attempts=tuple(a for a in facts.saves.attempts if a.step > stored.step),
+            ever_stored=True,
+        ),
+        lineage=replace(
+            facts.lineage,
+            generation=max(facts.lineage.generation, stored.generation),
+            step=max(facts.lineage.step, stored.step),
+        ),
     )

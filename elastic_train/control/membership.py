@@ -15,7 +15,17 @@ from elastic_train.control.events import Cause, Node, Straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.remembered import remembered
 from elastic_train.control.spread import spread
-from elastic_train.control.states import Ended, Facts, Flaps, Outcome, Running, State, Waiting, Worker
+from elastic_train.control.states import (
+    Ended,
+    Facts,
+    Flaps,
+    Membership,
+    Outcome,
+    Running,
+    State,
+    Waiting,
+    Worker,
+)
 from elastic_train.control.trouble import rests
 from elastic_train.planner.plan import Plan, WorkerSlot
 
@@ -32,36 +42,36 @@ def _noticed(nodes: tuple[Node, ...]) -> frozenset[str]:
     return frozenset([node.name for node in nodes if node.drain_by is not None])
 
 
-def find(facts: Facts, name: str) -> Worker | None:
-    return _by_name(facts.workers).get(name)
+def find(members: Membership, name: str) -> Worker | None:
+    return _by_name(members.workers).get(name)
 
 
-def draining(facts: Facts) -> frozenset[str]:
+def draining(members: Membership) -> frozenset[str]:
     """Nodes that are leaving with notice, or are left because they are slow."""
-    return noticed(facts).union(facts.evicted) if facts.evicted else noticed(facts)
+    return noticed(members).union(members.evicted) if members.evicted else noticed(members)
 
 
-def noticed(facts: Facts) -> frozenset[str]:
+def noticed(members: Membership) -> frozenset[str]:
     """Nodes whose end was announced."""
-    return _noticed(facts.nodes)
+    return _noticed(members.nodes)
 
 
-def keep_all_nodes(facts: Facts) -> Facts:
+def keep_all_nodes(members: Membership) -> Membership:
     """Leave no node for being slow: the group that was to go on without it is not formed, or needs it."""
-    if not facts.evicted:
-        return facts
-    flaps = tuple(f for f in facts.flaps if not (f.slow and f.node in facts.evicted))
-    return replace(facts, evicted=(), flaps=flaps)
+    if not members.evicted:
+        return members
+    flaps = tuple(f for f in members.flaps if not (f.slow and f.node in members.evicted))
+    return replace(members, evicted=(), flaps=flaps)
 
 
-def quarantined(facts: Facts, at: float) -> frozenset[str]:
-    return frozenset(record.node for record in facts.flaps if record.until > at)
+def quarantined(members: Membership, at: float) -> frozenset[str]:
+    return frozenset(record.node for record in members.flaps if record.until > at)
 
 
-def present(facts: Facts) -> tuple[Worker, ...]:
+def present(members: Membership) -> tuple[Worker, ...]:
     """Ready workers on nodes that stay, by age."""
-    leaving = draining(facts)
-    return tuple([w for w in facts.workers if w.status == "ready" and w.node not in leaving])
+    leaving = draining(members)
+    return tuple([w for w in members.workers if w.status == "ready" and w.node not in leaving])
 
 
 def worker_slots(facts: Facts, last: Plan | None) -> tuple[WorkerSlot, ...]:
@@ -71,14 +81,14 @@ def worker_slots(facts: Facts, last: Plan | None) -> tuple[WorkerSlot, ...]:
     that takes only some then stands in as many domains and on as many nodes as it can. Of equals, those whose
     node has what a lost rank held.
     """
-    domains = {node.name: node.domain for node in facts.nodes}
+    domains = {node.name: node.domain for node in facts.membership.nodes}
     order = {name: rank for rank, name in enumerate(last.workers)} if last is not None else {}
-    ready = present(facts)
+    ready = present(facts.membership)
     chosen = sorted((w for w in ready if w.name in order), key=lambda w: order[w.name])
     lost = set(order.values()) - {order[w.name] for w in chosen}
     useful = {node for node, rank in at_hand(facts) if rank in lost}
     others = spread([w for w in ready if w.name not in order], chosen, domains, useful)
-    slow = dict(facts.slow)
+    slow = dict(facts.membership.slow)
     return tuple(
         WorkerSlot(
             worker=w.name, node=w.node, domain=domains.get(w.node, ""), speed=1.0 / slow.get(w.name, 1.0)
@@ -89,22 +99,22 @@ def worker_slots(facts: Facts, last: Plan | None) -> tuple[WorkerSlot, ...]:
 
 def at_hand(facts: Facts) -> frozenset[tuple[str, int]]:
     """Where peer memory holds what: each node, with the ranks of the last plan that it has snapshots of."""
-    last = facts.plans[-1][0] if facts.plans else 0
-    return frozenset((s.peer_store, s.rank) for s in facts.snapshots or () if s.generation == last)
+    last = facts.lineage.plans[-1][0] if facts.lineage.plans else 0
+    return frozenset((s.peer_store, s.rank) for s in facts.survived.snapshots or () if s.generation == last)
 
 
-def starting(facts: Facts) -> tuple[Worker, ...]:
+def starting(members: Membership) -> tuple[Worker, ...]:
     """Workers on nodes that stay which are not up yet."""
-    leaving = draining(facts)
-    return tuple([w for w in facts.workers if w.status == "starting" and w.node not in leaving])
+    leaving = draining(members)
+    return tuple([w for w in members.workers if w.status == "starting" and w.node not in leaving])
 
 
-def ready(facts: Facts, name: str, at: float) -> Facts:
-    for place, worker in enumerate(facts.workers):
+def ready(members: Membership, name: str, at: float) -> Membership:
+    for place, worker in enumerate(members.workers):
         if worker.name == name:
             up = replace(worker, status="ready", since=at)
-            return replace(facts, workers=(*facts.workers[:place], up, *facts.workers[place + 1 :]))
-    return facts
+            return replace(members, workers=(*members.workers[:place], up, *members.workers[place + 1 :]))
+    return members
 
 
 def without(facts: Facts, worker: Worker, cause: Cause, policy: Policy, at: float) -> tuple[Facts, str]:
@@ -117,74 +127,81 @@ def without_all(
     facts: Facts, causes: Mapping[str, Cause], policy: Policy, at: float
 ) -> tuple[Facts, list[str]]:
     """The facts after the ends of some workers, and what they mean for their nodes."""
-    gone = [worker for worker in facts.workers if worker.name in causes]
-    facts = replace(
-        facts,
-        workers=tuple([w for w in facts.workers if w.name not in causes]),
-        local_states=tuple([h for h in facts.local_states if h[0] not in causes]),
-        logs=tuple([h for h in facts.logs if h[0] not in causes]),
-        slow=tuple([s for s in facts.slow if s[0] not in causes]),
+    members, survived = facts.membership, facts.survived
+    gone = [worker for worker in members.workers if worker.name in causes]
+    members = replace(
+        members,
+        workers=tuple([w for w in members.workers if w.name not in causes]),
+        slow=tuple([s for s in members.slow if s[0] not in causes]),
     )
-    leaving, notes = draining(facts), list[str]()
+    leaving, notes = draining(members), list[str]()
     for worker in gone:
         if worker.proven or causes[worker.name].kind in NO_FLAP or worker.node in leaving:
             continue
-        facts, note = _flapped(facts, worker.node, policy, at)
+        members, note = _flapped(members, worker.node, policy, at)
         notes += [note] if note else []
-    return facts, notes
+    survived = replace(
+        survived,
+        local_states=tuple([h for h in survived.local_states if h[0] not in causes]),
+        logs=tuple([h for h in survived.logs if h[0] not in causes]),
+    )
+    return replace(facts, membership=members, survived=survived), notes
 
 
 def straggling(state: State, event: Straggling) -> Outcome:
     """Note who is slower than its peers, or is no more. Slow is not dead: it gets less to do."""
-    others = tuple(s for s in state.facts.slow if s[0] != event.worker)
+    facts, members = state.facts, state.facts.membership
+    others = tuple(s for s in members.slow if s[0] != event.worker)
     over = event.factor < 1.0
     slow = others if over else (*others, (event.worker, event.factor))
-    if slow == state.facts.slow:
+    if slow == members.slow:
         return Outcome(state=state, reason=f"{event.worker} is known to be slow")
     who = f"{event.worker} (rank {event.rank}, node {event.node})"
     said = f"{who} keeps up again" if over else f"{who} is {event.factor:.1f} times slower than its peers"
-    return Outcome(state=replace(state, facts=replace(state.facts, slow=slow)), reason=said)
+    facts = replace(facts, membership=replace(members, slow=slow))
+    return Outcome(state=replace(state, facts=facts), reason=said)
 
 
-def proven(facts: Facts, names: tuple[str, ...]) -> Facts:
+def proven(members: Membership, names: tuple[str, ...]) -> Membership:
     """These workers took part in a committed step; their nodes start with a clean record."""
     took_part = set(names)
     workers = tuple(
-        replace(w, proven=True) if w.name in took_part and not w.proven else w for w in facts.workers
+        replace(w, proven=True) if w.name in took_part and not w.proven else w for w in members.workers
     )
-    good = {w.node for w in facts.workers if w.name in took_part}
-    return replace(facts, workers=workers, flaps=tuple(f for f in facts.flaps if f.node not in good))
+    good = {w.node for w in members.workers if w.name in took_part}
+    flaps = tuple(f for f in members.flaps if f.node not in good)
+    return replace(members, workers=workers, flaps=flaps)
 
 
 def staff(state: State, policy: Policy, at: float) -> Outcome:
     """Start workers where there is room, until the largest plan and its standby are staffed."""
-    facts = state.facts
-    over = isinstance(state.phase, Running) and facts.step >= policy.max_steps
+    facts, members = state.facts, state.facts.membership
+    over = isinstance(state.phase, Running) and facts.lineage.step >= policy.max_steps
     if over or isinstance(state.phase, Ended):
         return Outcome(state=state)
-    if isinstance(state.phase, Running) and rests(facts, at):  # nobody is missed, and starts may need storage
-        return Outcome(state=state)
-    leaving = draining(facts)
-    staying = sum(w.node not in leaving for w in facts.workers)
+    if isinstance(state.phase, Running) and rests(facts.saves, at):
+        return Outcome(state=state)  # nobody is missed, and starts may need storage
+    leaving = draining(members)
+    staying = sum(w.node not in leaving for w in members.workers)
     wanted = policy.target - staying
     if facts.stopping is not None:  # what is left of the run is a checkpoint
         wanted = policy.min_workers - staying if isinstance(state.phase, Waiting) else 0
     if wanted <= 0:
         return Outcome(state=state)
-    taken = Counter(worker.node for worker in facts.workers)
-    barred = leaving | quarantined(facts, at)
-    room = sum(max(n.slots - taken[n.name], 0) for n in facts.nodes if n.name not in barred)
+    taken = Counter(worker.node for worker in members.workers)
+    barred = leaving | quarantined(members, at)
+    room = sum(max(n.slots - taken[n.name], 0) for n in members.nodes if n.name not in barred)
     if staying + room < policy.min_workers:  # a node that rests is better than none
-        barred = leaving | _resting(facts, policy, at)
-    born, started = facts.born, list[Worker]()
-    for node in _places((n for n in facts.nodes if n.name not in barred), taken, spread=policy.spread)[
-        :wanted
-    ]:
+        barred = leaving | _resting(members, policy, at)
+    born, started = members.born, list[Worker]()
+    free = _places((n for n in members.nodes if n.name not in barred), taken, spread=policy.spread)
+    for node in free[:wanted]:
         born += 1
         started.append(Worker(name=f"w{born:04d}", node=node, status="starting", since=at))
     if not started:
         return Outcome(state=state)
-    facts = replace(facts, workers=(*facts.workers, *started), born=born)
+    members = replace(members, workers=(*members.workers, *started), born=born)
+    facts = replace(facts, membership=members)
     return Outcome(
         state=replace(state, facts=facts),
         commands=tuple(StartWorker(worker=w.name, node=w.node) for w in started),
@@ -214,10 +231,12 @@ def _in_turns(nodes: Iterable[Node]) -> list[Node]:
     return [node for _, node in sorted(order, key=lambda entry: entry[0])]
 
 
-def _resting(facts: Facts, policy: Policy, at: float) -> frozenset[str]:
+def _resting(members: Membership, policy: Policy, at: float) -> frozenset[str]:
     """Nodes that aren't used even where there are no others: each rests as long as after its first time."""
     return frozenset(
-        f.node for f in facts.flaps if not f.slow and at < f.until - _rest_s(f, policy) + policy.quarantine_s
+        f.node
+        for f in members.flaps
+        if not f.slow and at < f.until - _rest_s(f, policy) + policy.quarantine_s
     )
 
 
@@ -227,21 +246,24 @@ def _rest_s(record: Flaps, policy: Policy) -> float:
 
 
 def quarantine(
-    facts: Facts, node: str, policy: Policy, at: float, *, slow: bool = False
-) -> tuple[Facts, float]:
+    members: Membership, node: str, policy: Policy, at: float, *, slow: bool = False
+) -> tuple[Membership, float]:
     """No worker is started on a node for so many seconds, each time for twice as long."""
-    record = next((f for f in facts.flaps if f.node == node), Flaps(node=node))
+    record = next((f for f in members.flaps if f.node == node), Flaps(node=node))
     record = replace(record, ends=(), quarantines=record.quarantines + 1, slow=slow)
     rest = _rest_s(record, policy)
-    flaps = (*(f for f in facts.flaps if f.node != node), replace(record, until=at + rest))
-    return replace(facts, flaps=flaps), rest
+    flaps = (*(f for f in members.flaps if f.node != node), replace(record, until=at + rest))
+    return replace(members, flaps=flaps), rest
 
 
-def _flapped(facts: Facts, node: str, policy: Policy, at: float) -> tuple[Facts, str]:
-    record = next((f for f in facts.flaps if f.node == node), Flaps(node=node))
+def _flapped(members: Membership, node: str, policy: Policy, at: float) -> tuple[Membership, str]:
+    record = next((f for f in members.flaps if f.node == node), Flaps(node=node))
     ends = (*(t for t in record.ends if at - t <= policy.flap_window_s), at)
     if len(ends) >= policy.flaps:
-        facts, rest = quarantine(facts, node, policy, at)
-        return facts, f"node {node} is quarantined for {rest:.0f} s: {len(ends)} of its workers ended unused"
-    record, note = replace(record, ends=ends), ""
-    return replace(facts, flaps=(*(f for f in facts.flaps if f.node != node), record)), note
+        members, rest = quarantine(members, node, policy, at)
+        return (
+            members,
+            f"node {node} is quarantined for {rest:.0f} s: {len(ends)} of its workers ended unused",
+        )
+    flaps = (*(f for f in members.flaps if f.node != node), replace(record, ends=ends))
+    return replace(members, flaps=flaps), ""

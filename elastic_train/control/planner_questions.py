@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from elastic_train.control.committed_steps import measured
+from elastic_train.control.committed_steps import interval_inputs
 from elastic_train.control.membership import worker_slots
 from elastic_train.control.policy import Policy
 from elastic_train.control.schedule import interval_s, mtbf_s
-from elastic_train.control.states import Facts, Running
+from elastic_train.control.states import Facts, Measurements, Running
 from elastic_train.planner.goodput_model import Outlook, StepPace
 from elastic_train.planner.plan import Plan
 from elastic_train.planner.question import Question
@@ -27,13 +27,13 @@ TELLING = 1 << 20
 
 
 def last_plan(facts: Facts) -> Plan | None:
-    return facts.plans[-1][1] if facts.plans else None
+    return facts.lineage.plans[-1][1] if facts.lineage.plans else None
 
 
 def held(facts: Facts) -> Plan | None:
     """The newest plan that workers without a group hold shards of."""
-    newest = max((h.generation for _, local_states in facts.local_states for h in local_states), default=0)
-    return dict(facts.plans).get(newest)
+    newest = max((h.generation for _, held in facts.survived.local_states for h in held), default=0)
+    return dict(facts.lineage.plans).get(newest)
 
 
 def to_form(facts: Facts, shards: Plan | None, policy: Policy, at: float) -> Question:
@@ -43,62 +43,65 @@ def to_form(facts: Facts, shards: Plan | None, policy: Policy, at: float) -> Que
         most=policy.max_workers,
         held=shards,
         outlook=Outlook(
-            quiet_s=_quiet_s(facts, at),
-            bytes_per_s=_bytes_per_s(facts),
+            quiet_s=_quiet_s(facts.measured, at),
+            bytes_per_s=_bytes_per_s(facts.measured),
             lost_s=_lost_s(facts, policy, at),
             hysteresis=0.0,
-            paces=_paces(facts),
+            paces=_paces(facts.measured),
         ),
     )
 
 
 def to_change(facts: Facts, phase: Running, policy: Policy, at: float) -> Question:
     """Which plan to go over to from one that trains, or to stay with."""
-    step_s = facts.step_s if phase.proven else 0.0
-    left, rate = (policy.max_steps - facts.step) * step_s, _bytes_per_s(facts)
+    measured = facts.measured
+    step_s = measured.step_s if phase.proven else 0.0
+    left, rate = (policy.max_steps - facts.lineage.step) * step_s, _bytes_per_s(facts.measured)
     return Question(
         worker_slots=worker_slots(facts, phase.plan),
         most=policy.max_workers,
         held=phase.plan,
         outlook=Outlook(
-            quiet_s=_quiet_s(facts, at),
+            quiet_s=_quiet_s(facts.measured, at),
             left_s=_coarse(left) if left else math.inf,
-            form_s=_coarse(facts.switch_s if rate is None else max(facts.switch_s - facts.transfer_s, 0.0)),
+            form_s=_coarse(
+                measured.switch_s if rate is None else max(measured.switch_s - measured.transfer_s, 0.0)
+            ),
             bytes_per_s=rate,
             lost_s=_lost_s(facts, policy, at),
-            paces=_paces(facts),
+            paces=_paces(facts.measured),
         ),
     )
 
 
-def _quiet_s(facts: Facts, at: float) -> float:
+def _quiet_s(measured: Measurements, at: float) -> float:
     """Seconds between two changes of the group, as observed."""
-    elapsed = at - facts.began if facts.began is not None else 0.0
-    return _coarse(mtbf_s(elapsed_s=elapsed, failures=facts.reconfigurations))
+    elapsed = at - measured.began if measured.began is not None else 0.0
+    return _coarse(mtbf_s(elapsed_s=elapsed, failures=measured.reconfigurations))
 
 
-def _bytes_per_s(facts: Facts) -> float | None:
+def _bytes_per_s(measured: Measurements) -> float | None:
     """What a worker received when the last group formed; None where it was too little to tell."""
-    if facts.moving < TELLING or facts.transfer_s <= 0.0:
+    if measured.moving_bytes < TELLING or measured.transfer_s <= 0.0:
         return None
-    return _coarse(facts.moving / facts.transfer_s)
+    return _coarse(measured.moving_bytes / measured.transfer_s)
 
 
-def _paces(facts: Facts) -> tuple[StepPace, ...]:
+def _paces(measured: Measurements) -> tuple[StepPace, ...]:
     """What steps took under the kinds of plans that ran long enough; one alone says nothing of others."""
-    reported = [p.pace for p in facts.paced if p.steps >= STEPS_THAT_TELL]
+    reported = [p.pace for p in measured.paced if p.steps >= STEPS_THAT_TELL]
     reported.sort(key=str)
     return tuple(replace(pace, step_s=_coarse(pace.step_s)) for pace in reported) if len(reported) > 1 else ()
 
 
 def _lost_s(facts: Facts, policy: Policy, at: float) -> float:
     """Work that goes with a part of which there is no copy: half of what lies between two saves."""
-    if facts.held:
-        return _coarse(max(h.every for h in facts.held) * facts.step_s / 2)
+    if facts.measured.peer_memory:
+        return _coarse(max(h.every for h in facts.measured.peer_memory) * facts.measured.step_s / 2)
     every = policy.checkpoints.every
     if every == "auto":
-        return _coarse(interval_s(measured(facts, policy, at)) / 2)
-    return _coarse(every * facts.step_s / 2)
+        return _coarse(interval_s(interval_inputs(facts, policy, at)) / 2)
+    return _coarse(every * facts.measured.step_s / 2)
 
 
 def _coarse(value: float) -> float:

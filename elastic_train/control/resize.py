@@ -21,7 +21,17 @@ from elastic_train.control.forming import best_plan
 from elastic_train.control.membership import draining, keep_all_nodes, noticed, present, starting
 from elastic_train.control.planner_questions import to_change
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Declined, Facts, Outcome, Pausing, Purpose, Running, State, Waiting
+from elastic_train.control.states import (
+    Declined,
+    Facts,
+    Failures,
+    Outcome,
+    Pausing,
+    Purpose,
+    Running,
+    State,
+    Waiting,
+)
 from elastic_train.control.stopping import begin_stop
 from elastic_train.planner.plan import Infeasible, Plan
 
@@ -35,9 +45,9 @@ def consider(state: State, policy: Policy, at: float) -> Outcome:
     """Pause a running group if a node leaves or a larger plan is worth it."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Running)
-    if facts.step >= policy.max_steps:
+    if facts.lineage.step >= policy.max_steps:
         return Outcome(state=state)
-    if not draining(facts).isdisjoint(phase.plan.nodes):
+    if not draining(facts.membership).isdisjoint(phase.plan.nodes):
         return _leave(state, phase, policy, at)
     return _improve(state, phase, policy, at)
 
@@ -46,41 +56,42 @@ def paused(state: State, policy: Policy, at: float) -> Outcome:
     """Once the whole group stands at one step, it is over and the next one is formed."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Pausing)
-    if facts.step >= policy.max_steps:
+    if facts.lineage.step >= policy.max_steps:
+        facts = replace(facts, membership=keep_all_nodes(facts.membership))
+        running = Running(plan=phase.plan, since=at, proven=True, final_since=at)
         return Outcome(
-            state=State(
-                facts=keep_all_nodes(facts),
-                phase=Running(plan=phase.plan, since=at, proven=True, final_since=at),
-            ),
+            state=State(facts=facts, phase=running),
             reason="the last step was committed before the pause",
         )
     if len(phase.settled) < len(phase.plan.workers):
         return Outcome(state=state)
     if phase.purpose == "drain":
-        facts = _preempted(facts, phase.plan)
+        facts = replace(facts, failures=_preempted(facts, phase.plan))
     return Outcome(
         state=replace(state, facts=facts, phase=Waiting(since=at, prompt=True, paused=phase.since)),
-        reason=f"the group stands at step {facts.step}",
+        reason=f"the group stands at step {facts.lineage.step}",
     )
 
 
-def _preempted(facts: Facts, plan: Plan) -> Facts:
-    """The facts where nodes of the group are left because they are taken away, and not for being slow."""
-    if noticed(facts).isdisjoint(plan.nodes):
-        return facts
-    return replace(facts, preemptions=facts.preemptions + 1)
+def _preempted(facts: Facts, plan: Plan) -> Failures:
+    """The failures where nodes of the group are left because they are taken away, and not for being slow."""
+    if noticed(facts.membership).isdisjoint(plan.nodes):
+        return facts.failures
+    return replace(facts.failures, preemptions=facts.failures.preemptions + 1)
 
 
 def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     facts = state.facts
-    leaving = draining(facts)
-    deadline = min(n.drain_by for n in facts.nodes if n.drain_by is not None and n.name in phase.plan.nodes)
+    leaving = draining(facts.membership)
+    deadline = min(
+        n.drain_by for n in facts.membership.nodes if n.drain_by is not None and n.name in phase.plan.nodes
+    )
     near = deadline - at <= policy.timing.settle_s
     question = to_change(facts, phase, policy, at)
     replaced = len(question.worker_slots) >= min(phase.plan.world_size, policy.max_workers)
     planned = best_plan(question, policy)
     save = isinstance(planned, Infeasible)
-    if not near and (save or (starting(facts) and not replaced)):
+    if not near and (save or (starting(facts.membership) and not replaced)):
         return Outcome(state=state)
     names = ", ".join(sorted(leaving & set(phase.plan.nodes)))
     over = too_many_preemptions(_preempted(facts, phase.plan), policy)
@@ -94,10 +105,10 @@ def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
 def _improve(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     """Go over to a plan that is worth it: with workers that came, or in shares after what each can do."""
     facts, members = state.facts, set(phase.plan.workers)
-    slow = tuple(sorted((name, factor) for name, factor in facts.slow if name in members))
+    slow = tuple(sorted((name, factor) for name, factor in facts.membership.slow if name in members))
     room = phase.plan.world_size < policy.max_workers
     balanced = not slow and not _uneven(phase.plan)
-    if balanced and (not room or members.issuperset(worker.name for worker in present(facts))):
+    if balanced and (not room or members.issuperset(worker.name for worker in present(facts.membership))):
         return Outcome(state=state)
     question = to_change(facts, phase, policy, at)
     idle = tuple(slot.worker for slot in question.worker_slots if slot.worker not in members)
@@ -141,10 +152,10 @@ def _calm(facts: Facts, asked: Declined, policy: Policy, share: float) -> bool:
     """Whether arrivals are over and the last switch is far enough away; `share` of the workers run."""
     window, at = policy.timing.join_window_s, asked.at
     arrived = set(asked.idle)
-    if any(at - worker.since < window for worker in facts.workers if worker.name in arrived):
+    if any(at - worker.since < window for worker in facts.membership.workers if worker.name in arrived):
         return False
-    cool_down = (COOL_DOWN_WINDOWS * window + COOL_DOWN_SWITCHES * facts.switch_s) * share
-    return facts.resized is None or at - facts.resized >= cool_down
+    cool_down = (COOL_DOWN_WINDOWS * window + COOL_DOWN_SWITCHES * facts.measured.switch_s) * share
+    return facts.measured.resized is None or at - facts.measured.resized >= cool_down
 
 
 def pause(
@@ -155,6 +166,6 @@ def pause(
             state,
             phase=Pausing(plan=plan, since=at, heard=at, purpose=purpose, reason=reason, save=save),
         ),
-        commands=(Pause(generation=state.facts.generation, save=save),),
+        commands=(Pause(generation=state.facts.lineage.generation, save=save),),
         reason=reason,
     )

@@ -33,7 +33,7 @@ def mtbf_s(*, elapsed_s: float, failures: int, prior_s: float = PRIOR_MTBF_S) ->
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class IntervalInputs:
     """What the interval between two checkpoints follows from.
 
     `cost_s` is what one takes from training: its steps were longer than others by that much. `save_s` is how
@@ -59,27 +59,27 @@ class Measured:
         return save_s if self.cost_s is None else max(self.cost_s, LEAST_SHARE * save_s)
 
 
-def interval_s(measured: Measured) -> float:
+def interval_s(inputs: IntervalInputs) -> float:
     """Seconds between two checkpoints: Young's, never less than one takes; before the first a minute.
 
     Each tier has its own interval, by its own cost and the failures that only it answers, as in the two-level
     schemes of Vaidya (1995) and Moody et al. (SCR, SC'10).
     """
-    if measured.save_s is None:
+    if inputs.save_s is None:
         return FIRST_SAVE_S
-    return max(math.sqrt(2 * measured.charged_s * measured.mtbf_s), measured.save_s)
+    return max(math.sqrt(2 * inputs.charged_s * inputs.mtbf_s), inputs.save_s)
 
 
-def explained(measured: Measured, step_s: float) -> str:
+def explained(inputs: IntervalInputs, step_s: float) -> str:
     """The interval, in steps and in a sentence's words."""
-    seconds = interval_s(measured)
+    seconds = interval_s(inputs)
     steps = f", about {max(round(seconds / step_s), 1)} steps" if step_s > 0 else ""
-    if measured.save_s is None:
+    if inputs.save_s is None:
         return f"the first after {seconds:.0f} s{steps}"
-    lost = "a failure that peer memory cannot answer" if measured.peers else "a failure"
+    lost = "a failure that peer memory cannot answer" if inputs.peers else "a failure"
     return (
-        f"every {seconds:.0f} s{steps}: each takes {measured.charged_s:.2g} s from training and "
-        f"{measured.save_s:.2g} s to be durable, {lost} is expected every {measured.mtbf_s / 60:.0f} min"
+        f"every {seconds:.0f} s{steps}: each takes {inputs.charged_s:.2g} s from training and "
+        f"{inputs.save_s:.2g} s to be durable, {lost} is expected every {inputs.mtbf_s / 60:.0f} min"
     )
 
 
@@ -90,13 +90,15 @@ def peer_interval_s(cost_s: float, mtbf: float = PRIOR_MTBF_S) -> float:
     return min(math.sqrt(2 * cost_s * mtbf), cost_s / PEER_SHARE)
 
 
-def storage_is_due(measured: Measured, *, asked_s: float | None, under_way: bool, progress_s: float) -> bool:
+def storage_is_due(
+    inputs: IntervalInputs, *, asked_s: float | None, under_way: bool, progress_s: float
+) -> bool:
     """Whether the controller asks for a checkpoint, `asked_s` seconds after it asked for the last one (None:
     not yet). While one is under way a new attempt would supersede it.
     """
     if asked_s is None or (under_way and asked_s < progress_s):
         return False
-    return asked_s >= interval_s(measured)
+    return asked_s >= interval_s(inputs)
 
 
 def peer_is_due(every: int | Literal["auto"], *, steps: int, seconds: float, cost_s: float) -> bool:

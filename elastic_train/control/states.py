@@ -110,86 +110,110 @@ class Paced:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What is known, whatever the run is doing."""
+class Membership:
+    """Nodes and workers, and which of them are avoided."""
 
-    term: int = 0
-
-    # members
     nodes: tuple[Node, ...] = ()
     workers: tuple[Worker, ...] = ()  # in the order they were started
     born: int = 0  # workers ever named
     flaps: tuple[Flaps, ...] = ()
-
     slow: tuple[tuple[str, float], ...] = ()  # workers that are slower than their peers, and how much
-    suspect: tuple[int, int] | None = None  # what this generation and older ones saved after this step
     evicted: tuple[str, ...] = ()  # nodes that are left because they are slow, until the next group trains
 
-    # the lineage and what is left of it
-    generation: int = 0  # the newest; fences whatever an older one still has to say
-    lineage: Lineage = ()
-    by_module: bool | None = (
-        None  # how the run's initial values were given: each module alone, or all at once
-    )
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommittedLineage:
+    """Which generations led to the present state, and which of its steps are known to be committed."""
+
+    generation: int = 0  # the newest; events of older ones are fenced
+    chain: Lineage = ()
     plans: tuple[tuple[int, Plan], ...] = ()  # of generations that somebody may hold state of
     step: int = 0  # newest step known to be committed in the lineage
-    reported: int = (
-        0  # newest step whose report arrived; the step itself may be known earlier, by other means
-    )
+    reported: int = 0  # newest step whose report arrived; the step may be known earlier, by other means
     seen: tuple[int, Vote] | None = None  # the last vote reported, and its generation
+    ended: int | None = None  # the step with which the job's own loop ended the run, short of the last
+    by_module: bool | None = None  # how initial values were given: each module alone, or all at once
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Survived:
+    """State in the memory of workers that do not train and of peer stores, and which of it is not used."""
+
     local_states: tuple[tuple[str, tuple[LocalState, ...]], ...] = ()  # of workers that do not train
-    logs: tuple[tuple[str, tuple[Sent, ...]], ...] = ()  # of the same workers
-    unreplayed: int = 0  # the newest generation whose logs turned out not to be what they were told to be
-
+    logs: tuple[tuple[str, tuple[Sent, ...]], ...] = ()  # step logs of the same workers
+    unreplayed: int = 0  # the newest generation whose step logs turned out to be wrong
     snapshots: tuple[PeerSnapshot, ...] | None = None  # in peer memory; None: not asked since the last group
-    asking: bool = False
+    asking: bool = False  # the peer stores, since `asked_at`
     asked_at: float = 0.0
-    held: tuple[PeersHeld, ...] = ()  # what peer stores last said of their snapshots, one entry a node
+    suspect: tuple[int, int] | None = None  # what this generation and older ones saved after this step
 
-    # checkpoints
-    stored: Stored | None = None
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saves:
+    """Checkpoints: committed, on their way, and asked for; and trouble of the storage that takes them."""
+
+    stored: Stored | None = None  # the newest of the lineage
     ever_stored: bool = False
-    logged: Stored | None = (
-        None  # the newest of the log, left behind by the lineage, until workers are adopted
-    )
+    logged: Stored | None = None  # the commit log's newest, not of the lineage, until workers are adopted
     commitments: tuple[Commitment, ...] = ()  # oldest first
     unsure: bool = False  # a commit that had no answer may have come true, beyond `stored`
     reading: float | None = None  # since when the log is read for that
-    attempts: tuple[
-        Attempt, ...
-    ] = ()  # those ordered to commit, and at most one that is still collecting parts
+    attempts: tuple[Attempt, ...] = ()  # those ordered to commit, and at most two that collect parts
     metrics: tuple[tuple[int, tuple[tuple[str, float], ...]], ...] = ()  # of the last steps
-    save_s: float | None = None  # measured: the slowest part of the last attempt
-    save_cost_s: float | None = None  # by how much steps were longer while the last one was written
-    saving: float | None = None  # the same of the one that is being written, so far
-    quiet_step_s: float | None = None  # a step's seconds while none is
-    uncovered: int = 0  # failures after which storage was read, or nothing was left
-    unfit: tuple[int, int] | None = None  # the row of steps without a finite loss that the newest one ends
-    ended: int | None = None  # the step with which the job's own loop ended the run, short of the last
-    save_asked: float | None = None  # when a checkpoint was last asked for, where control asks
-    final_tries: int = 0
+    asked: float | None = None  # when a checkpoint was last asked for, where control asks
+    final_tries: int = 0  # at the last step's checkpoint
     trouble: Trouble | None = None  # of storage, while it lasts
-    unsaved: Unsaved | None = None
+    unsaved: Unsaved | None = None  # checkpoints that failed since the last one that did not
 
-    # failures
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failures:
+    """What failed, and what of it counts against the run's budgets."""
+
     incidents: tuple[Incident, ...] = ()  # since a later group committed a step
-    failures: int = 0  # of these that count
-    failures_ever: int = 0
-    preemptions: int = 0  # interruptions by machines that were taken away, with or without notice
-    failed_at: tuple[int, int] = (0, 0)  # the step of the last failure, and how many in a row were at it
-    failed_step: int = 0  # the newest step at which the run ever failed
+    count: int = 0  # of these that count
+    ever: int = 0
+    uncovered: int = 0  # failures after which storage was read, or nothing was left
+    repeated: tuple[int, int] = (0, 0)  # the step of the last failure, and how many in a row were at it
+    last_step: int = 0  # the newest step at which the run ever failed
     deterministic: tuple[Cause, ...] = ()  # engine and memory causes, until a step beyond that one
+    not_finite: tuple[int, int] | None = None  # the row of steps without a finite loss up to the newest
     restarts: int = 0  # of the controller without a committed step between them
+    preemptions: int = 0  # interruptions by machines that were taken away, with or without notice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurements:
+    """What steps, saves and switches took, in seconds where nothing else is said."""
+
+    began: float | None = None  # when the first group trained
+    step_s: float = 0.0  # the last step
+    quiet_step_s: float | None = None  # a step while no checkpoint is written
+    paced: tuple[Paced, ...] = ()  # by the kind of plan, the present one last
+    save_s: float | None = None  # the slowest part of the last checkpoint
+    save_cost_s: float | None = None  # by how much steps were longer while the last one was written
+    saving_s: float | None = None  # the same of the one that is being written, so far
+    switch_s: float = 0.0  # the last graceful switch: from the pause to the new group's go
+    resized: float | None = None  # when the last growth or drain was done
+    reconfigurations: int = 0
+    moving_bytes: float = 0.0  # that the worker which receives most of the newest plan's state receives
+    transfer_s: float = 0.0  # what that took
+    peer_memory: tuple[PeersHeld, ...] = ()  # what peer stores last reported, one entry a node
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known, whatever the run is doing."""
+
+    term: int = 0
     stopping: str | None = None  # why the run ends as soon as its newest step is saved
     stops_as: Ending = "stopped"
-    reconfigurations: int = 0
-    began: float | None = None  # when the first group trained
-    step_s: float = 0.0  # the last step's seconds
-    paced: tuple[Paced, ...] = ()  # by the kind of plan, the present one last
-    switch_s: float = 0.0  # the last graceful switch: from the pause to the new group's go
-    moving: float = 0.0  # bytes that the worker which receives most of the newest plan's state receives
-    transfer_s: float = 0.0  # what that took
-    resized: float | None = None  # when the last growth or drain was done
+    membership: Membership = field(default_factory=Membership)
+    lineage: CommittedLineage = field(default_factory=CommittedLineage)
+    survived: Survived = field(default_factory=Survived)
+    saves: Saves = field(default_factory=Saves)
+    failures: Failures = field(default_factory=Failures)
+    measured: Measurements = field(default_factory=Measurements)
 
 
 # -- phases ------------------------------------------------------------------------------------------

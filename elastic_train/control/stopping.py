@@ -29,7 +29,8 @@ def stop(state: State, event: StopRequested, policy: Policy) -> Outcome:
     if is_saved(facts):
         return end(state, "stopped", f"stopped on request: {event.reason}")
     return Outcome(
-        state=state, reason=f"stopping as soon as step {facts.step} is recovered and saved: {event.reason}"
+        state=state,
+        reason=f"stopping as soon as step {facts.lineage.step} is recovered and saved: {event.reason}",
     )
 
 
@@ -41,10 +42,10 @@ def begin_stop(state: State, policy: Policy, at: float) -> Outcome:
     pausing = Pausing(plan=phase.plan, since=at, heard=at, purpose="stop", reason=reason, save=True)
     if isinstance(phase, Pausing):
         pausing = replace(pausing, settled=phase.settled)
-    through = facts.step >= policy.max_steps
+    through = facts.lineage.step >= policy.max_steps
     return Outcome(
         state=replace(state, phase=pausing),
-        commands=() if through else (Pause(generation=facts.generation, save=True),),
+        commands=() if through else (Pause(generation=facts.lineage.generation, save=True),),
         reason=f"stopping at the next step boundary: {reason}",
     )
 
@@ -53,7 +54,7 @@ def try_stop(state: State, policy: Policy) -> Outcome:
     """End once the group stands still and its step is saved."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Pausing)
-    through = phase.broken or facts.step >= policy.max_steps
+    through = phase.broken or facts.lineage.step >= policy.max_steps
     if not through and len(phase.settled) < len(phase.plan.workers):
         return Outcome(state=state)
     return end_stopped(state, phase.reason) if is_saved(facts) else Outcome(state=state)
@@ -65,25 +66,26 @@ def save_again(state: State, policy: Policy, at: float) -> Outcome:
     assert isinstance(phase, Pausing)
     if phase.unsaved is None:
         return Outcome(state=state)
-    if spent(facts, policy):
-        return end_stopped(state, f"{phase.reason}; {reported(facts, at)}")
-    if rests(facts, at):
+    if spent(facts.saves, policy):
+        return end_stopped(state, f"{phase.reason}; {reported(facts.saves, at)}")
+    if rests(facts.saves, at):
         return Outcome(state=state)
     return Outcome(
         state=replace(state, phase=replace(phase, unsaved=None, heard=at)),
-        commands=(Save(generation=facts.generation),),
-        reason=f"the checkpoint of step {facts.step} is tried again",
+        commands=(Save(generation=facts.lineage.generation),),
+        reason=f"the checkpoint of step {facts.lineage.step} is tried again",
     )
 
 
 def is_saved(facts: Facts) -> bool:
     """Whether nothing is committed that a checkpoint doesn't hold."""
-    return facts.step == 0 or (facts.stored is not None and facts.stored.step >= facts.step)
+    stored, step = facts.saves.stored, facts.lineage.step
+    return step == 0 or (stored is not None and stored.step >= step)
 
 
 def being_saved(facts: Facts) -> Attempt | None:
     """The newest step's checkpoint, once its commit was ordered."""
-    return next((a for a in facts.attempts if a.committing and a.step == facts.step), None)
+    return next((a for a in facts.saves.attempts if a.committing and a.step == facts.lineage.step), None)
 
 
 def broken_while_stopping(state: State) -> Outcome:
@@ -98,5 +100,6 @@ def broken_while_stopping(state: State) -> Outcome:
 
 def end_stopped(state: State, why: str) -> Outcome:
     facts = state.facts
-    stored = f"the checkpoint of step {facts.stored.step} is kept" if facts.stored else "nothing was saved"
-    return end(state, facts.stops_as, f"stopped at step {facts.step}: {why}; {stored}")
+    stored = facts.saves.stored
+    kept = f"the checkpoint of step {stored.step} is kept" if stored else "nothing was saved"
+    return end(state, facts.stops_as, f"stopped at step {facts.lineage.step}: {why}; {kept}")

@@ -27,7 +27,7 @@ def begun_by(phase: Running, policy: Policy, moved: float) -> float:
 
 
 def has_to_begin(facts: Facts, phase: Running, policy: Policy) -> bool:
-    return not phase.proven and facts.step < policy.max_steps
+    return not phase.proven and facts.lineage.step < policy.max_steps
 
 
 def begin(state: State, policy: Policy, at: float, moved: float) -> Outcome:
@@ -35,13 +35,13 @@ def begin(state: State, policy: Policy, at: float, moved: float) -> Outcome:
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Running)
     if at > begun_by(phase, policy, moved):
-        detail = f"the group did not begin step {facts.step + 1}"
-        return break_group(state, Cause(kind="hang", detail=detail, step=facts.step + 1), policy, at)
+        detail = f"the group did not begin step {facts.lineage.step + 1}"
+        return break_group(state, Cause(kind="hang", detail=detail, step=facts.lineage.step + 1), policy, at)
     if at > again_at(phase, policy):
         return Outcome(
             state=replace(state, phase=replace(phase, told=phase.told + 1)),
-            commands=(Go(generation=facts.generation),),
-            reason=f"generation {facts.generation} is told again to train",
+            commands=(Go(generation=facts.lineage.generation),),
+            reason=f"generation {facts.lineage.generation} is told again to train",
         )
     return Outcome(state=state)
 
@@ -50,11 +50,14 @@ def pause(state: State, policy: Policy, at: float) -> Outcome:
     """A group that was asked to pause and of which nobody stands."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Pausing)
-    through = phase.broken or phase.settled or facts.step >= policy.max_steps
+    through = phase.broken or phase.settled or facts.lineage.step >= policy.max_steps
     if through or at <= again_at(phase, policy):
         return Outcome(state=state)
     return Outcome(
         state=replace(state, phase=replace(phase, told=phase.told + 1)),
-        commands=(Go(generation=facts.generation), Pause(generation=facts.generation, save=phase.save)),
-        reason=f"generation {facts.generation} is asked again to pause",
+        commands=(
+            Go(generation=facts.lineage.generation),
+            Pause(generation=facts.lineage.generation, save=phase.save),
+        ),
+        reason=f"generation {facts.lineage.generation} is asked again to pause",
     )

@@ -70,11 +70,11 @@ def transition(state: State, event: Event, policy: Policy) -> Outcome:
     back_s = state.now - event.at
     if back_s > policy.late_ticks * policy.tick_s and not isinstance(event, TermBegan):
         state = shifted(state, -back_s)  # the clock went back
-    outcome = _decide(state, event, policy.within(state.facts.ended))
+    outcome = _decide(state, event, policy.within(state.facts.lineage.ended))
     idle = outcome.state is state and not isinstance(event, Tick)
     while not (idle or isinstance(event, TermBegan)):
         before = outcome.state
-        outcome = outcome.then(lambda s: _follow(s, policy.within(s.facts.ended), event.at))
+        outcome = outcome.then(lambda s: _follow(s, policy.within(s.facts.lineage.ended), event.at))
         if type(outcome.state.phase) is type(before.phase):
             break
     after = outcome.state
@@ -89,7 +89,7 @@ def transition(state: State, event: Event, policy: Policy) -> Outcome:
 
 
 def _decide(state: State, event: Event, policy: Policy) -> Outcome:
-    generation = state.facts.generation
+    generation = state.facts.lineage.generation
     if isinstance(state.phase, Ended) and not isinstance(event, TermBegan):
         return Outcome(state=state, reason=f"the run is over: {state.phase.outcome}")
     match event:
@@ -178,7 +178,7 @@ def _follow(state: State, policy: Policy, at: float) -> Outcome:
 
 def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome:
     """Workers go with their node; new room is filled."""
-    before = {node.name: node for node in state.facts.nodes}
+    before = {node.name: node for node in state.facts.membership.nodes}
     names = {node.name for node in event.nodes}
     notices = [n.name for n in event.nodes if n.drain_by is not None and before.get(n.name) != n]
     state = _with_nodes(state, event)
@@ -188,8 +188,9 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
         + (f", {', '.join(notices)} leaving" if notices else "")
         + _lacking(state, event, policy),
     )
-    missing = {worker.node for worker in state.facts.workers} - names
-    if missing.issuperset(worker.node for worker in state.facts.workers):
+    used = {worker.node for worker in state.facts.membership.workers}
+    missing = used - names
+    if missing == used:
         # One observer that sees nobody is likelier to be cut off than all machines at once: who is gone falls
         # silent, too. What was announced is believed.
         doubted = missing - {name for name, node in before.items() if node.drain_by is not None}
@@ -209,8 +210,12 @@ def _with_nodes(state: State, event: NodesChanged) -> State:
     """The state that knows of the nodes. A notice may be heard after the loss that it announced."""
     names = {node.name for node in event.nodes}
     leaving = frozenset(node.name for node in event.nodes if node.drain_by is not None)
+    facts, measured = state.facts, state.facts.measured
+    held = tuple(held for held in measured.peer_memory if held.node in names)
     facts = replace(
-        state.facts, nodes=event.nodes, held=tuple(held for held in state.facts.held if held.node in names)
+        facts,
+        membership=replace(facts.membership, nodes=event.nodes),
+        measured=replace(measured, peer_memory=held),
     )
     if leaving:
         facts = incidents.notice(facts, leaving)
@@ -229,7 +234,7 @@ def _lacking(state: State, event: NodesChanged, policy: Policy) -> str:
 
 
 def _worker_ready(state: State, event: WorkerReady) -> Outcome:
-    worker = find(state.facts, event.worker)
+    worker = find(state.facts.membership, event.worker)
     if worker is None:
         return Outcome(
             state=state,
@@ -238,7 +243,8 @@ def _worker_ready(state: State, event: WorkerReady) -> Outcome:
         )
     if worker.status == "ready":
         return Outcome(state=state, reason=f"{event.worker} is known to be ready")
+    members = ready(state.facts.membership, event.worker, event.at)
     return Outcome(
-        state=replace(state, facts=ready(state.facts, event.worker, event.at)),
+        state=replace(state, facts=replace(state.facts, membership=members)),
         reason=f"{event.worker} is ready on {event.node}",
     )

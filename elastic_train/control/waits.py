@@ -37,29 +37,29 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
     facts, phase, timing = state.facts, state.phase, policy.timing
     found = [
         Wait(what=f"{w.name} to start", until=w.since + timing.start_worker_s)
-        for w in facts.workers
+        for w in facts.membership.workers
         if w.status == "starting"
     ]
     found += [
         Wait(what=f"the commit of step {a.step}", until=commits.due_at(facts, a, policy))
-        for a in facts.attempts
+        for a in facts.saves.attempts
         if a.committing
     ]
     match phase:
         case Waiting():
-            if facts.asking:
+            if facts.survived.asking:
                 found.append(Wait(what="the peer stores", until=peers_due_at(facts, policy)))
-            elif facts.reading is not None:
+            elif facts.saves.reading is not None:
                 found.append(Wait(what="the commit log", until=lost_answers.due_at(facts, policy)))
-            elif any(a.committing for a in facts.attempts):
+            elif any(a.committing for a in facts.saves.attempts):
                 pass  # which may be nearer than what else could be gone on from, and is given up in time
-            elif facts.trouble is not None and held_up(facts, policy):
-                found.append(Wait(what="storage", until=again_at(facts.trouble)))
+            elif facts.saves.trouble is not None and held_up(facts, policy):
+                found.append(Wait(what="storage", until=again_at(facts.saves.trouble)))
             elif not on_their_way(facts, policy):
                 found.append(Wait(what="workers", until=phase.since + timing.wait_for_capacity_s))
         case Forming():
             found.append(Wait(what="the group to form", until=forming_due_at(phase, policy, moved)))
-        case Running() if facts.step >= policy.max_steps:
+        case Running() if facts.lineage.step >= policy.max_steps:
             if last_save.is_missing(state, policy):
                 found.append(
                     Wait(what="the last checkpoint", until=max(last_save.due_at(state, phase, policy), moved))
@@ -68,9 +68,9 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
             due = min(told_again.again_at(phase, policy), told_again.begun_by(phase, policy, moved))
             found.append(Wait(what="the group to begin", until=due))
         case Running():
-            living = {w.name for w in facts.workers}
+            living = {w.name for w in facts.membership.workers}
             if living.issuperset(phase.plan.workers):
-                found.append(Wait(what=f"step {facts.step + 1}", until=None))
+                found.append(Wait(what=f"step {facts.lineage.step + 1}", until=None))
         case Pausing():
             found.append(
                 Wait(what="the group to stand still", until=pause_due_at(facts, phase, policy, moved))
@@ -86,8 +86,8 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
 
 def pause_due_at(facts: Facts, phase: Pausing, policy: Policy, moved: float) -> float:
     """A boundary may be as far away as the longest thing that moves nobody: an evaluation, a save, a step."""
-    if phase.unsaved is not None and facts.trouble is not None:
-        return again_at(facts.trouble)
+    if phase.unsaved is not None and facts.saves.trouble is not None:
+        return again_at(facts.saves.trouble)
     due = max(phase.since, phase.heard, moved) + last_save.silence_s(facts, policy)
     if phase.purpose == "stop" and (ordered := being_saved(facts)) is not None:
         due = max(due, commits.due_at(facts, ordered, policy), commits.given_up_at(ordered, policy))
@@ -107,16 +107,16 @@ def form_limit_s(origin: Origin, timing: Timing) -> float:
 
 
 def peers_due_at(facts: Facts, policy: Policy) -> float:
-    return facts.asked_at + policy.timing.settle_s
+    return facts.survived.asked_at + policy.timing.settle_s
 
 
 def on_their_way(facts: Facts, policy: Policy) -> bool:
     """Whether there is capacity, and only the start of its workers is waited for: that has its own limit."""
-    coming = starting(facts)
-    return bool(coming) and len(coming) + len(present(facts)) >= policy.min_workers
+    coming = starting(facts.membership)
+    return bool(coming) and len(coming) + len(present(facts.membership)) >= policy.min_workers
 
 
 def held_up(facts: Facts, policy: Policy) -> bool:
     """Whether there are enough workers, and storage is what they wait for."""
-    blocked = facts.trouble is not None and facts.trouble.blocked is not None
-    return blocked and len(present(facts)) >= policy.min_workers
+    blocked = facts.saves.trouble is not None and facts.saves.trouble.blocked is not None
+    return blocked and len(present(facts.membership)) >= policy.min_workers

@@ -20,7 +20,7 @@ def check_transition(before: State, event: Event, outcome: Outcome, cluster: Sim
     """Raises AssertionError with the invariant's name."""
     stale = (
         isinstance(event, GroupReady | StepCommitted | GroupBroken | FinalReport)
-        and event.generation != before.facts.generation
+        and event.generation != before.facts.lineage.generation
     )
     back = event.at < before.now  # the clock went back, which moves deadlines
     assert not stale or back or outcome.state is before, "words of an older generation change nothing"
@@ -30,7 +30,9 @@ def check_transition(before: State, event: Event, outcome: Outcome, cluster: Sim
             case Form():
                 _check_form(before, command, outcome.state.facts, cluster)
             case Go(generation=generation):
-                assert generation == outcome.state.facts.generation, "only the newest generation trains"
+                assert generation == outcome.state.facts.lineage.generation, (
+                    "only the newest generation trains"
+                )
             case Commit():
                 _check_commit(command, cluster)
             case StopWorker(worker=name):
@@ -57,7 +59,7 @@ def _check_form(before: State, form: Form, after: Facts, cluster: SimulatedClust
     facts = before.facts
     origin = form.origin
     step = 0 if isinstance(origin, Fresh) else origin.step
-    assert form.generation > facts.generation, "generations only grow"
+    assert form.generation > facts.lineage.generation, "generations only grow"
     best = _best_step(facts, cluster)
     assert step >= best, f"no committed step is lost beyond what the evidence allows ({step} < {best})"
     if isinstance(origin, Fresh):
@@ -68,7 +70,9 @@ def _check_form(before: State, form: Form, after: Facts, cluster: SimulatedClust
         assert set(peers) <= cluster.peers.reported, "what is taken from peer memory was found there"
         held += [LocalState(generation=s.generation, rank=s.rank, step=s.step) for s in peers]
         like = next(h for h in held if h.generation == origin.generation)
-        known = replace(facts, stored=after.stored)  # the event may be the commit of a nearer base
+        known = replace(
+            facts, saves=replace(facts.saves, stored=after.saves.stored)
+        )  # the event may be the commit of a nearer base
         replays = form.origin.replays if isinstance(form.origin, Mixed) else ()
         near = {r.base for r in replays if r.peers and cluster.peers.reported.issuperset(r.peers)}
         there = _assembled(like, held, known, step, _known(facts, cluster), near)
@@ -106,13 +110,13 @@ def _best_step(facts: Facts, cluster: SimulatedCluster) -> int:
     heard = [w for w in _known(facts, cluster) if w.node not in cluster.network.touched]
     living = [w for w in heard if w.responds(cluster.clock.now)]
     held = [h for w in living for h in w.all_held()]
-    stored = facts.stored.step if facts.stored is not None else 0
+    stored = facts.saves.stored.step if facts.saves.stored is not None else 0
     logs = living if cluster.policy.logs else []
     return max((stored, *(h.step for h in held if _assembled(h, held, facts, h.step, logs))))
 
 
 def _known(facts: Facts, cluster: SimulatedCluster) -> list[SimulatedWorker]:
-    names = {w.name for w in facts.workers}
+    names = {w.name for w in facts.membership.workers}
     return [w for w in cluster.workers.values() if w.name in names]
 
 
@@ -125,9 +129,9 @@ def _assembled(
     near: Collection[int] = (),
 ) -> bool:
     """Whether every part is held at a step, or can be replayed up to it from the logs of workers."""
-    plan = dict(facts.plans).get(like.generation)
-    starts = dict(facts.lineage)
-    later = [first for generation, first in facts.lineage if generation > like.generation]
+    plan = dict(facts.lineage.plans).get(like.generation)
+    starts = dict(facts.lineage.chain)
+    later = [first for generation, first in facts.lineage.chain if generation > like.generation]
     if plan is None or like.generation not in starts or any(first < step for first in later):
         return False
     there = {
@@ -136,18 +140,18 @@ def _assembled(
         if h.generation == like.generation and (h.step == step or (h.step == step - 1 and h.reached == step))
     }
     lacking = set(parts(plan.mesh)) - there
-    if facts.stored is not None and facts.stored.step == step:
+    if facts.saves.stored is not None and facts.saves.stored.step == step:
         return True  # what nobody holds is in the checkpoint of that step
-    if plan.mesh.pp == 1 or like.generation <= facts.unreplayed:
+    if plan.mesh.pp == 1 or like.generation <= facts.survived.unreplayed:
         return not lacking
-    bases = [*near, 0 if facts.stored is None else facts.stored.step]  # `near` are in peer memory
+    bases = [*near, 0 if facts.saves.stored is None else facts.saves.stored.step]  # `near` are in peer memory
     return all(replayable(stage, like, step, plan, bases, logs) for stage, _ in lacking)
 
 
 def _check_stop(name: str, facts: Facts, cluster: SimulatedCluster) -> None:
     """Only those that are late, silent, unknown or on a leaving node."""
     worker = cluster.workers.get(name)
-    known = any(w.name == name and w.status == "ready" for w in facts.workers)
+    known = any(w.name == name and w.status == "ready" for w in facts.membership.workers)
     if worker is None or not known or not worker.responds(cluster.clock.now):
         return
     if worker.node in cluster.network.touched:  # what it said may not have been heard

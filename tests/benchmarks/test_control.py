@@ -39,8 +39,8 @@ def test_a_run_is_driven_through_a_loss_a_drain_and_the_loss_of_half_of_its_node
     assert isinstance(run.state.phase, Running)
     assert {"start", "form", "step", "save", "peer_stores", "incident", "drain", "half"} == set(run.spent)
     assert len(run.spent["incident"]) >= 24
-    assert (run.facts.generation, run.facts.failures) == (4, 0)
-    assert len(run.facts.plans[-1][1].workers) == 12
+    assert (run.facts.lineage.generation, run.facts.failures.count) == (4, 0)
+    assert len(run.facts.lineage.plans[-1][1].workers) == 12
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0, 3.0])

@@ -76,7 +76,7 @@ class Play:
 
     @property
     def plan(self) -> Plan:
-        return self.facts.plans[-1][1]
+        return self.facts.lineage.plans[-1][1]
 
     def ordered(self, kind: type[Any]) -> list[Any]:
         """Commands of a kind in the last outcome."""
@@ -108,7 +108,7 @@ class Play:
 
     def ready(self, *names: str) -> Outcome:
         """Workers, by default all that are starting, are up."""
-        for worker in self.facts.workers:
+        for worker in self.facts.membership.workers:
             if worker.status == "starting" and (not names or worker.name in names):
                 self(WorkerReady, worker=worker.name, node=worker.node, pid=1)
         return self.outcome
@@ -122,11 +122,16 @@ class Play:
         return self
 
     def go(self) -> Outcome:
-        return self(GroupReady, generation=self.facts.generation, step=self.facts.step, seconds=1.0)
+        return self(
+            GroupReady,
+            generation=self.facts.lineage.generation,
+            step=self.facts.lineage.step,
+            seconds=1.0,
+        )
 
     def step(self, number: int, **values: Any) -> Outcome:
         fields: dict[str, Any] = {
-            "generation": self.facts.generation,
+            "generation": self.facts.lineage.generation,
             "loss": 1.0,
             "tokens": 100.0,
             "grad_norm": 1.0,
@@ -142,25 +147,28 @@ class Play:
     def broken(self, worker: str, kind: str = "collective", detail: str = "reset", **values: Any) -> Outcome:
         return self(
             GroupBroken,
-            generation=self.facts.generation,
+            generation=self.facts.lineage.generation,
             worker=worker,
             cause=Cause(kind=kind, detail=detail, **values),
         )
 
     def local_state(self, worker: str, step: int, **values: Any) -> LocalState:
         return LocalState(
-            generation=self.facts.generation, rank=self.plan.workers.index(worker), step=step, **values
+            generation=self.facts.lineage.generation,
+            rank=self.plan.workers.index(worker),
+            step=step,
+            **values,
         )
 
     def settle(
         self, *workers: str, step: int | None = None, error: Cause | None = None, **held: Any
     ) -> Outcome:
         """Final reports, by default of everybody who is asked, at the newest committed step."""
-        step = self.facts.step if step is None else step
+        step = self.facts.lineage.step if step is None else step
         for worker in workers or members(self.phase):
             self(
                 FinalReport,
-                generation=self.facts.generation,
+                generation=self.facts.lineage.generation,
                 worker=worker,
                 local_states=(self.local_state(worker, step, **held),),
                 error=error,
@@ -170,7 +178,7 @@ class Play:
     def part(self, step: int, rank: int, generation: int | None = None, **values: Any) -> Outcome:
         return self(
             PartWritten,
-            generation=self.facts.generation if generation is None else generation,
+            generation=self.facts.lineage.generation if generation is None else generation,
             step=step,
             rank=rank,
             seconds=2.0,
@@ -186,7 +194,7 @@ class Play:
         return self.outcome
 
     def stored(self, step: int, slot: int = 1, generation: int | None = None) -> Stored:
-        generation = self.facts.generation if generation is None else generation
+        generation = self.facts.lineage.generation if generation is None else generation
         return Stored(slot=slot, step=step, generation=generation, term=1, path=f"checkpoints/{step}")
 
     def saved(self, step: int, slot: int = 1, generation: int | None = None, **values: Any) -> Outcome:

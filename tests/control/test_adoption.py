@@ -23,11 +23,13 @@ def take_over(
 ):
     """A new term whose clock starts at `at`; `alive` are the last letters of the workers that live."""
     play.at = at
-    stored = stored or play.facts.stored
+    stored = stored or play.facts.saves.stored
     play(TermBegan, term=play.facts.term + 1, stored=stored, ever_stored=stored is not None)
-    generation = play.facts.generation
-    step = play.facts.step if step is None else step
-    running = tuple((w.name, w.node, generation, step) for w in play.facts.workers if w.name[-1] in alive)
+    generation = play.facts.lineage.generation
+    step = play.facts.lineage.step if step is None else step
+    running = tuple(
+        (w.name, w.node, generation, step) for w in play.facts.membership.workers if w.name[-1] in alive
+    )
     return play(Adopted, running=(*running, *((name, "a", 0, 0) for name in strangers)), silent=silent)
 
 
@@ -36,7 +38,7 @@ def test_a_living_group_trains_on_under_the_new_controller(play):
     take_over(play, alive="123", step=7)
     assert isinstance(play.phase, Running)
     assert play.commands == (Go(generation=1),)
-    assert play.facts.step == 7
+    assert play.facts.lineage.step == 7
 
 
 def test_reports_of_steps_that_are_known_already_are_still_journalled_once(play):
@@ -46,7 +48,7 @@ def test_reports_of_steps_that_are_known_already_are_still_journalled_once(play)
     for number in (5, 6, 7, 6, 7):
         play.step(number)
     assert [event.step for event in play.journal[known:]] == [6, 7]
-    assert play.facts.step == 7
+    assert play.facts.lineage.step == 7
 
 
 def test_deadlines_move_to_the_new_terms_clock(play):
@@ -64,7 +66,7 @@ def test_a_notice_keeps_its_deadline_on_the_new_clock(play):
     play.at = 100.0
     play.nodes("ab", leaving="b", by=150.0)
     take_over(play)
-    assert play.facts.nodes[1].drain_by == pytest.approx(50.0)
+    assert play.facts.membership.nodes[1].drain_by == pytest.approx(50.0)
 
 
 def test_missing_members_are_lost(replicated):
@@ -80,7 +82,7 @@ def test_generations_of_two_terms_never_have_the_same_number(replicated):
     play = replicated.running(4, step=5)
     take_over(play, alive="123")
     play.settle(step=5)
-    assert play.facts.generation == 1001
+    assert play.facts.lineage.generation == 1001
 
 
 def test_a_member_in_another_generation_breaks_the_group(play):
@@ -98,7 +100,7 @@ def test_a_group_that_was_forming_starts_over_without_counting(play):
     assert len(play.ordered(Abort)) == 1
     play.settle(step=0)
     assert isinstance(play.phase, Forming)
-    assert play.facts.failures == 0
+    assert play.facts.failures.count == 0
 
 
 def test_a_pause_is_asked_for_again(play):
@@ -155,7 +157,11 @@ def test_when_every_process_is_gone_the_run_starts_again_and_counts_no_failure(p
     play.part(7, 0)
     take_over(play)
     assert isinstance(play.phase, Waiting)
-    assert (play.facts.failures, play.facts.workers, play.facts.attempts) == (0, (), ())
+    assert (play.facts.failures.count, play.facts.membership.workers, play.facts.saves.attempts) == (
+        0,
+        (),
+        (),
+    )
     play.nodes("xy")
     play.ready()
     assert play.ordered(Form)[0].origin.step == 5
@@ -169,7 +175,7 @@ def test_an_idle_worker_that_outlived_its_group_takes_part_in_the_next(play):
     play.ready()
     play.at = 0.0
     play(TermBegan, term=2, stored=late, ever_stored=True)
-    idle = next(w for w in play.facts.workers if w.node == "d")
+    idle = next(w for w in play.facts.membership.workers if w.node == "d")
     play(Adopted, running=((idle.name, "d", 0, 0),))
     play.nodes("def")
     play.ready()
@@ -180,24 +186,24 @@ def test_an_idle_worker_that_outlived_its_group_takes_part_in_the_next(play):
 def test_a_worker_that_came_up_meanwhile_is_ready_and_one_that_did_not_is_lost(play):
     play.begin(3)
     take_over(play, alive="1")
-    assert [(w.name, w.status) for w in play.facts.workers] == [("w0001", "ready")]
+    assert [(w.name, w.status) for w in play.facts.membership.workers] == [("w0001", "ready")]
 
 
 def test_a_worker_that_is_still_starting_is_waited_for(play):
     play.running(2, step=5)
     play.nodes("abc")
-    late = play.facts.workers[2]
+    late = play.facts.membership.workers[2]
     take_over(play, alive="12", silent=(late.name,))
-    assert play.facts.workers[2].status == "starting"
+    assert play.facts.membership.workers[2].status == "starting"
     assert play.commands == (StartWorker(worker=late.name, node="c"), Go(generation=1))
     play.ready(late.name)
-    assert play.facts.workers[2].status == "ready"
+    assert play.facts.membership.workers[2].status == "ready"
 
 
 def test_a_start_is_waited_for_where_nobody_else_is_left(play):
     play.begin(2)
     take_over(play, silent=("w0002",))
-    assert [w.name for w in play.facts.workers] == ["w0002"]
+    assert [w.name for w in play.facts.membership.workers] == ["w0002"]
     assert play.commands == (StartWorker(worker="w0002", node="b"),)
 
 
@@ -206,7 +212,7 @@ def test_a_member_that_does_not_answer_is_lost_and_ended(replicated):
     take_over(play, alive="12", silent=("w0003", "w0077"))
     assert isinstance(play.phase, Settling)
     assert [c.worker for c in play.ordered(StopWorker)] == ["w0077", "w0003"]
-    assert [w.name for w in play.facts.workers] == ["w0001", "w0002"]
+    assert [w.name for w in play.facts.membership.workers] == ["w0001", "w0002"]
 
 
 def test_strangers_are_stopped(play):
@@ -230,7 +236,7 @@ def test_a_run_that_ended_starts_again_from_what_is_stored(play):
     (form,) = play.ordered(Form)
     assert (form.generation, form.origin.step) == (1001, 5)
     assert form.plan.workers == ("w0003", "w0004")
-    assert play.facts.step == 5
+    assert play.facts.lineage.step == 5
 
 
 def test_a_run_whose_record_says_finished_ends(play):
@@ -244,11 +250,11 @@ def test_the_log_has_the_final_report_on_what_is_stored(play):
         play.parts(step)
         play.saved(step, slot)
     take_over(play, alive="12", stored=play.stored(5, 1))
-    assert play.facts.stored == play.stored(5, 1)
-    assert [c.stored.slot for c in play.facts.commitments] == [1]
+    assert play.facts.saves.stored == play.stored(5, 1)
+    assert [c.stored.slot for c in play.facts.saves.commitments] == [1]
     play.parts(12)
     take_over(play, alive="12", stored=play.stored(12, 3))
-    assert [c.stored.slot for c in play.facts.commitments] == [1, 3]
+    assert [c.stored.slot for c in play.facts.saves.commitments] == [1, 3]
 
 
 def went_back(play):
@@ -268,7 +274,7 @@ def test_a_newer_checkpoint_of_a_dead_lineage_is_not_taken_while_the_group_lives
     late = went_back(play)
     take_over(play, alive="23", stored=late)
     assert isinstance(play.phase, Running)
-    assert (play.facts.stored.step, play.facts.logged) == (5, None)
+    assert (play.facts.saves.stored.step, play.facts.saves.logged) == (5, None)
 
 
 def test_where_nobody_lives_the_newest_checkpoint_is_taken_whatever_its_branch(play):
@@ -313,7 +319,7 @@ def test_a_journal_that_was_written_under_another_configuration_still_leads_to_t
         NodesChanged(at=0.0, nodes=nodes),
     ):
         state = transition(state, event, policy).state
-    for worker in state.facts.workers:
+    for worker in state.facts.membership.workers:
         ready = WorkerReady(at=1.0, worker=worker.name, node=worker.node, pid=1)
         state = transition(state, ready, policy).state
     if newest is None or newest.step < policy.max_steps:

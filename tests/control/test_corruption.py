@@ -19,7 +19,11 @@ DETAIL = "silent corruption at step 6"
 def differ(play, torn: tuple[str, ...], agreed: int) -> None:
     """Every rank ends; those that are torn hold nothing any more."""
     cause = Cause(kind="corruption", detail=DETAIL, step=6, trusted=agreed)
-    generation, workers, step = play.facts.generation, play.plan.workers, play.facts.step
+    generation, workers, step = (
+        play.facts.lineage.generation,
+        play.plan.workers,
+        play.facts.lineage.step,
+    )
     play.broken(workers[0], kind="corruption", detail=DETAIL, step=6, trusted=agreed)
     for worker in workers:
         held = () if worker in torn else (play.local_state(worker, step),)
@@ -50,11 +54,11 @@ def test_two_that_differ_go_back_to_the_newest_checkpoint_of_when_they_agreed(re
     for step in (4, 5, 6):
         play.step(step)
     play.saved(6, slot=3)
-    assert play.facts.stored is not None
+    assert play.facts.saves.stored is not None
     play.lose("w0001")
     play.settle()
     play.lose("w0002")
-    assert play.facts.suspect == (1, 4), "what the new generation saves is sound"
+    assert play.facts.survived.suspect == (1, 4), "what the new generation saves is sound"
 
 
 def test_nobody_goes_back_to_a_checkpoint_that_was_deleted(replicated) -> None:
@@ -88,8 +92,9 @@ def test_snapshots_in_peer_memory_count_up_to_the_step_of_agreement(replicated) 
     play.running(2, step=6)
     differ(play, torn=play.plan.workers, agreed=4)
     snapshots = tuple(
-        PeerSnapshot(peer_store="a", generation=play.facts.generation, rank=0, step=step) for step in (4, 5)
+        PeerSnapshot(peer_store="a", generation=play.facts.lineage.generation, rank=0, step=step)
+        for step in (4, 5)
     )
-    play(PeersReported, generation=play.facts.generation, snapshots=snapshots)
+    play(PeersReported, generation=play.facts.lineage.generation, snapshots=snapshots)
     (form,) = play.ordered(Form)
     assert form.origin.step == 4

@@ -62,7 +62,9 @@ def test_a_shift_moves_every_running_time(play, moment):
         state = replace(state, phase=replace(state.phase, final_failed=1.0))
     later = shifted(state, 16.0)
     assert later.now == state.now + 16.0
-    assert [w.since for w in later.facts.workers] == [w.since + 16.0 for w in state.facts.workers]
+    assert [w.since for w in later.facts.membership.workers] == [
+        w.since + 16.0 for w in state.facts.membership.workers
+    ]
     assert getattr(later.phase, "since", 16.0) == getattr(state.phase, "since", 0.0) + 16.0
     assert type(later.phase) is type(state.phase)
 

@@ -33,7 +33,7 @@ def slow(play, worker: str, node: str, factor: float) -> None:
     rank = play.plan.workers.index(worker)
     play(
         Straggling,
-        generation=play.facts.generation,
+        generation=play.facts.lineage.generation,
         worker=worker,
         node=node,
         rank=rank,
@@ -59,12 +59,12 @@ def test_the_group_pauses_goes_on_without_the_slow_node_and_loses_no_step(replic
     (form,) = play.ordered(Form)
     assert node not in form.plan.nodes
     assert worker in form.holders, "what it holds is handed on"
-    assert play.facts.step == 5
-    assert play.facts.failures == 0
+    assert play.facts.lineage.step == 5
+    assert play.facts.failures.count == 0
     play.go()
     assert isinstance(play.phase, Running)
     assert [c.worker for c in play.ordered(StopWorker)] == [worker]
-    assert play.facts.evicted == ()
+    assert play.facts.membership.evicted == ()
     play.step(6)
     play.wait(1.0)
     assert not any(c.node == node for c in play.ordered(StartWorker)), "it is in quarantine"
@@ -106,7 +106,7 @@ def test_nothing_is_left_without_being_asked_for_or_below_the_limit(
     slow(play, play.plan.workers[1], play.plan.nodes[1], factor)
     assert isinstance(play.phase, Running)
     assert play.commands == ()
-    assert play.facts.slow
+    assert play.facts.membership.slow
 
 
 def test_a_node_is_kept_where_too_few_workers_would_be_left(replicated) -> None:
@@ -152,12 +152,12 @@ def test_a_slow_node_is_kept_where_too_few_are_left_without_it(play) -> None:
     asked(play)
     play.running(3, step=5)
     slow(play, "w0003", "c", 4.0)
-    assert play.facts.evicted == ("c",)
+    assert play.facts.membership.evicted == ("c",)
     play.nodes("ac")
     play.settle("w0001", "w0003")
     assert isinstance(play.phase, Forming)
     assert play.plan.nodes == ("a", "c")
-    assert play.facts.evicted == ()
+    assert play.facts.membership.evicted == ()
 
 
 def test_a_slow_node_is_staffed_again_where_it_is_needed(play) -> None:
@@ -167,7 +167,7 @@ def test_a_slow_node_is_staffed_again_where_it_is_needed(play) -> None:
     slow(play, "w0003", "c", 4.0)
     play.settle()
     play.go()
-    assert [w.node for w in play.facts.workers] == ["a", "b"]
+    assert [w.node for w in play.facts.membership.workers] == ["a", "b"]
     play.nodes("ac")
     assert [c.node for c in play.ordered(StartWorker)] == ["c"]
 
@@ -180,17 +180,21 @@ def test_a_run_that_is_submitted_again_uses_all_nodes(play) -> None:
     play(Adopted, running=())
     play.nodes("ac")
     assert [c.node for c in play.ordered(StartWorker)] == ["a", "c"]
-    assert (play.facts.evicted, play.facts.slow, play.facts.flaps) == ((), (), ())
+    assert (play.facts.membership.evicted, play.facts.membership.slow, play.facts.membership.flaps) == (
+        (),
+        (),
+        (),
+    )
 
 
 def test_a_node_whose_workers_end_unused_rests_no_longer_than_at_first_where_it_is_the_only_one(play) -> None:
     play.begin(2)
     for _ in range(60):
-        for worker in play.facts.workers:
+        for worker in play.facts.membership.workers:
             if worker.node == "b":
                 play.lose(worker.name)
         play.wait(2.0)
-        play.ready(*(w.name for w in play.facts.workers if w.node == "a"))
-    assert max(f.quarantines for f in play.facts.flaps) >= 3
+        play.ready(*(w.name for w in play.facts.membership.workers if w.node == "a"))
+    assert max(f.quarantines for f in play.facts.membership.flaps) >= 3
     play.wait(21.0)
-    assert [w.node for w in play.facts.workers] == ["a", "b"]
+    assert [w.node for w in play.facts.membership.workers] == ["a", "b"]

@@ -72,7 +72,7 @@ def test_a_survivor_that_entered_the_vote_rolls_forward_with_its_known_outcome(p
     play.settle("w0002", "w0003", step=5, reached=6)
     (form,) = play.ordered(Form)
     assert form.origin == Live(generation=1, step=6, vote=vote(6))
-    assert play.facts.step == 6
+    assert play.facts.lineage.step == 6
     assert "rolling forward" in play.outcome.reason
 
 
@@ -165,7 +165,7 @@ def test_without_coverage_the_checkpoint_is_the_way_back(play):
     play.settle()
     (form,) = play.ordered(Form)
     assert form.origin == FromStorage(stored=play.stored(5, generation=1))
-    assert play.facts.step == 5
+    assert play.facts.lineage.step == 5
     assert "2 committed steps are run again" in play.outcome.reason
 
 
@@ -185,7 +185,7 @@ def test_newer_state_of_a_left_lineage_is_dead(play):
     play.saved(5)
     play.lose("w0004")
     play.settle()  # nobody holds rank 3: back to 5, in a group of two; w0003 keeps its shard of step 7
-    assert [name for name, _ in play.facts.local_states] == ["w0001", "w0002", "w0003"]
+    assert [name for name, _ in play.facts.survived.local_states] == ["w0001", "w0002", "w0003"]
     play.go()
     play.step(6)
     play.lose("w0001")
@@ -305,7 +305,7 @@ def test_progress_gives_the_budget_back(replicated):
         fail(play)
         play.step(number)
     assert isinstance(play.phase, Running)
-    assert (play.facts.failures, play.facts.failures_ever) == (0, 10)
+    assert (play.facts.failures.count, play.facts.failures.ever) == (0, 10)
 
 
 def test_running_old_steps_again_is_no_progress(play):
@@ -330,7 +330,7 @@ def test_preemptions_do_not_count_as_failures(replicated):
         play.settle()
         play.go()
     assert isinstance(play.phase, Running)
-    assert play.facts.failures == 0
+    assert play.facts.failures.count == 0
 
 
 def test_a_loss_on_a_draining_node_is_a_preemption(replicated):
@@ -338,7 +338,7 @@ def test_a_loss_on_a_draining_node_is_a_preemption(replicated):
     play.nodes("abcd", leaving="d", by=play.at + 500.0)
     play.lose("w0004")
     play.settle()
-    assert play.facts.failures == 0
+    assert play.facts.failures.count == 0
 
 
 def test_after_a_loss_below_the_minimum_the_run_waits_and_forms_with_the_first_newcomer(play):

@@ -42,9 +42,9 @@ def test_how_initial_values_were_given_is_kept_for_whoever_forms_next(play, by_m
     (form,) = play.ordered(Form)
     assert form.by_module is None
     play(GroupReady, generation=1, step=0, seconds=1.0, by_module=by_module)
-    assert play.facts.by_module is by_module
+    assert play.facts.lineage.by_module is by_module
     play(GroupReady, generation=1, step=0, seconds=1.0)
-    assert play.facts.by_module is by_module
+    assert play.facts.lineage.by_module is by_module
     again = form_command(play.facts, Forming(plan=form.plan, origin=Fresh(), holders=(), since=0.0))
     assert again.by_module is by_module
 

@@ -42,7 +42,7 @@ def test_five_workers_on_two_two_and_one_find_two_pairs() -> None:
     play.begin(0)
     sizes = (("a", 1), ("b", 2), ("c", 2))
     play(NodesChanged, nodes=tuple(Node(name=name, slots=slots) for name, slots in sizes))
-    play.ready(*sorted((w.name for w in play.facts.workers), reverse=True))
+    play.ready(*sorted((w.name for w in play.facts.membership.workers), reverse=True))
     assert play.plan.mesh == Mesh(tp=2, pp=2)
     assert play.plan.nodes in (("b", "b", "c", "c"), ("c", "c", "b", "b"))
 
@@ -50,7 +50,9 @@ def test_five_workers_on_two_two_and_one_find_two_pairs() -> None:
 def grown_slowly(play: Play, switch_s: float, changes: int) -> Play:
     """Three workers of which two train, after `changes` of the group and a switch of so many seconds."""
     play.running(2, step=3)
-    facts = replace(play.facts, switch_s=switch_s, reconfigurations=changes)
+    facts = replace(
+        play.facts, measured=replace(play.facts.measured, switch_s=switch_s, reconfigurations=changes)
+    )
     play.state = replace(play.state, facts=facts)
     play.nodes("abc")
     play.ready()
@@ -93,11 +95,15 @@ def test_a_worker_more_that_saves_no_round_is_left_idle(real: Play) -> None:
 def test_what_a_transfer_took_says_how_dear_the_next_one_is() -> None:
     play = searching(tp=1, pp=2)
     play.running(2, step=3)
-    facts = replace(play.facts, switch_s=10.0, moving=8e6, transfer_s=4.0)
+    facts = replace(
+        play.facts, measured=replace(play.facts.measured, switch_s=10.0, moving_bytes=8e6, transfer_s=4.0)
+    )
     question = to_change(facts, play.phase, play.policy, play.at)
     assert question.outlook.bytes_per_s == pytest.approx(2e6, rel=0.1)
     assert question.outlook.form_s == pytest.approx(6.0, rel=0.1)
-    few = to_change(replace(facts, moving=100.0), play.phase, play.policy, play.at).outlook
+    few = to_change(
+        replace(facts, measured=replace(facts.measured, moving_bytes=100.0)), play.phase, play.policy, play.at
+    ).outlook
     assert (few.bytes_per_s, few.form_s) == (None, pytest.approx(10.0, rel=0.1))
 
 
@@ -118,8 +124,8 @@ def test_paces_of_two_kinds_of_plans_are_told_and_that_of_one_is_not() -> None:
     play.settle()
     play.go()
     assert play.plan.mesh != first
-    play.step(play.facts.step + 1, seconds=60.0)  # the first of a group is longer
-    for number in range(play.facts.step + 1, play.facts.step + 6):
+    play.step(play.facts.lineage.step + 1, seconds=60.0)  # the first of a group is longer
+    for number in range(play.facts.lineage.step + 1, play.facts.lineage.step + 6):
         play.step(number, seconds=8.0)
     assert reported() == {first: 4.0, play.plan.mesh: 8.0}
 

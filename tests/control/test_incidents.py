@@ -66,8 +66,13 @@ def after(events: Sequence[Event], policy: Policy = POLICY) -> Play:
     for _ in range(6):
         if isinstance(play.phase, Settling):
             for name in members(play.phase):
-                kept = dict(play.facts.local_states).get(name, ())
-                play(FinalReport, generation=play.facts.generation, worker=name, local_states=kept)
+                kept = dict(play.facts.survived.local_states).get(name, ())
+                play(
+                    FinalReport,
+                    generation=play.facts.lineage.generation,
+                    worker=name,
+                    local_states=kept,
+                )
     assert fold(play.journal, play.policy) == play.state
     return play
 
@@ -119,7 +124,7 @@ def test_any_order_of_the_words_of_an_incident_gives_one_count(name):
     for order in orders(events):
         play = after(order)
         reported = [type(e).__name__ + getattr(e, "worker", "") for e in order]
-        assert play.facts.failures == play.facts.failures_ever == expected, reported
+        assert play.facts.failures.count == play.facts.failures.ever == expected, reported
         assert isinstance(play.phase, Forming), reported
 
 
@@ -128,7 +133,7 @@ def test_any_order_of_the_words_of_an_incident_gives_one_count(name):
 def test_any_order_and_any_repetition_of_the_words_of_an_incident_gives_one_count(data):
     expected, events = INCIDENTS[data.draw(st.sampled_from(sorted(INCIDENTS)))]
     order = data.draw(st.permutations(events + data.draw(st.lists(st.sampled_from(events), max_size=4))))
-    assert after(order).facts.failures == expected
+    assert after(order).facts.failures.count == expected
 
 
 def test_the_main_cause_of_an_incident_is_the_same_in_any_order():
@@ -150,7 +155,7 @@ def trained(play: Play, steps: int) -> None:
     """The group that forms trains so many steps on."""
     assert isinstance(play.phase, Forming), play.phase
     play.go()
-    for step in range(play.facts.step + 1, play.facts.step + steps + 1):
+    for step in range(play.facts.lineage.step + 1, play.facts.lineage.step + steps + 1):
         play.step(step)
 
 
@@ -166,13 +171,13 @@ def test_steps_that_are_committed_again_after_a_rollback_are_progress():
     play.running(4, step=2000)
     play.saved(1000, slot=2)
     lose_all(play)
-    assert play.facts.step == 1000
+    assert play.facts.lineage.step == 1000
     for steps in (450, 300, 150, 449, 2, 77, 900, 20):
         trained(play, steps)
-        assert play.facts.failures == 0
+        assert play.facts.failures.count == 0
         lose_all(play)
-        assert play.facts.step == 1000
-        assert play.facts.failures == 1
+        assert play.facts.lineage.step == 1000
+        assert play.facts.failures.count == 1
     assert isinstance(play.phase, Forming)
 
 
@@ -197,7 +202,7 @@ def test_a_failure_after_a_step_that_only_final_reports_tell_of_is_the_first_one
     play.go()
     play.broken("w0001")
     play.settle(step=6)
-    assert play.facts.failures == 1
+    assert play.facts.failures.count == 1
 
 
 def test_a_step_that_was_committed_before_a_failure_and_is_told_after_it_is_no_progress():
@@ -205,7 +210,7 @@ def test_a_step_that_was_committed_before_a_failure_and_is_told_after_it_is_no_p
     play.running(4, step=5)
     play.nodes("abc")
     play.settle()
-    assert play.facts.failures == 1
+    assert play.facts.failures.count == 1
     play(
         StepCommitted,
         generation=1,
@@ -217,8 +222,8 @@ def test_a_step_that_was_committed_before_a_failure_and_is_told_after_it_is_no_p
         seconds=1.0,
         vote=(6.0,),
     )
-    assert play.facts.step == 6
-    assert play.facts.failures == 1
+    assert play.facts.lineage.step == 6
+    assert play.facts.failures.count == 1
 
 
 @pytest.mark.parametrize("way", ["lose", "break"])
@@ -231,7 +236,7 @@ def test_failures_without_a_step_between_them_count_each(way):
         else:
             play.broken(play.plan.workers[0])
         play.settle()
-        assert play.facts.failures == count
+        assert play.facts.failures.count == count
         play.go()
     assert isinstance(play.phase, Running)
 

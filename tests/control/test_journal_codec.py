@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -18,7 +19,16 @@ from elastic_train.control.events import (
     Tick,
 )
 from elastic_train.control.faults import storm
-from elastic_train.control.journal_codec import EVENTS, decode, decode_state, encode, encode_state, fold
+from elastic_train.control.journal_codec import (
+    EVENTS,
+    FLAT,
+    GROUPS,
+    decode,
+    decode_state,
+    encode,
+    encode_state,
+    fold,
+)
 from elastic_train.control.plain import plain, reader
 from elastic_train.control.states import Declined, State
 from elastic_train.recovery.evidence import LocalState, Stored, Vote
@@ -49,6 +59,20 @@ def test_every_event_survives_json_exactly(event: Any):
 def test_what_an_earlier_release_wrote_is_read(value: Any, later: set[str]):
     record = {key: entry for key, entry in plain(value).items() if key not in later}
     assert reader(type(value))(record) == value
+
+
+def test_a_state_that_was_kept_before_facts_had_groups_is_read():
+    kept = json.loads((Path(__file__).parent / "state_before_groups.json").read_text())
+    state = decode_state(kept)
+    said = encode_state(state)
+    facts = {name: value for name, value in said["facts"].items() if name not in GROUPS}
+    for group in GROUPS:
+        facts |= {FLAT.get((group, name), name): value for name, value in said["facts"][group].items()}
+    facts["type"] = "Facts"
+    assert {name: facts[name] for name in kept["facts"]} == kept["facts"]
+    assert said["phase"] == kept["phase"]
+    assert state.facts.failures.ever == 3
+    assert decode_state(said) == state
 
 
 def test_numbers_that_json_lacks_survive():

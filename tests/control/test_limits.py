@@ -30,9 +30,9 @@ def test_one_preemption_more_than_is_borne_ends_a_run_with_its_checkpoint(replic
     leave(play, "d")
     play.go()
     play.step(4)
-    assert (type(play.phase), play.facts.preemptions) == (Running, 1)
+    assert (type(play.phase), play.facts.failures.preemptions) == (Running, 1)
     play.nodes("abc", leaving="c")
-    assert play.ordered(Pause) == [Pause(generation=play.facts.generation, save=True)]
+    assert play.ordered(Pause) == [Pause(generation=play.facts.lineage.generation, save=True)]
     play.settle()
     play.parts(4)
     play.saved(4)
@@ -54,8 +54,8 @@ def test_machines_that_go_without_a_word_of_theirs_count_once_in_any_order(repli
             elif not isinstance(play.phase, Ended):
                 play.nodes("abcd", leaving="d")
         play.settle()
-        assert play.facts.preemptions == 1
-        assert play.facts.failures_ever == 0
+        assert play.facts.failures.preemptions == 1
+        assert play.facts.failures.ever == 0
         if order[0] == "noticed" and limit == 0:  # there was time for a checkpoint: it is made up for
             play.go()
             play.settle()
@@ -71,11 +71,11 @@ def test_machines_that_go_without_a_word_of_theirs_count_once_in_any_order(repli
 def test_a_node_that_is_left_for_being_slow_was_not_taken_away(replicated):
     play = bears(replicated, preemptions=0, evict_slower_than=2.0).running(4, step=3)
     worker, node = play.plan.workers[1], play.plan.nodes[1]
-    play(Straggling, generation=play.facts.generation, worker=worker, node=node, rank=1, factor=4.0)
+    play(Straggling, generation=play.facts.lineage.generation, worker=worker, node=node, rank=1, factor=4.0)
     play.settle()
     play.go()
     assert node not in play.plan.nodes
-    assert (type(play.phase), play.facts.preemptions) == (Running, 0)
+    assert (type(play.phase), play.facts.failures.preemptions) == (Running, 0)
 
 
 @pytest.mark.parametrize("limit", [0, 2])
@@ -86,7 +86,8 @@ def test_as_many_controllers_are_replaced_as_is_borne(replicated, limit):
         play(TermBegan, term=2 + number, stored=None, ever_stored=False, again=True)
         if not isinstance(play.phase, Ended):
             living = tuple(
-                (w.name, w.node, play.facts.generation, play.facts.step) for w in play.facts.workers
+                (w.name, w.node, play.facts.lineage.generation, play.facts.lineage.step)
+                for w in play.facts.membership.workers
             )
             play(Adopted, running=living)
     assert play.phase.outcome == "infrastructure"

@@ -7,7 +7,7 @@ import pytest
 from elastic_train.control.commands import StartWorker, StopWorker
 from elastic_train.control.events import Node
 from elastic_train.control.membership import worker_slots
-from elastic_train.control.states import Facts, Worker
+from elastic_train.control.states import Facts, Membership, Worker
 from elastic_train.planner.plan import Mesh, Plan
 
 pytestmark = pytest.mark.ring0
@@ -49,7 +49,7 @@ def test_every_further_quarantine_is_twice_as_long_up_to_a_limit(play):
     play.begin(3)
     for seconds in (20, 40, 50):
         for _ in range(3):
-            play.lose(play.facts.workers[-1].name)
+            play.lose(play.facts.membership.workers[-1].name)
         assert f"quarantined for {seconds} s" in play.outcome.reason
         play.wait(seconds + 1.0)
 
@@ -72,17 +72,17 @@ def test_a_worker_that_was_of_use_is_no_flap(replicated):
         play.ready()
         play.settle()
         play.go()
-    assert play.facts.flaps == ()
+    assert play.facts.membership.flaps == ()
 
 
 def test_the_record_of_a_node_is_clean_after_a_committed_step(play):
     play.begin(3)
     play.lose("w0003")
-    assert [f.node for f in play.facts.flaps] == ["c"]
+    assert [f.node for f in play.facts.membership.flaps] == ["c"]
     play.ready()
     play.go()
     play.step(1)
-    assert play.facts.flaps == ()
+    assert play.facts.membership.flaps == ()
 
 
 def test_a_worker_that_takes_too_long_to_start_is_given_up_and_a_flap_of_its_node(play):
@@ -92,7 +92,7 @@ def test_a_worker_that_takes_too_long_to_start_is_given_up_and_a_flap_of_its_nod
     play.wait(2.0)
     assert [c.worker for c in play.ordered(StopWorker)] == ["w0002", "w0003"]
     assert started(play) == ["b", "c"]
-    assert {f.node for f in play.facts.flaps} == {"b", "c"}
+    assert {f.node for f in play.facts.membership.flaps} == {"b", "c"}
     assert "w0002 did not start on b within 20 s" in play.outcome.reason
 
 
@@ -115,7 +115,7 @@ def test_a_plan_that_takes_only_some_workers_stands_on_many_nodes() -> None:
         Worker(name=name, node=node, status="ready", since=0.0)
         for name, node in (("w1", "a"), ("w2", "a"), ("w3", "a"), ("w4", "b"), ("w5", "c"))
     )
-    facts = Facts(nodes=tuple(Node(name=n, slots=3) for n in "abc"), workers=workers)
+    facts = Facts(membership=Membership(nodes=tuple(Node(name=n, slots=3) for n in "abc"), workers=workers))
     assert [s.worker for s in worker_slots(facts, None)] == ["w1", "w4", "w5", "w2", "w3"]
     last = Plan(mesh=Mesh(dp_replicate=1), workers=("w2",), nodes=("a",), shares=((0,),))
     assert [s.worker for s in worker_slots(facts, last)][:3] == ["w2", "w4", "w5"]
@@ -130,7 +130,7 @@ def test_workers_fill_one_node_after_the_other(play):
 def test_workers_that_are_spread_take_one_place_of_each_node_first(play):
     play.policy = replace(play.policy, max_workers=4, spread=True)
     play.begin(3, slots=3)
-    assert sorted(w.node for w in play.facts.workers) == ["a", "a", "b", "c"]
+    assert sorted(w.node for w in play.facts.membership.workers) == ["a", "a", "b", "c"]
     play.ready()
     play.lose("w0002")
-    assert sorted(w.node for w in play.facts.workers) == ["a", "a", "b", "c"]
+    assert sorted(w.node for w in play.facts.membership.workers) == ["a", "a", "b", "c"]

@@ -26,13 +26,13 @@ def kept(play):
 
 def snapshots(play, step: int, ranks=(0, 1, 2), peer_store: str = "b") -> tuple[PeerSnapshot, ...]:
     return tuple(
-        PeerSnapshot(peer_store=peer_store, generation=play.facts.generation, rank=r, step=step)
+        PeerSnapshot(peer_store=peer_store, generation=play.facts.lineage.generation, rank=r, step=step)
         for r in ranks
     )
 
 
 def reported(play, *held: PeerSnapshot):
-    return play(PeersReported, generation=play.facts.generation, snapshots=held)
+    return play(PeersReported, generation=play.facts.lineage.generation, snapshots=held)
 
 
 def lose_one(play) -> None:
@@ -49,7 +49,7 @@ def test_a_lost_shard_comes_from_peer_memory_at_the_newest_step_that_is_whole_th
     assert isinstance(form.origin, Mixed)
     assert form.origin.step == 5
     assert form.lineage == ((1, 0), (2, 5))
-    assert kept.facts.step == 5
+    assert kept.facts.lineage.step == 5
 
 
 def test_survivors_hold_their_own_part_of_the_newest_step_so_only_the_lost_one_is_fetched(kept):
@@ -105,7 +105,7 @@ def test_a_late_answer_changes_nothing(kept):
     assert reported(kept, *snapshots(kept, 6)).state == before
     lose_one(kept)
     kept(PeersReported, generation=7, snapshots=snapshots(kept, 6))
-    assert kept.facts.asking
+    assert kept.facts.survived.asking
     reported(kept)
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_is_damaged_is_no_source_of_a_mixture_either(kept):
     assert mixed.stored is not None
     kept(CheckpointRejected, stored=mixed.stored, problem="checksum", fallback=None)
     for worker in kept.phase.pending:
-        kept(FinalReport, generation=kept.facts.generation, worker=worker, local_states=())
+        kept(FinalReport, generation=kept.facts.lineage.generation, worker=worker, local_states=())
     reported(kept)
     assert kept.ordered(End)[0].outcome == "checkpoint"
 

@@ -47,20 +47,24 @@ def unchanged(state: State, *_: Any) -> Outcome:
 
 def who_is_not_listed_is_lost(state: State, event: NodesChanged, policy: Any) -> Outcome:
     there = {node.name for node in event.nodes}
-    kinds: dict[str, CauseKind] = {w.node: "death" for w in state.facts.workers if w.node not in there}
-    state = replace(state, facts=replace(state.facts, nodes=event.nodes))
+    kinds: dict[str, CauseKind] = {
+        w.node: "death" for w in state.facts.membership.workers if w.node not in there
+    }
+    state = replace(
+        state, facts=replace(state.facts, membership=replace(state.facts.membership, nodes=event.nodes))
+    )
     lost = failure.nodes_lost(state, kinds, policy, event.at)
     return lost.then(lambda s: transition.staff(s, policy, event.at))
 
 
 def goes_on_without_the_log(state: State, at: float) -> Outcome:
-    state = replace(state, facts=replace(state.facts, unsure=False))
+    state = replace(state, facts=replace(state.facts, saves=replace(state.facts.saves, unsure=False)))
     return forming.try_form(state, simulated_policy(replicas=1), at)
 
 
 def all_attempts_stay(facts: Any, stored: Any, *, trusted: bool) -> Any:
     found = lost_answers.with_newest(facts, stored, trusted=trusted)
-    return replace(found, attempts=facts.attempts)
+    return replace(found, attempts=facts.saves.attempts)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +122,7 @@ FAULTS = {
     "a boundary has a fixed deadline": planted(
         deadlines,
         "pause_due_at",
-        lambda facts, phase, policy, moved: phase.since + policy.timing.settle_s + 3 * facts.step_s,
+        lambda facts, phase, policy, moved: phase.since + policy.timing.settle_s + 3 * facts.measured.step_s,
         KillNode(when=at(1), node="d"),
         Evaluate(when=at(3, "save"), seconds=200.0, mark_s=5.0),
         AddNode(when=at(3, "save"), node="e"),
@@ -160,7 +164,7 @@ def played(fault: Planted, seed: int) -> str:
         simulation.run()
     except AssertionError as broken:
         return str(broken)
-    phase, count = simulation.controller.state.phase, simulation.controller.state.facts.failures_ever
+    phase, count = simulation.controller.state.phase, simulation.controller.state.facts.failures.ever
     assert isinstance(phase, Ended)
     return f"{phase.outcome} with {count} failures"
 

@@ -20,7 +20,7 @@ def paced(play: Play, worker: str, factor: float) -> None:
     rank = plan.workers.index(worker)
     play(
         Straggling,
-        generation=play.facts.generation,
+        generation=play.facts.lineage.generation,
         worker=worker,
         node=plan.nodes[rank],
         rank=rank,
@@ -40,7 +40,7 @@ def lengths(play: Play) -> list[int]:
 def switched(play: Play) -> None:
     play.settle()
     play.go()
-    play.step(play.facts.step + 1)
+    play.step(play.facts.lineage.step + 1)
 
 
 def test_shares_follow_a_slow_worker_and_back_and_no_step_is_lost(real: Play) -> None:
@@ -55,7 +55,7 @@ def test_shares_follow_a_slow_worker_and_back_and_no_step_is_lost(real: Play) ->
     assert "2.0 times slower: shares of 5, 5, 4, 2 micro-batches" in play.outcome.reason
     switched(play)
     assert (play.plan.workers, lengths(play)) == (workers, [5, 5, 4, 2])
-    assert (play.facts.step, play.facts.failures) == (6, 0)
+    assert (play.facts.lineage.step, play.facts.failures.count) == (6, 0)
     paced(play, workers[3], 0.0)
     assert isinstance(play.phase, Running), "a switch just was"
     play.wait(100.0)
@@ -101,5 +101,5 @@ def test_a_slow_worker_that_is_gone_is_forgotten(real: Play) -> None:
     play.lose(play.plan.workers[3])
     play.settle()
     play.go()
-    assert play.facts.slow == ()
+    assert play.facts.membership.slow == ()
     assert max(lengths(play)) - min(lengths(play)) <= 1

@@ -28,7 +28,7 @@ def test_a_newcomer_is_taken_in_after_the_join_window(play):
     assert form.plan.workers == ("w0001", "w0002", "w0003")
     assert form.origin == Live(generation=1, step=3)
     play.go()
-    assert play.facts.failures == 0
+    assert play.facts.failures.count == 0
 
 
 def test_arrivals_come_in_one_batch(play):
@@ -117,7 +117,7 @@ def test_flapping_capacity_costs_few_switches_and_never_goes_below_the_minimum(r
         play.wait(2.0)
         settle_and_go(play)
     assert play.plan.world_size == 4
-    assert play.facts.reconfigurations <= 4
+    assert play.facts.measured.reconfigurations <= 4
 
 
 def test_a_plan_that_would_not_grow_is_declined_once(play):
@@ -184,7 +184,7 @@ def test_a_draining_node_is_left_at_once_when_its_workers_are_replaced(play):
     assert form.holders == ("w0001", "w0002", "w0003", "w0004")
     play.go()
     assert play.ordered(StopWorker) == [StopWorker(worker="w0002", reason="node b is draining")]
-    assert play.facts.failures == 0
+    assert play.facts.failures.count == 0
 
 
 def test_a_replacement_that_is_starting_is_waited_for_while_there_is_time(play):
@@ -253,7 +253,7 @@ def test_a_drain_that_is_cut_short_is_a_preemption(play):
     play.nodes("abc")
     assert isinstance(play.phase, Settling)
     play.settle()
-    assert play.facts.failures == 0
+    assert play.facts.failures.count == 0
 
 
 def test_a_failure_in_a_pause_keeps_the_words_that_were_said(play):
@@ -265,7 +265,7 @@ def test_a_failure_in_a_pause_keeps_the_words_that_were_said(play):
     play.settle("w0002", error=Cause(kind="engine", detail="bad"))
     (form,) = play.ordered(Form)
     assert form.origin == Live(generation=1, step=3)
-    assert play.facts.failures == 1
+    assert play.facts.failures.count == 1
 
 
 def test_a_repeated_word_in_a_pause_changes_nothing(play):

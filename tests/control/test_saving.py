@@ -24,7 +24,10 @@ pytestmark = pytest.mark.ring0
 
 def failed(play, step: int, generation: int | None = None):
     return play(
-        SaveFailed, generation=generation or play.facts.generation, step=step, problem="503 slow down"
+        SaveFailed,
+        generation=generation or play.facts.lineage.generation,
+        step=step,
+        problem="503 slow down",
     )
 
 
@@ -64,7 +67,7 @@ def test_a_newer_attempt_supersedes_an_incomplete_one_once_it_is_ordered(play):
     play.part(10, 1)
     assert play.ordered(Commit)[0].step == 10
     assert "too late" in play.part(5, 1).reason
-    assert [a.step for a in play.facts.attempts] == [10], "the incomplete one is dropped"
+    assert [a.step for a in play.facts.saves.attempts] == [10], "the incomplete one is dropped"
 
 
 def test_a_rank_may_report_the_next_checkpoint_before_another_has_reported_this_one(play):
@@ -82,7 +85,7 @@ def test_two_attempts_of_a_generation_collect_parts_and_no_more(play):
     play.running(2, step=15)
     for step in (5, 10, 15):
         play.part(step, 0)
-    assert [a.step for a in play.facts.attempts] == [10, 15]
+    assert [a.step for a in play.facts.saves.attempts] == [10, 15]
 
 
 def test_an_older_step_is_not_committed_after_a_newer_one(play):
@@ -93,7 +96,7 @@ def test_an_older_step_is_not_committed_after_a_newer_one(play):
     play.parts(5)
     assert play.commands == ()
     play.saved(10)
-    assert [c.stored.step for c in play.facts.commitments] == [10]
+    assert [c.stored.step for c in play.facts.saves.commitments] == [10]
 
 
 def test_parts_of_a_committed_step_come_too_late(play):
@@ -121,7 +124,7 @@ def test_parts_of_a_dead_generation_are_fenced(play):
     play.part(7, 0)
     play.lose("w0001")
     play.settle()
-    assert play.facts.attempts == ()
+    assert play.facts.saves.attempts == ()
     before = play.state
     assert "fenced" in play.part(7, 1, generation=1).reason
     assert "fenced" in play.part(7, 1, generation=77).reason
@@ -148,7 +151,7 @@ def test_what_peer_stores_say_is_kept_one_entry_a_node_and_orders_nothing(play):
     assert "10,000 bytes" in say("n0", 3).reason
     assert not say("n1", 4).commands
     say("n0", 5)
-    assert [(held.node, held.step) for held in play.facts.held] == [("n1", 4), ("n0", 5)]
+    assert [(held.node, held.step) for held in play.facts.measured.peer_memory] == [("n1", 4), ("n0", 5)]
 
 
 def test_retention_moves_after_the_commit_and_keeps_what_is_in_flight(play):
@@ -177,7 +180,7 @@ def test_a_commit_that_is_known_from_the_log_is_no_longer_on_its_way(play):
     play.running(2, step=5)
     play.parts(5)
     play(TermBegan, term=2, stored=play.stored(5), ever_stored=True)
-    assert play.facts.attempts == ()
+    assert play.facts.saves.attempts == ()
     play(Adopted, running=(("w0001", "a", 1, 5), ("w0002", "b", 1, 5)))
     assert not play.ordered(Commit)
 
@@ -188,7 +191,7 @@ def test_a_commit_whose_successor_is_in_the_log_is_not_ordered_again(play):
     play.parts(4)
     play.step(8)
     play.parts(8)
-    assert [a.step for a in play.facts.attempts] == [4, 8]
+    assert [a.step for a in play.facts.saves.attempts] == [4, 8]
     play(TermBegan, term=2, stored=play.stored(8), ever_stored=True, again=True)
     play(Adopted, running=(("w0001", "a", 1, 8), ("w0002", "b", 1, 8)))
     assert not play.ordered(Commit), "the newest record stays that of the newest step"
@@ -212,7 +215,7 @@ def test_a_last_checkpoint_whose_answer_was_lost_ends_the_run_when_the_log_has_i
     play.running(3, step=20)
     play.parts(20)
     play.lose("w0001")
-    while play.facts.reading is None:
+    while play.facts.saves.reading is None:
         assert play.at < 1000.0
         play.wait(2.0)
         if isinstance(play.phase, Settling):
@@ -230,7 +233,7 @@ def test_storage_that_never_says_what_was_committed_ends_the_run(play):
     while not isinstance(play.phase, Ended):
         assert play.at < 1000.0
         play.wait(2.0)
-        if play.facts.reading is not None:
+        if play.facts.saves.reading is not None:
             play(LogRead, problem="503 slow down")
     assert play.phase.outcome == "infrastructure"
     assert "what was committed is not known" in play.phase.detail
@@ -254,8 +257,8 @@ def test_a_commit_of_a_dead_generation_does_not_enter_the_lineage(play):
     play.lose("w0001")
     play.settle()
     play.saved(7, generation=1)
-    assert play.facts.stored is None
-    assert play.facts.ever_stored
+    assert play.facts.saves.stored is None
+    assert play.facts.saves.ever_stored
     assert play.commands == ()
     assert "left behind" in play.outcome.reason
 
@@ -351,7 +354,7 @@ def reading(play):
 
 def hold_nothing(play):
     for worker in play.phase.pending:
-        play(FinalReport, generation=play.facts.generation, worker=worker, local_states=())
+        play(FinalReport, generation=play.facts.lineage.generation, worker=worker, local_states=())
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_next_sound_one(play):
@@ -359,8 +362,8 @@ def test_a_damaged_checkpoint_gives_way_to_the_next_sound_one(play):
     play(CheckpointRejected, stored=newer, problem="checksum", fallback=older)
     hold_nothing(play)
     assert play.ordered(Form)[0].origin == FromStorage(stored=older)
-    assert [c.stored.slot for c in play.facts.commitments] == [1]
-    assert play.facts.failures == 1  # the loss; not the damage
+    assert [c.stored.slot for c in play.facts.saves.commitments] == [1]
+    assert play.facts.failures.count == 1  # the loss; not the damage
 
 
 def test_without_a_sound_checkpoint_the_run_ends_and_never_starts_from_step_0(play):
@@ -376,9 +379,9 @@ def test_damage_that_is_found_while_nobody_reads_is_remembered(play):
     play.saved(5, slot=1)
     play(CheckpointRejected, stored=play.stored(5, slot=1), problem="checksum", fallback=None)
     assert isinstance(play.phase, Running)
-    assert (play.facts.stored, play.facts.commitments) == (None, ())
+    assert (play.facts.saves.stored, play.facts.saves.commitments) == (None, ())
     play(CheckpointRejected, stored=play.stored(5, slot=1), problem="checksum", fallback=None)
-    assert play.facts.stored is None
+    assert play.facts.saves.stored is None
 
 
 def test_the_checkpoint_that_is_being_read_is_not_pruned(play):
@@ -445,6 +448,6 @@ def test_what_a_checkpoint_costs_is_by_how_much_its_steps_were_longer(play):
     play.step(11, seconds=1.5)
     play.parts(10)
     play.saved(10)
-    assert play.facts.save_cost_s == pytest.approx(0.75)
+    assert play.facts.measured.save_cost_s == pytest.approx(0.75)
     play.step(12, seconds=3.0)
-    assert play.facts.save_cost_s == pytest.approx(0.75)
+    assert play.facts.measured.save_cost_s == pytest.approx(0.75)

@@ -12,7 +12,7 @@ from elastic_train.control.schedule import (
     PRIOR_MTBF_S,
     UNCOVERED_MTBF_S,
     Boundary,
-    Measured,
+    IntervalInputs,
     at_boundary,
     explained,
     interval_s,
@@ -25,7 +25,7 @@ from elastic_train.control.schedule import (
 pytestmark = pytest.mark.ring0
 
 
-def measured(**values: Any) -> Measured:
+def measured(**values: Any) -> IntervalInputs:
     fields: dict[str, Any] = {
         "save_s": 2.0,
         "cost_s": None,
@@ -33,7 +33,7 @@ def measured(**values: Any) -> Measured:
         "failures": 0,
         "peers": False,
     }
-    return Measured(**{**fields, **values})
+    return IntervalInputs(**{**fields, **values})
 
 
 def test_the_interval_is_youngs():

@@ -79,7 +79,7 @@ def test_what_no_machine_did_is_charged_to_no_machine(ten):
         simulation = played(*(f for f in made if isinstance(f, calm)), seed=seed)
         facts = simulation.controller.state.facts
         assert outcome(simulation) == "finished", f"seed {seed}"
-        assert (facts.failures_ever, facts.generation) == (0, 1), f"seed {seed}"
+        assert (facts.failures.ever, facts.lineage.generation) == (0, 1), f"seed {seed}"
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -93,8 +93,8 @@ def test_nodes_that_arrive_in_a_long_evaluation_are_taken_after_it(seed):
     simulation = played(*gone, *coming, evaluation, seed=seed, max_steps=40)
     facts = simulation.controller.state.facts
     assert outcome(simulation) == "finished"
-    assert len(facts.plans[-1][1].workers) == 4
-    assert facts.failures_ever == 1
+    assert len(facts.lineage.plans[-1][1].workers) == 4
+    assert facts.failures.ever == 1
 
 
 def test_a_group_that_forms_waits_for_the_jobs_own_code():
@@ -103,7 +103,7 @@ def test_a_group_that_forms_waits_for_the_jobs_own_code():
     )
     facts = simulation.controller.state.facts
     assert outcome(simulation) == "finished"
-    assert (facts.failures_ever, facts.reconfigurations <= 2) == (1, True)
+    assert (facts.failures.ever, facts.measured.reconfigurations <= 2) == (1, True)
 
 
 @pytest.mark.parametrize("seconds", [10.0, 60.0, 110.0])
@@ -118,7 +118,7 @@ def test_a_restore_and_a_last_checkpoint_outlast_storage_that_is_away(kind, seco
         replicas=1,
     )
     assert outcome(simulation) == "finished"
-    assert simulation.controller.state.facts.failures_ever == 1
+    assert simulation.controller.state.facts.failures.ever == 1
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -132,7 +132,7 @@ def test_a_rank_that_hangs_while_its_heartbeats_go_on_costs_one_reconfiguration(
     simulation = played(HangRank(when=Moment(step=6), rank=2))
     facts = simulation.controller.state.facts
     assert outcome(simulation) == "finished"
-    assert facts.failures_ever == 1
+    assert facts.failures.ever == 1
 
 
 @pytest.mark.parametrize("seed", range(10))

@@ -82,7 +82,7 @@ def hang(worker: str = "w0002", step: int = 6, phase: str = "forward") -> dict:
 
 def test_the_worker_that_hangs_is_ended_and_the_others_go_on(replicated) -> None:
     play = replicated.running(4, step=5)
-    play(Hung, generation=play.facts.generation, **hang())
+    play(Hung, generation=play.facts.lineage.generation, **hang())
     assert [c.worker for c in play.ordered(StopWorker)] == ["w0002"]
     assert play.ordered(Abort)[0].workers == ("w0001", "w0003", "w0004")
     play.settle()
@@ -92,17 +92,17 @@ def test_the_worker_that_hangs_is_ended_and_the_others_go_on(replicated) -> None
 
 def test_a_hang_that_nobody_stands_out_in_breaks_the_group_and_ends_nobody(replicated) -> None:
     play = replicated.running(4, step=5)
-    play(Hung, generation=play.facts.generation, **{**hang(), "worker": ""})
+    play(Hung, generation=play.facts.lineage.generation, **{**hang(), "worker": ""})
     assert play.ordered(StopWorker) == []
     assert isinstance(play.phase, Settling)
 
 
 def test_the_same_hang_at_the_same_step_twice_ends_the_run(replicated) -> None:
     play = replicated.running(4, step=5)
-    play(Hung, generation=play.facts.generation, **hang())
+    play(Hung, generation=play.facts.lineage.generation, **hang())
     play.settle()
     play.go()
-    play(Hung, generation=play.facts.generation, **hang(worker="w0003"))
+    play(Hung, generation=play.facts.lineage.generation, **hang(worker="w0003"))
     play.settle()
     (over,) = play.ordered(End)
     assert "the same fault twice at step 6" in over.detail
@@ -111,7 +111,7 @@ def test_the_same_hang_at_the_same_step_twice_ends_the_run(replicated) -> None:
 def test_a_stale_word_of_a_hang_changes_nothing(replicated) -> None:
     play = replicated.running(4, step=5)
     before = play.state
-    play(Hung, generation=play.facts.generation - 1, **hang())
+    play(Hung, generation=play.facts.lineage.generation - 1, **hang())
     assert play.state is before
 
 
@@ -139,13 +139,13 @@ def test_a_heartbeat_that_repeats_a_step_counts_once() -> None:
 
 def test_who_is_slow_is_noted_and_reported_where_shares_cannot_differ(replicated) -> None:
     play = replicated.running(4, step=5)
-    word = {"generation": play.facts.generation, "worker": "w0002", "node": "b", "rank": 1}
+    word = {"generation": play.facts.lineage.generation, "worker": "w0002", "node": "b", "rank": 1}
     play(Straggling, factor=2.5, **word)
-    assert play.facts.slow == (("w0002", 2.5),)
+    assert play.facts.membership.slow == (("w0002", 2.5),)
     assert play.outcome.reason.startswith("w0002 (rank 1, node b) is 2.5 times slower than its peers")
     assert play.commands == ()
     play(Straggling, factor=0.0, **word)
-    assert play.facts.slow == ()
+    assert play.facts.membership.slow == ()
     assert "keeps up again" in play.outcome.reason
 
 

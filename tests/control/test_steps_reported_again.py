@@ -38,9 +38,9 @@ def test_a_loop_that_trains_on_after_a_failure_at_its_end_has_not_ended(play):
     play.running(2, step=4)
     play.step(5)
     play.step(5, last=True)
-    assert play.facts.ended == 5
+    assert play.facts.lineage.ended == 5
     play.step(6)
-    assert play.facts.ended is None
+    assert play.facts.lineage.ended is None
     play.saved(5)
     assert isinstance(play.phase, Running)
 

@@ -38,7 +38,7 @@ def test_a_running_group_stops_at_the_next_step_with_a_checkpoint(play):
 
 
 def fail(play, step: int = 3):
-    return play(SaveFailed, generation=play.facts.generation, step=step, problem="503")
+    return play(SaveFailed, generation=play.facts.lineage.generation, step=step, problem="503")
 
 
 def test_a_checkpoint_that_cannot_be_written_is_tried_again(play):

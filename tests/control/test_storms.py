@@ -123,7 +123,11 @@ def test_a_steady_cluster_never_reconfigures(replicas):
     simulation = play(policy=simulated_policy(replicas=replicas, max_steps=200))
     facts = simulation.controller.state.facts
     assert outcome(simulation) == "finished"
-    assert (facts.generation, facts.reconfigurations, facts.failures_ever) == (1, 0, 0)
+    assert (facts.lineage.generation, facts.measured.reconfigurations, facts.failures.ever) == (
+        1,
+        0,
+        0,
+    )
 
 
 def test_quiet_ticks_are_not_journalled():
@@ -142,7 +146,7 @@ def test_with_a_replica_left_no_step_is_lost_wherever_a_rank_dies(phase, seed):
     simulation = play(KillRank(when=Moment(step=6, phase=phase), rank=1), seed=seed)
     assert outcome(simulation) == "finished"
     assert [r.formed.source for r in simulation.records if r.formed] == ["fresh", "live", "live"][
-        : simulation.controller.state.facts.reconfigurations + 1
+        : simulation.controller.state.facts.measured.reconfigurations + 1
     ]
     assert all("no committed step is lost" in r.reason for r in simulation.records if r.formed)
 
@@ -150,7 +154,7 @@ def test_with_a_replica_left_no_step_is_lost_wherever_a_rank_dies(phase, seed):
 def test_a_rank_that_stands_still_costs_one_reconfiguration():
     simulation = play(StopRank(when=Moment(step=6), rank=2))
     assert outcome(simulation) == "finished"
-    assert simulation.controller.state.facts.failures_ever == 1
+    assert simulation.controller.state.facts.failures.ever == 1
 
 
 @pytest.mark.parametrize("phase", ["forward", "reduce", "vote", "optimizer"])
@@ -158,20 +162,20 @@ def test_a_collective_that_raises_costs_a_reconfiguration_and_no_worker(phase):
     simulation = play(BreakRank(when=Moment(step=6, phase=phase), rank=1))
     facts = simulation.controller.state.facts
     assert outcome(simulation) == "finished"
-    assert facts.reconfigurations == 1
+    assert facts.measured.reconfigurations == 1
     assert all(worker.died is None for worker in simulation.cluster.workers.values())
     assert all("no committed step is lost" in r.reason for r in simulation.records if r.formed)
 
 
 def test_a_slow_rank_is_not_a_dead_rank():
     simulation = play(StopRank(when=Moment(step=6), rank=2, seconds=5.0))
-    assert simulation.controller.state.facts.reconfigurations == 0
+    assert simulation.controller.state.facts.measured.reconfigurations == 0
 
 
 def test_a_drained_node_leaves_without_a_failure():
     simulation = play(DrainNode(when=Moment(step=5), node="b", notice_s=60.0))
     facts = simulation.controller.state.facts
-    assert (facts.failures_ever, facts.reconfigurations) == (0, 1)
+    assert (facts.failures.ever, facts.measured.reconfigurations) == (0, 1)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -183,7 +187,7 @@ def test_ten_nodes_leave_in_turn_while_others_come_and_no_switch_stalls_the_run(
     faults = [fault for pair in zip(leaving, coming, strict=True) for fault in pair]
     simulation = play(*faults, policy=simulated_policy(max_steps=70), seed=seed)
     assert outcome(simulation) == "finished"
-    assert simulation.controller.state.facts.failures_ever == 0
+    assert simulation.controller.state.facts.failures.ever == 0
     steps = [r.seconds for r in simulation.records if isinstance(r.event, StepCommitted)]
     assert len(steps) == 70, "no step was lost"
     assert max(after - before for before, after in pairwise(steps)) < 20.0
@@ -195,7 +199,7 @@ def test_a_lost_node_is_replaced_by_one_that_comes_later():
         AddNode(when=Moment(step=8), node="e"),
         policy=simulated_policy(max_steps=40),
     )
-    assert simulation.controller.state.facts.plans[-1][1].nodes == ("a", "b", "d", "e")
+    assert simulation.controller.state.facts.lineage.plans[-1][1].nodes == ("a", "b", "d", "e")
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -203,7 +207,7 @@ def test_a_controller_that_comes_back_leaves_the_group_training(seed):
     simulation = play(KillController(when=Moment(step=5)), seed=seed)
     facts = simulation.controller.state.facts
     assert outcome(simulation) == "finished"
-    assert (facts.term, facts.reconfigurations) == (2, 0)
+    assert (facts.term, facts.measured.reconfigurations) == (2, 0)
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -211,7 +215,7 @@ def test_a_stop_at_any_moment_ends_the_run_with_its_last_step_saved(seed):
     simulation = play(seed=seed, stop_at=seed * 1.1)
     facts = simulation.controller.state.facts
     assert outcome(simulation) in ("stopped", "finished")
-    assert facts.step == (facts.stored.step if facts.stored else 0)
+    assert facts.lineage.step == (facts.saves.stored.step if facts.saves.stored else 0)
 
 
 def test_a_rank_that_dies_at_the_same_step_every_time_spends_the_budget():

@@ -31,7 +31,13 @@ def refuse(play, problem: str = "SlowDown: 503 (6 tries in 3.1 s)"):
     play.broken("", "storage", cause.detail)
     for number, worker in enumerate(play.plan.workers):
         error = replace(cause, detail=f"{cause.detail} {number}")
-        play(FinalReport, generation=play.facts.generation, worker=worker, local_states=(), error=error)
+        play(
+            FinalReport,
+            generation=play.facts.lineage.generation,
+            worker=worker,
+            local_states=(),
+            error=error,
+        )
 
 
 @pytest.mark.parametrize("problem", ["SlowDown: 503", "PermissionError: ExpiredToken", "ESTALE"])
@@ -49,7 +55,7 @@ def test_a_restore_waits_for_storage_and_no_machine_is_charged(play, problem):
         play.wait(1.0)
     play.go()
     assert isinstance(play.phase, Running)
-    assert (play.facts.failures_ever, play.facts.trouble) == (0, None)
+    assert (play.facts.failures.ever, play.facts.saves.trouble) == (0, None)
 
 
 def test_a_run_that_is_held_up_by_storage_for_too_long_ends_and_says_so(play):
@@ -92,16 +98,16 @@ def test_a_death_beside_trouble_of_storage_is_a_failure(play):
     restoring(play)
     play.lose(play.plan.workers[0])
     refuse(play)
-    assert play.facts.failures == 1
-    assert play.facts.trouble is not None
+    assert play.facts.failures.count == 1
+    assert play.facts.saves.trouble is not None
 
 
 def test_the_words_of_all_ranks_are_one_time_that_storage_failed(play):
     play.running(3, step=5)
     for _ in range(3):
         play(SaveFailed, generation=1, step=5, problem="503")
-    assert play.facts.trouble.times == 1
-    assert again_at(play.facts.trouble) - play.facts.trouble.last == 5.0
+    assert play.facts.saves.trouble.times == 1
+    assert again_at(play.facts.saves.trouble) - play.facts.saves.trouble.last == 5.0
 
 
 def test_saves_are_put_off_while_storage_fails(play):
@@ -124,10 +130,10 @@ def test_saves_are_put_off_while_storage_fails(play):
 def test_what_failed_long_ago_is_another_trouble(play):
     play.running(2, step=5)
     play(SaveFailed, generation=1, step=5, problem="503")
-    began = play.facts.trouble.since
+    began = play.facts.saves.trouble.since
     play.wait(200.0)
     play(SaveFailed, generation=1, step=5, problem="504")
-    assert (play.facts.trouble.times, play.facts.trouble.since - began > 190.0) == (1, True)
+    assert (play.facts.saves.trouble.times, play.facts.saves.trouble.since - began > 190.0) == (1, True)
 
 
 def test_a_commit_ends_the_trouble(play):
@@ -135,7 +141,7 @@ def test_a_commit_ends_the_trouble(play):
     play(SaveFailed, generation=1, step=5, problem="503")
     play.parts(5)
     play.saved(5)
-    assert play.facts.trouble is None
+    assert play.facts.saves.trouble is None
 
 
 def test_a_damaged_checkpoint_is_no_trouble_of_storage_that_is_waited_for(play):
@@ -143,11 +149,11 @@ def test_a_damaged_checkpoint_is_no_trouble_of_storage_that_is_waited_for(play):
     play.broken("", "damage", "checksum")
     play.settle()
     assert play.ordered(Form)
-    assert (play.facts.failures_ever, play.facts.trouble) == (0, None)
+    assert (play.facts.failures.ever, play.facts.saves.trouble) == (0, None)
 
 
 def no_start(play):
-    name = next(w.name for w in play.facts.workers if w.status == "starting")
+    name = next(w.name for w in play.facts.membership.workers if w.status == "starting")
     play(WorkerLost, worker=name, cause=Cause(kind="storage", detail="503 slow down", phase="starting"))
 
 
@@ -155,8 +161,8 @@ def test_starts_that_fail_by_storage_quarantine_no_node_and_end_a_run_in_time(pl
     play.begin(2)
     for _ in range(4):
         no_start(play)
-    assert play.facts.flaps == ()
-    assert play.facts.trouble is not None
+    assert play.facts.membership.flaps == ()
+    assert play.facts.saves.trouble is not None
     while not isinstance(play.phase, Ended):
         assert play.at < 1000.0
         play.wait(4.0)
@@ -182,5 +188,5 @@ def test_time_in_which_a_run_went_on_is_no_time_that_storage_held_it_up(replicat
     play.settle()
     play.go()
     assert isinstance(play.phase, Running)
-    assert play.facts.trouble is not None
-    assert play.facts.trouble.blocked is None
+    assert play.facts.saves.trouble is not None
+    assert play.facts.saves.trouble.blocked is None

@@ -45,7 +45,7 @@ def test_nodes_that_arrive_in_a_long_evaluation_wait_for_its_end(replicated):
     play.settle()
     assert isinstance(play.phase, Forming)
     assert len(play.plan.workers) == len(names) == 7
-    assert play.facts.failures_ever == 0
+    assert play.facts.failures.ever == 0
 
 
 def test_a_boundary_is_awaited_while_members_are_seen_to_move(play):
@@ -56,7 +56,7 @@ def test_a_boundary_is_awaited_while_members_are_seen_to_move(play):
     assert isinstance(play.phase, Pausing)
     play.settle()
     assert isinstance(play.phase, Forming)
-    assert play.facts.failures_ever == 0
+    assert play.facts.failures.ever == 0
 
 
 def test_a_group_that_is_not_seen_to_move_does_not_come_to_a_boundary(play):
@@ -118,7 +118,7 @@ def test_a_commit_without_an_answer_is_ordered_again(play):
     (first,) = play.ordered(Commit)
     assert run_down(play) == (first,)
     play.saved(5)
-    assert play.facts.attempts == ()
+    assert play.facts.saves.attempts == ()
     assert run_down(play, 500.0) == ()
 
 
@@ -127,7 +127,7 @@ def test_a_commit_that_is_never_answered_costs_nothing_but_itself(play):
     play.parts(5)
     for _ in range(100):
         play.wait(2.0)
-    assert play.facts.attempts == ()
+    assert play.facts.saves.attempts == ()
     assert isinstance(play.phase, Running)
     play.step(6)
     play.parts(6)
@@ -169,9 +169,9 @@ def test_a_run_whose_workers_all_die_while_the_last_commit_is_lost_starts_from_w
         assert play.at < 300.0
         play.wait(2.0)
         play.ready()
-        if play.facts.reading is not None:
+        if play.facts.saves.reading is not None:
             play(LogRead, stored=None)
-    assert play.facts.step == 0
+    assert play.facts.lineage.step == 0
 
 
 def test_a_recovery_from_storage_does_not_wait_for_a_commit_for_ever(play):
@@ -180,7 +180,7 @@ def test_a_recovery_from_storage_does_not_wait_for_a_commit_for_ever(play):
     play.lose("w0001")
     play.settle()
     assert isinstance(play.phase, Waiting)
-    while play.facts.reading is None:
+    while play.facts.saves.reading is None:
         assert play.at < 300.0
         play.wait(2.0)
     play(LogRead, stored=None)
@@ -215,9 +215,12 @@ def test_peer_stores_that_never_answer_are_done_without(play):
 
 
 def come_back(play):
-    play(TermBegan, term=play.facts.term + 1, stored=play.facts.stored, ever_stored=False, again=True)
+    play(TermBegan, term=play.facts.term + 1, stored=play.facts.saves.stored, ever_stored=False, again=True)
     if not isinstance(play.phase, Ended):
-        living = tuple((w.name, w.node, play.facts.generation, play.facts.step) for w in play.facts.workers)
+        living = tuple(
+            (w.name, w.node, play.facts.lineage.generation, play.facts.lineage.step)
+            for w in play.facts.membership.workers
+        )
         play(Adopted, running=living)
 
 
@@ -229,12 +232,12 @@ def test_a_controller_that_is_replaced_while_a_group_forms_is_charged_to_no_mach
         play.settle()
         come_back(play)
         play.settle()
-        assert play.facts.failures == 1
+        assert play.facts.failures.count == 1
         play.nodes("abcd")
         play.ready()
         play.go()
         play.step(step)
-    assert (play.facts.failures, play.facts.restarts) == (0, 0)
+    assert (play.facts.failures.count, play.facts.failures.restarts) == (0, 0)
 
 
 @pytest.mark.parametrize("phase", ["forming", "running"])
@@ -283,7 +286,7 @@ def test_every_phase_says_what_it_waits_for_and_until_when(replicated):
     for _ in range(3):
         play.nodes("ab")
         play.nodes("")
-        for worker in play.facts.workers:
+        for worker in play.facts.membership.workers:
             play.lose(worker.name)
     assert reported() == {"workers": 600.0}
 

@@ -320,7 +320,7 @@ class Controller:
         """Time passes: look at what nobody reports."""
         now = self._now()
         heartbeats = self._watch.heartbeats()
-        written_s = self._watch.written_s(self._state.facts.generation)
+        written_s = self._watch.written_s(self._state.facts.lineage.generation)
         moved_s = self._hangs.moved_s(self._state, heartbeats, written_s)
         event = Tick(at=now, late=max(0.0, now - due), moved_s=moved_s)
         if event.late > self._policy.late_ticks * self._policy.tick_s:
@@ -339,7 +339,7 @@ class Controller:
             self._note(event, outcome)
         self._state = outcome.state
         if self._committer is not None:
-            self._committer.lineage = self._state.facts.lineage
+            self._committer.lineage = self._state.facts.lineage.chain
         return outcome.commands
 
     @property

@@ -40,7 +40,7 @@ class HangWatch:
             return
         group = _group(state, phase, heartbeats)
         self._compare(facts, phase.plan, group)
-        if self._reported == facts.generation or len(group) < phase.plan.world_size:
+        if self._reported == facts.lineage.generation or len(group) < phase.plan.world_size:
             return
         if any(self._in_user_code(s) for s in group):
             return  # it builds its data set, say, and the others wait for it
@@ -49,9 +49,9 @@ class HangWatch:
         ]
         stall = stalled(marks, _step_s(facts, phase), self._timing)
         if stall is not None:
-            self._reported = facts.generation
+            self._reported = facts.lineage.generation
             nodes = {s.worker: s.node for s in group}
-            self._name(facts.generation, stall, nodes)
+            self._name(facts.lineage.generation, stall, nodes)
 
     def moved_s(
         self, state: State, heartbeats: Iterable[Heartbeat], written_s: float | None = None
@@ -126,11 +126,11 @@ class HangWatch:
 
         A worker that was slow in the last group, and got less work in this one, is so until it keeps up.
         """
-        known = dict(facts.slow)
-        if self._paced != facts.generation:
+        known = dict(facts.membership.slow)
+        if self._paced != facts.lineage.generation:
             stages = {rank: plan.mesh.coordinate(rank)["pp"] for rank in range(plan.world_size)}
             slow = {rank for rank, worker in enumerate(plan.workers) if worker in known}
-            self._paced, self._pace = facts.generation, Pace(stages=stages, slow=slow)
+            self._paced, self._pace = facts.lineage.generation, Pace(stages=stages, slow=slow)
         for member in group:
             self._pace.heard(member.rank, member.paced_step, member.own_s)
         for member in group:
@@ -139,7 +139,7 @@ class HangWatch:
                 self._post(
                     Straggling(
                         at=0.0,
-                        generation=facts.generation,
+                        generation=facts.lineage.generation,
                         worker=member.worker,
                         node=member.node,
                         rank=member.rank,
@@ -149,11 +149,11 @@ class HangWatch:
 
 
 def _group(state: State, phase: Running | Pausing, heartbeats: Iterable[Heartbeat]) -> list[Heartbeat]:
-    members, generation = set(phase.plan.workers), state.facts.generation
+    members, generation = set(phase.plan.workers), state.facts.lineage.generation
     return [s for s in heartbeats if s.generation == generation and s.worker in members]
 
 
 def _step_s(facts: Facts, phase: Running | Pausing) -> float:
     """The measured time of a step of this group; 0 before its first one."""
     proven = phase.proven if isinstance(phase, Running) else True
-    return facts.step_s if proven else 0.0
+    return facts.measured.step_s if proven else 0.0

@@ -32,9 +32,9 @@ def collect_garbage(
         if held is not None and not held.released and not wait:
             raise LeaseHeld(run=run, holder=held.holder, age_s=0.0, detail=HELD)
         lease.acquire()
-        term = directory.begin_term(this_command())
-        lease.renew(term)
         try:
+            term = directory.begin_term(this_command())
+            lease.renew(term)
             gone = directory.prune(keep, term=term).directories
         finally:
             lease.release()

@@ -12,6 +12,7 @@ from elastic_train.control.events import CauseKind
 
 ChangeKind = Literal[
     "growth",
+    "shrink",
     "rebalance",
     "drain",
     "eviction",

@@ -95,6 +95,9 @@ def _of_phase(before: State, event: Event, after: State) -> Change | None:
         case "grow":
             idle = {w.name for w in after.facts.membership.workers} - set(after.phase.plan.workers)
             return Change(kind="growth", workers=tuple(sorted(idle)))
+        case "shrink":
+            slow = {name for name, _ in after.facts.membership.slow}
+            return Change(kind="shrink", workers=tuple(sorted(slow.intersection(after.phase.plan.workers))))
         case "rebalance":
             return Change(kind="rebalance", workers=tuple(name for name, _ in after.facts.membership.slow))
         case "stop":

@@ -129,6 +129,9 @@ def _improve(state: State, phase: Running, policy: Policy, at: float) -> Outcome
     why = f": {planned.reason}" if planned.reason else ""
     if members.issuperset(planned.plan.workers):
         who = ", ".join(f"{name} is {factor:.1f} times slower" for name, factor in slow) or "all keep up"
+        if left_out := members.difference(planned.plan.workers):
+            reason = f"{who}: going on as {planned.plan} without {', '.join(sorted(left_out))}{why}"
+            return pause(state, phase.plan, "shrink", reason, at)
         lengths = ", ".join(str(len(part)) for part in planned.plan.shares)
         reason = f"{who}: shares of {lengths} micro-batches{why}"
         return pause(state, phase.plan, "rebalance", reason, at)

@@ -258,7 +258,7 @@ class Running:
     final_failed: float | None = None  # when writing it failed
 
 
-Purpose = Literal["grow", "rebalance", "drain", "stop"]
+Purpose = Literal["grow", "shrink", "rebalance", "drain", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

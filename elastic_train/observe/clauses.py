@@ -121,6 +121,8 @@ def onset(change: Change) -> str:
             return "another controller owns the run"
         case "growth":
             return f"growing by {names(change.workers)}"
+        case "shrink":
+            return f"going on with fewer workers, because of {names(change.workers) or 'their speed'}"
         case "rebalance":
             return f"giving {names(change.workers) or 'everybody'} another share of the micro-batches"
         case "drain":
@@ -136,8 +138,22 @@ def outcome_of(done: Reconfiguration) -> tuple[str, str]:
     kind = done.kind or "unknown"
     if done.kind is None:
         cause = done.cause
-    elif done.kind in ("growth", "rebalance", "drain", "eviction", "stop", "takeover", "resubmission"):
-        said = {"growth": "grew", "rebalance": "rebalanced", "drain": f"left node {names(done.nodes)}"}
+    elif done.kind in (
+        "growth",
+        "shrink",
+        "rebalance",
+        "drain",
+        "eviction",
+        "stop",
+        "takeover",
+        "resubmission",
+    ):
+        said = {
+            "growth": "grew",
+            "shrink": "shrank",
+            "rebalance": "rebalanced",
+            "drain": f"left node {names(done.nodes)}",
+        }
         cause = said.get(done.kind, done.cause)
     else:
         cause = onset(

@@ -150,7 +150,7 @@ def _name(current: Reconfiguration, record: Record) -> Reconfiguration:
 def _words(change: Change) -> str:
     who = change.workers[0] if change.workers else ""
     match change.kind:
-        case "growth" | "rebalance" | "drain" | "stop":
+        case "growth" | "shrink" | "rebalance" | "drain" | "stop":
             return change.kind
         case "eviction":
             return f"eviction of {', '.join(change.nodes)}"

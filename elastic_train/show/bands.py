@@ -23,6 +23,7 @@ SIGNS = {
     "notice": ("drain", "!"),
     "drain": ("drain", "↓"),
     "eviction": ("drain", "↓"),
+    "shrink": ("drain", "↓"),
     "straggling": ("drain", "~"),
 }
 """The sign of each kind of happening on a node's lane."""

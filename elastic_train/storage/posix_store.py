@@ -203,11 +203,12 @@ class PosixStore:
                     os.replace(temporary, target)  # noqa: PTH105
                 else:
                     os.link(temporary, target)
-                _sync_directory(target.parent)
-                return
             except FileNotFoundError:
                 if last:
                     raise
+            else:  # what is there by its name is not made again, whatever becomes of its directory
+                _sync_directory(target.parent)
+                return
             finally:
                 _forget(temporary)
 

@@ -92,6 +92,18 @@ def test_garbage_is_named_and_then_removed(theirs: Path, tmp_path: Path) -> None
     run("verify", tmp_path / "run")
 
 
+def test_a_lease_taken_to_remove_garbage_is_released_where_the_term_cannot_begin(
+    theirs: Path, tmp_path: Path
+) -> None:
+    run("import", theirs, tmp_path / "run", "--copy")
+    for record in (tmp_path / "run" / "commits").iterdir():
+        record.unlink()
+    assert "the commit log is gone" in run("gc", tmp_path / "run", code=CHECKPOINT)
+    lease = Lease(open_store(str(tmp_path / "run")), holder="another", lease_s=60.0).look()
+    assert lease is not None
+    assert lease.released
+
+
 def test_wrong_usage_and_missing_checkpoints_are_said(theirs: Path, tmp_path: Path) -> None:
     run("export", theirs, tmp_path / "out", "--to", "onnx", code=USAGE)
     run("export", theirs, tmp_path / "out", "--to", "dcp", "--dtype", "bf16", code=USAGE)

@@ -64,7 +64,7 @@ def goes_on_without_the_log(state: State, at: float) -> Outcome:
 
 def all_attempts_stay(facts: Any, stored: Any, *, trusted: bool) -> Any:
     found = lost_answers.with_newest(facts, stored, trusted=trusted)
-    return replace(found, attempts=facts.saves.attempts)
+    return replace(found, saves=replace(found.saves, attempts=facts.saves.attempts))
 
 
 @dataclass(frozen=True, kw_only=True)

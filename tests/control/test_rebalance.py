@@ -9,6 +9,8 @@ import pytest
 from elastic_train.control.commands import Pause
 from elastic_train.control.events import Straggling
 from elastic_train.control.states import Pausing, Running
+from elastic_train.planner.plan import Infeasible
+from elastic_train.planner.question import Planned, Question
 from tests.control.conftest import Play
 
 pytestmark = pytest.mark.ring0
@@ -103,3 +105,22 @@ def test_a_slow_worker_that_is_gone_is_forgotten(real: Play) -> None:
     play.go()
     assert play.facts.membership.slow == ()
     assert max(lengths(play)) - min(lengths(play)) <= 1
+
+
+def test_a_plan_that_leaves_the_slow_worker_out_is_called_what_it_is(real: Play) -> None:
+    planner = real.policy.plan
+
+    def without_slow(question: Question) -> Planned | Infeasible:
+        quick = tuple(slot for slot in question.worker_slots if slot.speed > 0.1)
+        return planner(replace(question, worker_slots=quick))
+
+    real.policy = replace(real.policy, plan=without_slow)
+    play = long_run(real)
+    workers = play.plan.workers
+    paced(play, workers[3], 50.0)
+    change = play.outcome.change
+    assert change is not None
+    assert (change.kind, change.workers) == ("shrink", (workers[3],))
+    assert f"going on as dp_replicate 3 on 3 nodes without {workers[3]}" in play.outcome.reason
+    switched(play)
+    assert play.plan.workers == workers[:3]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -192,6 +193,23 @@ def test_a_writer_whose_unfinished_file_is_swept_begins_again(
     assert len(swept) == 1
     assert store.read("d/a") == b"x"
     assert store.unfinished() == []
+
+
+def test_what_was_published_is_not_published_again_where_its_directory_goes_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, link, links = PosixStore(tmp_path / "run"), os.link, list[object]()
+    store.write("a", b"x")
+
+    def link_and_lose(source: Path, target: Path) -> None:
+        links.append(target)
+        link(source, target)
+        shutil.rmtree(tmp_path / "run" / "d")
+
+    monkeypatch.setattr(os, "link", link_and_lose)
+    with pytest.raises(StorageError):
+        store.create("d/a", b"x")
+    assert len(links) == 1
 
 
 def test_a_directory_is_looked_into_without_what_is_inside(tmp_path: Path) -> None:

@@ -130,4 +130,12 @@ def batches(boxes: Fragments, size: int) -> Iterator[Fragments]:
 
 def read_boxes(checkpoint: Checkpoint, boxes: Fragments) -> Sequence[np.ndarray]:
     """The bytes of every box."""
-    return checkpoint.read_many([(*boxes.names[boxes.key[row]], boxes.box(row)) for row in range(len(boxes))])
+    stored = [_as_stored(checkpoint, *name) for name in boxes.names]
+    return checkpoint.read_many([(*stored[boxes.key[row]], boxes.box(row)) for row in range(len(boxes))])
+
+
+def _as_stored(checkpoint: Checkpoint, tensor: str, state: str) -> tuple[str, str]:
+    """A buffer that another system's checkpoint has among its parameters, as that has it."""
+    stored = (checkpoint.aliases.get(tensor, tensor), state) in checkpoint.tensors
+    untold = state == "buffer" and "foreign" in checkpoint.document and not stored
+    return tensor, "param" if untold else state

@@ -87,10 +87,10 @@ def open_dcp(
         there = [n for n in store.names(at) if not n.startswith("optimizer")]
         beside = beside_weights(store, at, there, nothing, {})
         lost += beside.lost
-    document = document_of(keys, scalars, values, lost, aliases, reported.assumed)
+    step = beside.step if beside is not None else None
+    document = document_of(keys, scalars, values, lost, aliases, reported.assumed, step)
     if beside is not None:
         document["foreign"] |= beside.facts
-        document["step"] = beside.step if document["step"] is None else document["step"]
     return imported(store, at, rows, document, aliases=aliases, options=options)
 
 

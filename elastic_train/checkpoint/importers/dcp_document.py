@@ -90,8 +90,11 @@ def document_of(
     lost: Iterable[str],
     aliases: Mapping[str, str],
     assumed: Iterable[str],
+    step: int | None = None,
 ) -> dict[str, Json]:
-    """The document; objects of which nothing is known are in `foreign.objects`."""
+    """The document; objects of which nothing is known are in `foreign.objects`. `step` is what is said beside
+    it, for where it says none itself.
+    """
     groups: dict[int | str, dict[str, Any]] = {}
     rest: dict[str, Any] = {}
     for key, value in values.items():
@@ -114,10 +117,12 @@ def document_of(
         for key, name in names.tensors.items()
         if name.optimizer and key not in scalars
     )
-    step = steps_in(rest, STEPS)
-    used = next((word for word in STEPS if rest.get(word) is step), None) if step is not None else None
+    own_step = steps_in(rest, STEPS)
+    used = (
+        next((word for word in STEPS if rest.get(word) is own_step), None) if own_step is not None else None
+    )
     return document(
-        step=step,
+        step=step if own_step is None else own_step,
         aliases=aliases,
         optimizer=OptimizerState(groups=_groups(groups, numbers), scalars=own, states=states),
         system="torch.distributed.checkpoint",

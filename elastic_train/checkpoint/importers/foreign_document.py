@@ -48,9 +48,11 @@ def document(
     assumed: Iterable[str] = (),
 ) -> dict[str, Json]:
     """The fields of a run's own checkpoints, and `foreign`: the system, its facts, what isn't restored, and
-    what had to be assumed.
+    what had to be assumed. Without a `step` it is the optimizer's.
     """
     taken = list(assumed)
+    if step is None and (step := _steps_of(optimizer)) is not None:
+        taken.append(f"step {step}: so many steps has the optimizer made of every parameter")
     return {
         "step": step,
         "vote": None,
@@ -185,3 +187,10 @@ def in_groups(
         ParameterGroup(params=tuple(params), hyperparameters=own)
         for params, own in zip(groups, settings, strict=True)
     )
+
+
+def _steps_of(optimizer: OptimizerState) -> int | None:
+    steps = {own["step"]["value"] for own in optimizer.scalars.values() if "step" in own}
+    step = next(iter(steps)) if len(steps) == 1 else None
+    whole = isinstance(step, int | float) and step == step // 1 and 0 <= step < 2**53
+    return int(step) if whole and step is not None else None

@@ -79,9 +79,6 @@ def beside_weights(
         lost.append(f"{_TRAINER}: all but the step is in foreign.trainer_state, without its history of logs")
     lost += [f"{n}: random states, samplers or objects of their own" for n in there if _OTHERS.fullmatch(n)]
     step = steps_in(trainer, ("global_step",))
-    if step is None and (said := _steps_of(optimizer)) is not None:
-        step = said
-        assumed.append(f"step {said}: so many steps has the optimizer made of every parameter")
     return Beside(optimizer=optimizer, rows=rows, step=step, facts=facts, lost=lost, assumed=assumed)
 
 
@@ -119,10 +116,3 @@ def _trainer(store: Store, path: str) -> dict[str, Any]:
             url=f"{store.url}/{path}", problem=f"it can't be read ({error}). Copy it again."
         ) from error
     return said
-
-
-def _steps_of(optimizer: OptimizerState) -> int | None:
-    steps = {own["step"]["value"] for own in optimizer.scalars.values() if "step" in own}
-    step = next(iter(steps)) if len(steps) == 1 else None
-    whole = isinstance(step, int | float) and step == step // 1 and 0 <= step < 2**53
-    return int(step) if whole and step is not None else None

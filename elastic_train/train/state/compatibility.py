@@ -22,13 +22,21 @@ MOST = 8
 """Problems that one message lists."""
 
 
-def kinds_of(shards: Shards, states: Fragments) -> Kinds:
-    """What the other side has, under the names that this model stores its tied tensors by."""
+def kinds_of(shards: Shards, states: Fragments, *, foreign: bool) -> Kinds:
+    """What the other side has, under the names that this model stores its tied tensors by.
+
+    Most other systems don't tell buffers from parameters: what is a buffer here is one there.
+    """
     named = zip(states.names, states.dtypes, states.shapes, strict=True)
-    return {
-        (shards.whole.aliases.get(fqn, fqn), state): (dtype, tuple(shape))
-        for (fqn, state), dtype, shape in named
-    }
+    buffers = {(fqn, "param") for fqn in shards.buffers} - {(fqn, "param") for fqn in shards.parameters}
+    kinds: dict[Name, tuple[str, tuple[int, ...]]] = {}
+    for (fqn, state), dtype, shape in named:
+        name = (shards.whole.aliases.get(fqn, fqn), state)
+        if foreign and name in buffers:
+            kinds.setdefault((name[0], "buffer"), (dtype, tuple(shape)))
+        else:
+            kinds[name] = (dtype, tuple(shape))
+    return kinds
 
 
 def check(shards: Shards, there: Kinds, *, foreign: bool, url: str = "the state") -> frozenset[Name]:

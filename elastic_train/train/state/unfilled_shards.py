@@ -45,7 +45,7 @@ class Incoming:
         if not isinstance(states, Fragments):
             self._filled = compatibility.memory_for(self.shards, states or (), {})
             return self._counted(self._index().table())
-        kinds = compatibility.kinds_of(self.shards, states)
+        kinds = compatibility.kinds_of(self.shards, states, foreign=foreign)
         initial = compatibility.check(self.shards, kinds, foreign=foreign)
         # Stages lack unlike buffers, and all ranks initialise together.
         if foreign and not self._agreed(not initial):

@@ -136,10 +136,10 @@ def application(
 
 
 def _stream(parts: Parts, every_s: float) -> StreamingResponse:
-    return StreamingResponse(_news(parts, every_s), media_type="text/event-stream")
+    return StreamingResponse(news(parts, every_s), media_type="text/event-stream")
 
 
-async def _news(parts: Parts, every_s: float) -> AsyncIterator[str]:
+async def news(parts: Parts, every_s: float) -> AsyncIterator[str]:
     """What changed of the sections, again and again; only digests of what was sent are kept."""
     sent: dict[str, bytes] = {}
     while True:

@@ -135,3 +135,10 @@ def test_where_the_output_is_no_terminal_a_line_says_how_far_a_recovery_has_come
     )
     screen.show(update)
     assert "forming: taking the state: 500B of 2000B" in capsys.readouterr().out
+
+
+def test_the_last_line_is_said_once(records: list[Record], capsys: pytest.CaptureFixture[str]) -> None:
+    screen = Screen(SPEC, OutputReader(MemoryStore()))
+    screen.show(RunUpdate(term=1, next=0, records=tuple(records), heartbeats=(), ended=None, error=None))
+    screen.close()
+    assert capsys.readouterr().out.count("step 15/15") == 1

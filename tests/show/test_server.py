@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import itertools
 import json
 import socket
 import threading
+import tracemalloc
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,8 +25,8 @@ from elastic_train.errors import StorageNotFound
 from elastic_train.observe.metrics import METRICS, PREFIX, samples
 from elastic_train.observe.records import Record, to_json
 from elastic_train.observe.run_summary import summary_of
-from elastic_train.show.page import PARTS
-from elastic_train.show.server import application
+from elastic_train.show.page import PARTS, fragments
+from elastic_train.show.server import application, news
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import Journal
 
@@ -157,3 +161,36 @@ def test_a_report_is_written_from_storage_alone(
     assert capsys.readouterr().out.splitlines()[-1].endswith("</svg>")
     with pytest.raises(StorageNotFound, match="no run with a journal"):
         write_report(str(tmp_path / "none"), "-", svg=True)
+
+
+@pytest.mark.matrix
+def test_a_page_that_stays_open_while_its_run_goes_on_takes_no_more_memory(
+    tmp_path: Path, long_run: Callable[[int], Iterator[Record]]
+) -> None:
+    records = long_run(9_600)
+    run, journal = written(tmp_path / "gpt", list(itertools.islice(records, 9_000)))
+    reading = Reading(run)
+
+    async def parts() -> tuple[dict[str, str], bool]:
+        for record in itertools.islice(records, 5):
+            journal.append(to_json(record))
+        journal.flush()
+        return fragments(reading.look()), False
+
+    async def held(stream: AsyncIterator[str], looks: int) -> int:
+        """Bytes that are held after so many more looks, each of which had news."""
+        for _ in range(looks):
+            assert "data: " in await anext(stream)
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    async def grown() -> int:
+        stream = news(parts, 0.0)
+        before = await held(stream, 20)
+        return await held(stream, 80) - before
+
+    tracemalloc.start()
+    try:
+        assert asyncio.run(grown()) < 1e6  # a page has some 50 kB
+    finally:
+        tracemalloc.stop()

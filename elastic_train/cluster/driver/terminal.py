@@ -82,7 +82,8 @@ class Screen:
         if self._prints == "none" and self._printed():
             url = child_url(self._spec.storage_path, self._spec.name)
             self._write(f"what its workers printed: elastic-train logs {url}\n")
-        self._write(f"{live_line(self._told.progress, self._spec.max_steps)}\n")
+        if (text := live_line(self._told.progress, self._spec.max_steps)) != self._shown:
+            self._write(f"{text}\n")
         if self._told.progress.groups:
             self._write(f"{words(self._told.account.told())}\n")
         if found := best(self._committed, self._spec.checkpoints):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +200,39 @@ def test_a_peer_store_that_is_killed_while_it_makes_a_segment_leaves_nothing(
     assert len(list(tmp_path.iterdir())) == 1
     assert segments.sweep(tmp_path) == ["elastic_train-half"]
     assert not list(tmp_path.iterdir())
+
+
+ENDED = """
+import os, sys, time
+from pathlib import Path
+from elastic_train.cluster.peer_store import segments
+directory, name = Path(sys.argv[1]), "it's-$run-"
+segments.remove_in_the_end(name, directory)
+for number in range(2):
+    segments.create(f"{name}{number}-{os.getpid()}", 4096, slots=1, directory=directory)
+segments.create(f"{name}-0", 4096, slots=1, directory=directory)  # another process's
+print("made", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_what_a_peer_store_made_goes_with_it_however_it_ends(tmp_path: Path, number: int) -> None:
+    """And with nothing else: one that stands still has its memory."""
+    command = [sys.executable, "-c", ENDED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"made\n"
+        process.send_signal(number)
+        if number == signal.SIGSTOP:
+            time.sleep(1.0)
+            assert len(list(tmp_path.iterdir())) == 3
+            process.kill()
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) > 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert [path.name for path in tmp_path.iterdir()] == ["elastic_train-it's-$run--0"]
 
 
 def test_a_sweep_knows_the_hidden_names_of_older_releases(tmp_path: Path) -> None:

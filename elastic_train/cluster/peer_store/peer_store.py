@@ -48,6 +48,7 @@ class PeerStore:
         self._run, self._node = run, node
         for name in segments.sweep():
             log.info("removed %s, which a dead peer store left", name)
+        segments.remove_in_the_end(self._segment_name(""))
         self._segments: dict[tuple[str, int], Segment] = {}  # by worker and generation
         self._flushing: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
@@ -94,14 +95,14 @@ class PeerStore:
     @ray.method(concurrency_group=CONTROL)
     def reserve(self, worker: str, generation: int, size: int, slots: int) -> str:
         """Shared memory for a worker's snapshots in a generation; its path. May raise MemoryTooSmall."""
-        name = f"{self._run}-{self._node}-{worker}-{generation}-{os.getpid()}"
+        name = self._segment_name(f"{worker}-{generation}-{os.getpid()}")
         with self._lock:
             old = self._segments.pop((worker, generation), None)
         if old is not None:  # the state has outgrown it
             old.drop()
         held = self._snapshot_store.generations()
         self._drop_segments(lambda key: key[0] == worker and key[1] not in held)
-        segment = segments.create(name.replace("/", "_"), size, slots=slots)
+        segment = segments.create(name, size, slots=slots)
         with self._lock:
             self._segments[worker, generation] = segment
         return str(segment.path)
@@ -210,6 +211,9 @@ class PeerStore:
             dropped = [self._segments.pop(key) for key in gone]
         for segment in dropped:
             segment.drop()
+
+    def _segment_name(self, rest: str) -> str:
+        return f"{self._run}-{self._node}-{rest}".replace("/", "_")
 
     def _drop_all(self) -> None:
         """This process ends: names go, those of segments that are being written from, too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,8 @@ DIRECTORY = Path("/dev/shm")
 PREFIX = "elastic_train-"
 KINDS = (f"{PREFIX}*", f".{PREFIX}*")
 """All names that segments have, those of older releases included, whose segments began as hidden files."""
+_OPEN: list[int] = []
+"""Ends of pipes that this process holds as long as it lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +45,21 @@ def create(name: str, size: int, *, slots: int, directory: Path = DIRECTORY) -> 
     except BaseException:
         os.close(lock)
         raise
+
+
+def remove_in_the_end(name: str, directory: Path = DIRECTORY) -> None:
+    """Have the segments that this process makes, whose names begin with `name` and end with its id, removed
+    when it ends, however it does: with its node's Ray processes nobody may be left who sweeps.
+
+    A shell waits for the other end of a pipe to close. It is nobody's child: what ends this process and its
+    children does not reach it.
+    """
+    theirs, ours = os.pipe()  # ours is closed by the kernel
+    wait = 'exec 3<&0; (read -r _ <&3; rm -f -- "$0"*"$1") >/dev/null 2>&1 &'
+    command = ["sh", "-c", wait, f"{directory / PREFIX}{name}", f"-{os.getpid()}"]
+    subprocess.run(command, stdin=theirs, start_new_session=True, check=True)
+    os.close(theirs)
+    _OPEN.append(ours)
 
 
 def sweep(directory: Path = DIRECTORY) -> list[str]:

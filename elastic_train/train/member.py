@@ -28,6 +28,7 @@ from elastic_train.train.dataset import Data, Dumps, build, check_at_start, desc
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
+from elastic_train.train.reclaim import reclaim
 from elastic_train.train.replay.stage_replay import replay
 from elastic_train.train.replay.substituted_ranks import opened_substitute, replaying_group, substituted_ranks
 from elastic_train.train.snapshot.saver import Described, Saver
@@ -235,6 +236,7 @@ class Member:
         shards.log = follow(shards, self.held.every(), self.continued, self._spec)
         self.held.replace(shards)
         self._next = None
+        reclaim()
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -310,8 +312,11 @@ class Member:
         return GroupContext(group=self._entry.group, guard=self._entry.guard, mark=mark)
 
     def _leave(self) -> None:
-        self._next = self.continued = None
+        abandoned, self._next = self._next is not None, None
+        self.continued = None
         self._entry.leave()
+        if abandoned:
+            reclaim()
 
     def _described(self, shards: Shards) -> dict[str, Any]:
         return described(shards, self._spec, self._dataset().identity)

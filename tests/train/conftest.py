@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
+from elastic_train.train.reclaim import reclaim, spare_what_exists
 
 
 @pytest.fixture(scope="session")
@@ -24,6 +25,8 @@ def leave_group(state: dict[str, Any]) -> None:
         state["undo"]()
     for name in set(state) - {"index"}:
         del state[name]
+    reclaim()  # groups have threads, and the pool lives long
+    spare_what_exists()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -71,6 +72,30 @@ def test_the_digest_is_the_same_under_every_plan(pool: GlooPool) -> None:
         digests.add(gang.form(gang.plan(*mesh), None, at))
         at = gang.held()
     assert len(digests) == 1
+
+
+def tensor_bytes(state: dict) -> int:
+    """Of all tensors of this process, which collects nothing by itself."""
+    gc.disable()
+    state["undo"] = gc.enable
+    storages = [
+        t.untyped_storage() for t in gc.get_objects() if type(t) in (torch.Tensor, torch.nn.Parameter)
+    ]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def test_after_a_move_nothing_is_kept_of_what_was_held_before(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec(9))
+    pool.run(tensor_bytes)
+    gang.form(gang.plan(1, 2))
+    gang.pause_at(2)
+    first = pool.run(tensor_bytes, ranks=[0, 1])
+    for step in (4, 6, 8):
+        gang.form(gang.plan(1, 2), None, gang.held())
+        gang.pause_at(step)
+    assert all(
+        now <= 1.1 * then for now, then in zip(pool.run(tensor_bytes, ranks=[0, 1]), first, strict=True)
+    )
 
 
 def count_digested(state: dict) -> None:

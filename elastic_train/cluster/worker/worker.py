@@ -47,6 +47,7 @@ from elastic_train.storage.job_output import OutputWriter
 from elastic_train.train.collectives.interruptible_group import waited
 from elastic_train.train.member import Member
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
+from elastic_train.train.reclaim import spare_what_exists
 from elastic_train.train.snapshot.background_saver import BackgroundSaver
 from elastic_train.train.snapshot.peer_tier import PeerTier
 
@@ -280,6 +281,7 @@ class Worker:
                 faults=self._stopwatch,
                 dumps=cloudpickle.dumps,  # pyright: ignore[reportPrivateImportUsage]
             )
+        spare_what_exists()
 
     @property
     def _owner(self) -> Member:

@@ -325,6 +325,7 @@ class Controller:
         event = Tick(at=now, late=max(0.0, now - due), moved_s=moved_s)
         if event.late > self._policy.late_ticks * self._policy.tick_s:
             self._watch.forgive()
+            self._driver_heard += event.late  # nor was it listened to
         self._silence.check()
         self._hangs.check(self._state, heartbeats)
         self._check_driver()
@@ -389,8 +390,7 @@ class Controller:
             self._fenced(error)
 
     def _check_driver(self) -> None:
-        silent = self._driver_silent_s
-        if silent > DRIVER_LEASES * self._spec.timing.lease_s:
+        if (silent := self._driver_silent_s) > DRIVER_LEASES * self._spec.timing.lease_s:
             reason = f"the driver has been silent for {silent:.0f} s"
             self._post(StopRequested(at=0.0, reason=reason, patient=True))
             self._driver_heard = time.monotonic()

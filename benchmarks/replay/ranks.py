@@ -111,8 +111,8 @@ def marks(rank: Rank) -> list[tuple[float, float]]:
 def part_of(rank: Rank) -> Base:
     member = rank["member"]
     shards = member.held.current
-    table = member.holds(shards.generation)
-    data = member.read(shards.generation, shards.step, table)
+    table = member.held.table(shards.generation)
+    data = member.held.read(shards.generation, shards.step, table)
     return Base(table=table, data=data, document=member.document(shards.generation))
 
 
@@ -152,9 +152,9 @@ def replay(rank: Rank, assignment: ReplayAssignment, bases: Sequence[Base], sent
         dist.destroy_process_group()
     member.substitute(assignment)
     began = time.perf_counter()
-    needs = member.needs(Fragments.concat([base.table for base in bases]))
+    needs = member.forming.needs(Fragments.concat([base.table for base in bases]))
     rows = {name: values for base in bases for name, values in _by_name(base.table, base.data).items()}
-    member.fill(needs, [rows[needs.names[int(needs.key[row])]] for row in range(len(needs))])
+    member.forming.fill(needs, [rows[needs.names[int(needs.key[row])]] for row in range(len(needs))])
     member.load(merged([base.document for base in bases]))
     restored = time.perf_counter() - began
     if len(assignment.substitute.ranks) > 1:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -63,8 +64,8 @@ def end(state: State) -> None:
 
 
 def call(state: State, method: str, *args: Any) -> Any:
-    """Call a method of the member."""
-    return getattr(state["member"], method)(*args)
+    """Call a method of the member, or of a part of it: "held.read"."""
+    return attrgetter(method)(state["member"])(*args)
 
 
 def take(state: State, name: str) -> Any:
@@ -177,14 +178,14 @@ class Gang:
             undone = self._all(
                 origin.holders, "roll", origin.generation, origin.step, origin.vote, origin.undo
             )
-            haves = exact_first(self._all(origin.holders, "holds", origin.generation), undone)
+            haves = exact_first(self._all(origin.holders, "held.table", origin.generation), undone)
             document = merged(self._all(origin.holders, "document", origin.generation))
         self.join(plan, processes)
         if origin is None:
-            self._all(processes, "initialise")
+            self._all(processes, "forming.initialise")
         else:
             states = haves[0] if document is None else Fragments.concat(haves)
-            needs = self._all(processes, "needs", states)
+            needs = self._all(processes, "forming.needs", states)
             transfers = plan_transfer(
                 needs,
                 haves,
@@ -196,7 +197,7 @@ class Gang:
             self._move(transfers, origin, processes)
             self._all(processes, "load", document)
             expected = self._digest_of(origin, haves)
-        digests = set(self._all(processes, "digest"))
+        digests = set(self._all(processes, "forming.digest"))
         assert len(digests) == 1, "the ranks see different states"
         assert expected is None or digests == {expected}, "the holders had another state"
         self._all(processes, "go")
@@ -265,22 +266,22 @@ class Gang:
 
     def held(self) -> From:
         """The state of the present generation, at the step where all its ranks are."""
-        local_states = [h for found in self._all(self.processes, "local_states") for h in found]
+        local_states = [h for found in self._all(self.processes, "held.local_states") for h in found]
         steps = {h.step for h in local_states if h.generation == self.generation}
         assert len(steps) == 1
         return From(generation=self.generation, step=steps.pop(), holders=self.processes)
 
     def local_states(self) -> list[LocalState]:
-        return [h for found in self._all(self.processes, "local_states") for h in found]
+        return [h for found in self._all(self.processes, "held.local_states") for h in found]
 
     def whole(self) -> dict[tuple[str, str], np.ndarray]:
         """Every logical tensor of the present state, put together from all ranks; replicas are compared."""
         at = self.held()
-        tables = self._all(at.holders, "holds", at.generation)
+        tables = self._all(at.holders, "held.table", at.generation)
         found: dict[tuple[str, str], np.ndarray] = {}
         filled: dict[tuple[str, str], np.ndarray] = {}
         for process, table in zip(at.holders, tables, strict=True):
-            data = self.pool.run(call, "read", at.generation, at.step, table, ranks=[process])[0]
+            data = self.pool.run(call, "held.read", at.generation, at.step, table, ranks=[process])[0]
             for row, raw in enumerate(data):
                 key = int(table.key[row])
                 name, box = table.names[key], table.box(row)
@@ -306,8 +307,8 @@ class Gang:
                 if holder == process:
                     self.pool.run(call, "fill_local", origin.generation, boxes, ranks=[process])
                 else:
-                    data = self.pool.control(holder, call, "read", origin.generation, origin.step, boxes)
-                    self.pool.run(call, "fill", boxes, data, ranks=[process])
+                    data = self.pool.control(holder, call, "held.read", origin.generation, origin.step, boxes)
+                    self.pool.run(call, "forming.fill", boxes, data, ranks=[process])
 
     def _digest_of(self, origin: From, haves: Sequence[Fragments]) -> int:
         """The digest of what the holders have between them."""
@@ -318,7 +319,7 @@ class Gang:
             self.pool.control(
                 process,
                 call,
-                "digest_of",
+                "held.digest_of",
                 origin.generation,
                 origin.step,
                 cover.boxes(cover.holder == number),

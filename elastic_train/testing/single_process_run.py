@@ -47,7 +47,7 @@ def train_alone(task: Task, spec: RunSpec) -> list[StepReport]:
         member.join(
             RankAssignment(generation=1, rank=0, plan=plan, store_host=HOST, store_port=port, address=HOST),
         )
-        member.initialise()
+        member.forming.initialise()
         member.go()
         member.run()
     finally:

@@ -7,11 +7,10 @@ training thread. What was held before a generation is kept aside until `go` make
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -19,7 +18,7 @@ from elastic_train.checkpoint.merging import merged
 from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.evidence import LocalState, Vote
+from elastic_train.recovery.evidence import Vote
 from elastic_train.train.assemble import assemble
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.collectives.process_group import Group
@@ -34,9 +33,8 @@ from elastic_train.train.replay.substituted_ranks import opened_substitute, repl
 from elastic_train.train.snapshot.saver import Described, Saver
 from elastic_train.train.state.carried_logs import close_logs, follow, rolled
 from elastic_train.train.state.local_states import LocalStates
-from elastic_train.train.state.replica_exchange import ReadBoxes
 from elastic_train.train.state.shards import Shards
-from elastic_train.train.state.unfilled_shards import Incoming
+from elastic_train.train.state.unfilled_shards import UnfilledShards
 from elastic_train.train.step.gradients import edits
 from elastic_train.train.step.roll_forward import roll
 from elastic_train.train.step.training_loop import Loop, Requests, RunEnd, StepReport
@@ -70,7 +68,7 @@ class Member:
         self._saver = saving(self._described) if saving is not None else None
         self.held = LocalStates()
         self._entry = GroupMembership(faults)
-        self._next: Incoming | None = None
+        self._next: UnfilledShards | None = None
         self._requests = Requests()
         self.continued: int | None = None  # what is held that the group that forms goes on from
         self._data: Data | None = None
@@ -93,27 +91,11 @@ class Member:
         self._requests.pause |= pause
         self._requests.save |= save
 
-    def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
-        """The bytes of boxes of a holding, uint8; GroupBroken if it is not held at that step any more."""
-        return self.held.serving(generation, step).read(wanted)
-
-    def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
-        """Digest of boxes of a holding, to compare with what arrived elsewhere."""
-        return self.held.serving(generation, step).digest_of(boxes)
-
     def check(self) -> None:
         """Raise GroupBroken if what this member is in was broken."""
         self._entry.check()
 
     # -- holdings ------------------------------------------------------------------------------------------
-
-    def local_states(self) -> tuple[LocalState, ...]:
-        """Everything complete that this member could give."""
-        return self.held.local_states()
-
-    def holds(self, generation: int) -> Fragments:
-        """The boxes of a holding."""
-        return self.held.serving(generation, self.held.step_of(generation)).table()
 
     def document(self, generation: int) -> dict[str, Any]:
         """The scalars of a holding, as JSON values."""
@@ -154,7 +136,7 @@ class Member:
         group.form()
         mesh = group.mesh(assignment.plan.mesh) if assignment.plan.world_size > 1 else None
         self._next = self._assembled(assignment.generation, assignment.rank, assignment.plan, mesh)
-        self._forming.shards.by_module = assignment.by_module
+        self.forming.shards.by_module = assignment.by_module
 
     def substitute(self, assignment: ReplayAssignment) -> None:
         """Take the place of lost ranks, with others or alone: memory without values yet.
@@ -170,15 +152,15 @@ class Member:
             group.form()
             mesh = group.mesh(assignment.substitute.mesh)
         self._next = self._assembled(assignment.generation, assignment.rank, plan, mesh)
-        self._forming.shards.by_module = assignment.by_module
-        self._forming.shards.substituted = substituted_ranks(assignment, self._task, self._spec)
+        self.forming.shards.by_module = assignment.by_module
+        self.forming.shards.substituted = substituted_ranks(assignment, self._task, self._spec)
 
     def replay(self, through: int, kept: KeptCrossings) -> None:
         """Run the steps of what was filled up to `through`; it is then held as the lost ranks' shards were.
 
         KeyError where `kept` lacks something.
         """
-        shards, generation = self._forming.shards, self._entry.group.generation
+        shards, generation = self.forming.shards, self._entry.group.generation
         shards.log = opened_substitute(shards, self._spec)
         context = self._context(generation, shards.rank, phase="replay")
         replay(self._workload(), context, shards, kept, through)
@@ -187,56 +169,28 @@ class Member:
         self.held.add(shards)
         self._leave()
 
-    def needs(
-        self, states: Iterable[tuple[str, str]] | Fragments | None = None, *, foreign: bool = False
-    ) -> Fragments:
-        """The boxes that this rank must be given. `states` are the (tensor, state) that exist anywhere.
-
-        State of the optimizer that exists gets memory here. A table also tells dtypes and shapes: whatever
-        doesn't fit is a TensorMismatch; with names alone a state has those of its parameter. None: parameters
-        and buffers only. Buffers that a `foreign` state lacks have their initial values.
-        """
-        return self._forming.needs(states, foreign=foreign)
-
-    def fill(self, boxes: Fragments, arrays: Sequence[np.ndarray]) -> None:
-        """Copy bytes into the new shards."""
-        self._forming.fill(boxes, arrays)
-
-    def fill_together(self, boxes: Fragments, read: ReadBoxes) -> None:
-        """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others.
-
-        All ranks call it equally often, replicas with the same boxes.
-        """
-        self._forming.fill_together(boxes, read)
-
     def fill_local(self, generation: int, boxes: Fragments) -> None:
         """Copy boxes from an own holding into the new shards."""
-        self.fill(boxes, self.read(generation, self.held.step_of(generation), boxes))
-
-    def initialise(self) -> tuple[str, ...]:
-        """Start fresh: every tensor gets its initial value. All ranks call it; what a person should see."""
-        return self._forming.initialise()
+        read = self.held.read(generation, self.held.step_of(generation), boxes)
+        self.forming.fill(boxes, read)
 
     def load(self, document: dict[str, Any]) -> list[str]:
         """Take a document's scalars, after `fill`; sentences about what differs from the code."""
-        return self._forming.load(document, self._dataset().identity)
-
-    @property
-    def by_module(self) -> bool | None:
-        """How the initial values among the new shards were given, if there are any."""
-        return self._forming.shards.by_module
-
-    def digest(self) -> int:
-        """Digest of the whole new state, the same on every rank. All ranks call it."""
-        return self._forming.digest()
+        return self.forming.load(document, self._dataset().identity)
 
     def go(self) -> None:
         """The new shards are the state; what was held before is dropped."""
-        shards = self._forming.shards
+        shards = self.forming.shards
         shards.log = follow(shards, self.held.every(), self.continued, self._spec)
         self.held.replace(shards)
         self._next = None
         reclaim()
+
+    @property
+    def forming(self) -> UnfilledShards:
+        """The shards of the generation that forms; what fills them belongs to the training thread."""
+        assert self._next is not None, "join comes first"
+        return self._next
 
     # -- training ------------------------------------------------------------------------------------------
 
@@ -281,12 +235,7 @@ class Member:
             self._data.loader.close()
 
     # -- private -------------------------------------------------------------------------------------------
-    @property
-    def _forming(self) -> Incoming:
-        assert self._next is not None, "join comes first"
-        return self._next
-
-    def _assembled(self, generation: int, rank: int, plan: Plan, mesh: DeviceMesh | None) -> Incoming:
+    def _assembled(self, generation: int, rank: int, plan: Plan, mesh: DeviceMesh | None) -> UnfilledShards:
         shards = assemble(
             self._task,
             self._spec,
@@ -297,7 +246,7 @@ class Member:
             device=self._device,
             guard=self._entry.guard,
         )
-        return Incoming(self._task, self._spec, shards, self._entry.guard)
+        return UnfilledShards(self._task, self._spec, shards, self._entry.guard)
 
     def _workload(self) -> Workload:
         data = self._dataset()

@@ -75,15 +75,15 @@ def main() -> None:
     server, port = serve_store(HOST)
     member = Member(Wide(), SPEC, on_step=lambda report: None)
     member.join(assignment(1, port))
-    member.initialise()
+    member.forming.initialise()
     member.go()
     member.run()
-    table, document = member.holds(1), member.document(1)
+    table, document = member.held.table(1), member.document(1)
     own = np.array([table.names[key][1] == "param" for key in table.key.tolist()], bool)
 
     def ask(boxes: Fragments) -> Answer:
         """Another holder: what it sends is memory beside both shards."""
-        sent: Sequence[np.ndarray] = member.read(1, 1, boxes)
+        sent: Sequence[np.ndarray] = member.held.read(1, 1, boxes)
         return lambda: sent
 
     gc.collect()
@@ -91,10 +91,10 @@ def main() -> None:
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     before = memory("VmRSS")
     member.join(assignment(2, port))
-    member.needs(table)
+    member.forming.needs(table)
     fill_from(member, Live(generation=1, step=1), table.take(own), [(ask, table.take(~own))])
     member.load(document)
-    member.digest()
+    member.forming.digest()
     peak = memory("VmHWM")
     member.go()
     print(json.dumps({"before": before, "state": int(table.nbytes.sum()), "grown": peak - before}))

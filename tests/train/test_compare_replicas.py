@@ -50,7 +50,7 @@ def test_a_flipped_bit_is_found_and_its_rank_named_where_others_outvote_it(
     said = outcomes[0][1]
     assert "silent corruption at step 6" in said
     assert "At step 4 they agreed." in said
-    held = [len(found) for found in pool.run(call, "local_states", ranks=gang.processes)]
+    held = [len(found) for found in pool.run(call, "held.local_states", ranks=gang.processes)]
     if mesh[0] == 2:
         assert "w0 (rank 0, node w0) and w1 (rank 1, node w1) differ, and nothing tells" in said
         assert held == [0, 0]

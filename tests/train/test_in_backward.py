@@ -126,7 +126,7 @@ def test_a_group_that_breaks_between_two_updates_goes_on_from_what_is_left(
     outcomes = running.results(ranks=survivors)
     assert all(end is None and error.startswith("GroupBroken") for end, error, _ in outcomes)
     reports = outcomes[0][2]
-    held = [h for found in pool.run(call, "local_states", ranks=survivors) for h in found]
+    held = [h for found in pool.run(call, "held.local_states", ranks=survivors) for h in found]
     assert any(h.ahead for h in held), "nothing was updated: the test broke nothing off"
     choice, origin = chosen(gang, plan, held, reports[-1].step)
 

@@ -369,7 +369,7 @@ def leave_no_room(state: dict[str, Any]) -> None:
 
 
 def initialise(state: dict[str, Any]) -> tuple[str, ...]:
-    return state["member"].initialise()
+    return state["member"].forming.initialise()
 
 
 def test_without_room_on_one_node_all_initialise_module_by_module_and_say_so(pool: GlooPool) -> None:
@@ -400,5 +400,5 @@ def test_a_run_that_begins_again_elsewhere_chooses_its_initial_values_as_before(
 
 
 def go(state: dict[str, Any]) -> None:
-    state["member"].digest()
+    state["member"].forming.digest()
     state["member"].go()

@@ -20,7 +20,7 @@ def test_what_is_seen_is_what_workers_hold(pool: GlooPool) -> None:
     for mesh in (Mesh(dp_shard=3), Mesh(dp_shard=2, tp=2), Mesh(pp=2, tp=2)):
         plan = plan_on(task, run, mesh)
         gang.form(gang.plan_on(mesh, stages=plan.stages))
-        live = pool.run(call, "holds", gang.generation, ranks=gang.processes)
+        live = pool.run(call, "held.table", gang.generation, ranks=gang.processes)
         seen = held(task, run, plan)
         read: dict[str, int] = {}
         for own, there in zip(seen, live, strict=True):

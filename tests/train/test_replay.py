@@ -38,8 +38,8 @@ def part_of(state: State) -> Part:
     """All that this rank holds: boxes, bytes, scalars."""
     member = state["member"]
     shards = member.held.current
-    table = member.holds(shards.generation)
-    return table, member.read(shards.generation, shards.step, table), member.document(shards.generation)
+    table = member.held.table(shards.generation)
+    return table, member.held.read(shards.generation, shards.step, table), member.document(shards.generation)
 
 
 def kept_for(state: State, stages: tuple[int, int]) -> Kept:
@@ -75,8 +75,10 @@ def replay(
     had: Found = {}
     for table, data, _ in bases:
         had |= by_box(table, data)
-    needs = member.needs(bases[0][0] if len(bases) == 1 else Fragments.concat([base[0] for base in bases]))
-    member.fill(needs, [had[key] for key in by_box(needs, [np.empty(0)] * len(needs))])
+    needs = member.forming.needs(
+        bases[0][0] if len(bases) == 1 else Fragments.concat([base[0] for base in bases])
+    )
+    member.forming.fill(needs, [had[key] for key in by_box(needs, [np.empty(0)] * len(needs))])
     member.load(merged([document for _, _, document in bases]))
     member.replay(STEPS, Neighbours(*kept))
     shards = member.held.every()[-1]
@@ -106,8 +108,8 @@ def leave_no_room(state: State) -> None:
 def replay_from_the_seed(state: State, assignment: ReplayAssignment, kept: Kept) -> Found:
     member = state["member"]
     member.substitute(assignment)
-    member.needs()
-    member.initialise()
+    member.forming.needs()
+    member.forming.initialise()
     member.replay(STEPS, Neighbours(*kept))
     index = FragmentIndex(parts(member.held.every()[-1]))
     return by_box(index.table(), index.read(index.table()))

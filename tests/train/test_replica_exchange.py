@@ -45,20 +45,20 @@ def content(boxes: Fragments) -> list[np.ndarray]:
 def filled(state: dict[str, Any], generation: int) -> tuple[int, int]:
     """Bytes that this rank read, and bytes that it needed; all of them have arrived."""
     member, counted = state["member"], []
-    member.initialise()
-    needs = member.needs()
+    member.forming.initialise()
+    needs = member.forming.needs()
 
     def read(boxes: Fragments) -> list[np.ndarray]:
         counted.append(int(boxes.nbytes.sum()))
         return content(boxes)
 
     assert member.progress().filled_bytes == 0
-    member.fill_together(needs, read)
+    member.forming.fill_together(needs, read)
     said = member.progress()
     assert said.filled_bytes == said.needed_bytes == needs.nbytes.sum()
     member.go()
     assert member.progress().needed_bytes == 0
-    held = member.read(generation, 0, needs)
+    held = member.held.read(generation, 0, needs)
     assert all(np.array_equal(a, b) for a, b in zip(held, content(needs), strict=True))
     return sum(counted), int(needs.nbytes.sum())
 

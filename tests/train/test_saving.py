@@ -83,13 +83,13 @@ def test_a_run_goes_on_from_its_pieces_and_document_alone(pool: GlooPool) -> Non
     table = Fragments.of(
         {(t, s): (t, s, d, shape, Box.whole(shape)) for t, s, d, shape, _, _ in pieces}.values()
     )
-    needs = pool.run(call, "needs", table, ranks=gang.processes)
+    needs = pool.run(call, "forming.needs", table, ranks=gang.processes)
     stored = Fragments.of((t, s, d, shape, box) for t, s, d, shape, box, _ in pieces)
     assert set(needs[0].names) == set(stored.names)
     arrays = [np.frombuffer(data, np.uint8) for *_, data in pieces]
-    pool.run(call, "fill", stored, arrays, ranks=gang.processes)
+    pool.run(call, "forming.fill", stored, arrays, ranks=gang.processes)
     assert pool.run(call, "load", document, ranks=gang.processes) == [[], [], []]
-    pool.run(call, "digest", ranks=gang.processes)
+    pool.run(call, "forming.digest", ranks=gang.processes)
     pool.run(call, "go", ranks=gang.processes)
     np.testing.assert_allclose([r.loss for r in gang.run()], expected[step:], rtol=1e-9)
 
@@ -99,11 +99,11 @@ def test_a_state_that_lacks_one_moment_is_refused_by_name(pool: GlooPool) -> Non
     gang.form(gang.plan(1, 1))
     gang.run()
     at = gang.held()
-    held: Any = pool.run(call, "holds", at.generation, ranks=[0])[0]
+    held: Any = pool.run(call, "held.table", at.generation, ranks=[0])[0]
     document = pool.run(call, "document", at.generation, ranks=[0])[0]
     rows = [i for i in range(len(held)) if held.names[held.key[i]] != ("embed.weight", "exp_avg")]
     gang.join(gang.plan(1, 1), [0])
     names = [held.names[held.key[i]] for i in rows]
-    pool.run(call, "needs", names, ranks=[0])
+    pool.run(call, "forming.needs", names, ranks=[0])
     with pytest.raises(PoolError, match=r"'exp_avg' of 'embed\.weight' is listed and was not found"):
         pool.run(call, "load", document, ranks=[0])

@@ -207,9 +207,9 @@ def filled_without(state: dict[str, Any], name: str, table: Fragments, arrays: l
     had = {(table.names[int(table.key[row])], table.box(row)): arrays[row] for row in rows}
     keyed = [(*table.names[key], table.dtypes[key], table.shapes[key]) for key in map(int, table.key)]
     lacking = Fragments.of((*keyed[row], table.box(row)) for row in rows if keyed[row][0] != name)
-    needs = member.needs(lacking, foreign=True)
+    needs = member.forming.needs(lacking, foreign=True)
     keys = [(needs.names[int(needs.key[row])], needs.box(row)) for row in range(len(needs))]
-    member.fill(needs, [had[key] for key in keys])
+    member.forming.fill(needs, [had[key] for key in keys])
     return {fqn for (fqn, _), _ in keys}
 
 
@@ -219,8 +219,8 @@ def test_a_stage_whose_buffer_a_foreign_state_lacks_has_its_initial_value(pool: 
     plan = gang.plan_on(Mesh(pp=2), stages=((0, 2), (2, 3)))
     gang.form(plan)
     before, generation = gang.whole(), gang.generation
-    tables = pool.run(call, "holds", generation, ranks=(0, 1))
-    arrays = [pool.run(call, "read", generation, 0, t, ranks=[r])[0] for r, t in enumerate(tables)]
+    tables = pool.run(call, "held.table", generation, ranks=(0, 1))
+    arrays = [pool.run(call, "held.read", generation, 0, t, ranks=[r])[0] for r, t in enumerate(tables)]
     document = merged(pool.run(call, "document", generation, ranks=(0, 1)))
     everything = Fragments.concat(tables)
     flat = [array for own in arrays for array in own]
@@ -228,7 +228,7 @@ def test_a_stage_whose_buffer_a_foreign_state_lacks_has_its_initial_value(pool: 
     needed = pool.run(filled_without, "last.shift", everything, flat, ranks=(0, 1))
     assert [sorted({name.split(".")[1] for name in names}) for names in needed] == [["0", "1"], ["2"]]
     pool.run(call, "load", {**document, "foreign": {}}, ranks=(0, 1))
-    pool.run(call, "digest", ranks=(0, 1))
+    pool.run(call, "forming.digest", ranks=(0, 1))
     pool.run(call, "go", ranks=(0, 1))
     after = gang.whole()
     assert before.keys() == after.keys()

@@ -35,7 +35,7 @@ def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tup
         member.fill_local(origin.generation, boxes)
     while waiting:
         answer, boxes = waiting.popleft()
-        member.fill(boxes, answer())
+        member.forming.fill(boxes, answer())
         following = next(asked, None)
         if following is not None:
             ask, boxes = following

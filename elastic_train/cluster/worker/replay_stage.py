@@ -45,13 +45,13 @@ def replay(
         _from_peers(member, Live(generation=stage_replay.generation, step=source.base), peer_stores)
     elif source.stored is not None:
         checkpoint = open_(source.stored)
-        needs = member.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
+        needs = member.forming.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
         for boxes, arrays in read_in_batches(checkpoint, needs):
-            member.fill(boxes, arrays)
+            member.forming.fill(boxes, arrays)
         member.load(dict(checkpoint.document))
     else:
-        member.needs()
-        member.initialise()
+        member.forming.needs()
+        member.forming.initialise()
     member.replay(stage_replay.step, SentByOthers(stage_replay, assignment, senders, member.check))
 
 
@@ -164,7 +164,7 @@ def _from_peers(member: Member, base: Live, peer_stores: Sequence[Any]) -> None:
     asked = [peer_store.offer.remote(base) for peer_store in peer_stores]
     offers: list[Offer] = [answer_while(call, member.check) for call in asked]
     haves = [offer.holds for offer in offers]
-    needs = member.needs(Fragments.concat(haves))
+    needs = member.forming.needs(Fragments.concat(haves))
     nodes = [str(number) for number in range(len(peer_stores))]
     moves = plan_transfer([needs], haves, need_nodes=["0"], have_nodes=nodes, same={})
     if isinstance(moves, Uncovered):
@@ -173,5 +173,5 @@ def _from_peers(member: Member, base: Live, peer_stores: Sequence[Any]) -> None:
         boxes = moves.boxes(moves.holder == number)
         if len(boxes):
             asked_for = peer_store.read.remote(base.generation, base.step, boxes)
-            member.fill(boxes, answer_while(asked_for, member.check))
+            member.forming.fill(boxes, answer_while(asked_for, member.check))
     member.load(merged([offer.document for offer in offers]))

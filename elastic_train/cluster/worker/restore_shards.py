@@ -17,13 +17,13 @@ def restore(member: Member, checkpoint: Checkpoint) -> Filled:
     saved.
     """
     try:
-        needs = member.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
+        needs = member.forming.needs(checkpoint.whole(), foreign="foreign" in checkpoint.document)
         check_cuts(needs, checkpoint.tensors, checkpoint.kinds(), url=checkpoint.url)
     except TensorMismatch as error:
         raise TensorMismatch(url=checkpoint.url, problem=error.problem) from None
-    member.fill_together(needs, lambda boxes: read_boxes(checkpoint, boxes))
+    member.forming.fill_together(needs, lambda boxes: read_boxes(checkpoint, boxes))
     notes = member.load(dict(checkpoint.document))
-    digest = member.digest()
+    digest = member.forming.digest()
     kept = checkpoint.document.get("state_digest")
     if kept is not None and digest != kept:
         raise ChecksumMismatch(
@@ -34,5 +34,5 @@ def restore(member: Member, checkpoint: Checkpoint) -> Filled:
         digest=digest,
         step=checkpoint.document["step"],
         notes=tuple(notes),
-        by_module=member.by_module,
+        by_module=member.forming.shards.by_module,
     )

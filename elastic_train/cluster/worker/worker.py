@@ -141,7 +141,7 @@ class Worker:
         def settle() -> Offer:
             undone = self._owner.roll(origin.generation, origin.step, origin.vote, origin.undo)
             return Offer(
-                holds=self._owner.holds(origin.generation),
+                holds=self._owner.held.table(origin.generation),
                 document=self._owner.document(origin.generation),
                 undone=undone,
             )
@@ -172,7 +172,7 @@ class Worker:
 
         def take() -> Fragments:
             self._owner.join(assignment)
-            return self._owner.needs(states)
+            return self._owner.forming.needs(states)
 
         return self._on_training(assignment.generation, take)
 
@@ -195,7 +195,7 @@ class Worker:
             if rest is not None:
                 stored, lacking = rest
                 for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):
-                    self._owner.fill(boxes, arrays)
+                    self._owner.forming.fill(boxes, arrays)
             return self._filled(document)
 
         return self._timed(generation, fill)
@@ -218,8 +218,8 @@ class Worker:
         """Fill the new shards from the seed."""
 
         def fill() -> Filled:
-            notes = self._owner.initialise()
-            digest, by_module = self._owner.digest(), self._owner.by_module
+            notes = self._owner.forming.initialise()
+            digest, by_module = self._owner.forming.digest(), self._owner.forming.shards.by_module
             return Filled(digest=digest, step=0, notes=notes, by_module=by_module)
 
         return self._timed(generation, fill)
@@ -231,11 +231,11 @@ class Worker:
         self._training.submit(lambda: self._run(generation))
 
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
-        return self._owner.read(generation, step, wanted)
+        return self._owner.held.read(generation, step, wanted)
 
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
         """Digest of boxes of a holding, so that what was moved can be compared with what was there."""
-        return self._owner.digest_of(generation, step, boxes)
+        return self._owner.held.digest_of(generation, step, boxes)
 
     def sent(
         self, generation: int, stages: tuple[int, int], step: int, share: Collection[int] | None = None
@@ -291,7 +291,7 @@ class Worker:
 
     def _filled(self, document: Mapping[str, Any]) -> Filled:
         notes = self._owner.load(dict(document))
-        return Filled(digest=self._owner.digest(), step=document["step"], notes=tuple(notes))
+        return Filled(digest=self._owner.forming.digest(), step=document["step"], notes=tuple(notes))
 
     def _run(self, generation: int) -> None:
         if generation != self._generation or self._reporter.settled(generation) or generation == self._gone:

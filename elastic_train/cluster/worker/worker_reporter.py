@@ -103,7 +103,7 @@ class WorkerReporter:
                 at=0.0,
                 generation=generation,
                 worker=self._worker,
-                local_states=self.member.local_states(),
+                local_states=self.member.held.local_states(),
                 error=self._errors.get(generation),
                 logs=self.member.held.logs(),
             ),

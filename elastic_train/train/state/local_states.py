@@ -5,7 +5,10 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
+import numpy as np
+
 from elastic_train.errors import GroupBroken
+from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import LocalState
 from elastic_train.recovery.logs import Sent
 from elastic_train.train.boundary.boundary_log import BoundaryLog
@@ -34,9 +37,8 @@ class LocalStates:
         self._shards: tuple[Shards, ...] = ()
         self._helped: tuple[_Helped, ...] = ()
         self._lock = threading.Lock()
-        self._index: tuple[int, int, FragmentIndex] | None = (
-            None  # of (generation, step), made when first read from
-        )
+        # of (generation, step), made when first read from
+        self._index: tuple[int, int, FragmentIndex] | None = None
 
     @property
     def current(self) -> Shards:
@@ -110,8 +112,20 @@ class LocalStates:
         assert step is not None
         return step
 
+    def table(self, generation: int) -> Fragments:
+        """The boxes of a local state."""
+        return self.serving(generation, self.step_of(generation)).table()
+
+    def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
+        """The bytes of boxes of a local state, uint8; GroupBroken if it is not at that step any more."""
+        return self.serving(generation, step).read(wanted)
+
+    def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
+        """Digest of boxes of a local state, to compare with what arrived elsewhere."""
+        return self.serving(generation, step).digest_of(boxes)
+
     def serving(self, generation: int, step: int) -> FragmentIndex:
-        """The parts of a holding at a step; GroupBroken if it is not held at that step any more."""
+        """The fragments of a local state; GroupBroken if it is not at that step any more."""
         held = self.of(generation)
         with self._lock:
             for shards in held:

@@ -23,8 +23,8 @@ from elastic_train.train.task import Task
 from elastic_train.train.user_code_guard import UserCodeGuard
 
 
-class Incoming:
-    """The shards of a generation until they are the state, and what was given memory for their optimizer.
+class UnfilledShards:
+    """The shards of a generation from their allocation until they train, with memory for optimizer state.
 
     `filled_bytes` of `needed_bytes` have come; any thread may look.
     """
@@ -35,7 +35,9 @@ class Incoming:
         self.shards = shards
         self.needed_bytes = self.filled_bytes = 0
 
-    def needs(self, states: Iterable[tuple[str, str]] | Fragments | None, *, foreign: bool) -> Fragments:
+    def needs(
+        self, states: Iterable[tuple[str, str]] | Fragments | None = None, *, foreign: bool = False
+    ) -> Fragments:
         """The boxes that this rank must be given. `states` are the (tensor, state) that exist anywhere.
 
         State of the optimizer that exists gets memory here. A table also tells dtypes and shapes: whatever
@@ -61,7 +63,10 @@ class Incoming:
         self._came(boxes)
 
     def fill_together(self, boxes: Fragments, read: ReadBoxes) -> None:
-        """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others."""
+        """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others.
+
+        All ranks call it equally often, replicas with the same boxes.
+        """
         fill_together(self._index(), boxes, read, self.shards.place.devices, self._came)
 
     def initialise(self) -> tuple[str, ...]:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from elastic_train.testing.gloo_pool import GlooPool
+from tests.train import programs_edits as edits
 from tests.train import programs_loops as loops
 from tests.train import programs_models as of_models
-from tests.train import programs_odd as odd
 from tests.train import programs_optimizers as of_optimizers
+from tests.train import programs_schedules as of_schedules
+from tests.train import programs_state as of_state
 from tests.train.programs import ALONE, Program, hold
 
 pytestmark = pytest.mark.ring2
@@ -89,56 +91,71 @@ TABLE = [
     Program(
         make=of_models.complex_parameter, refused=r"model\.weight: is complex128.* torch.view_as_complex"
     ),
-    Program(make=odd.weighs_by_past_losses, refused=r"task\.loss: .* the task's attribute 'mean'"),
-    Program(make=odd.weighs_by_past_losses, most=1, ways=ALONE, refused=r"the task's attribute 'mean'"),
-    Program(make=odd.counts_calls, refused=r"task\.loss: .* the task's attribute 'calls'"),
-    Program(make=odd.counts_in_a_global, refused=r"task\.loss: it gives another value"),
-    Program(make=odd.counts_inputs, refused=r"task\.inputs: .* the task's attribute 'calls'"),
-    Program(make=odd.keeps_its_last_loss),
-    Program(make=odd.penalises_its_model, refused_on={"fsdp2": OF_SHARDS}),
-    Program(make=odd.backward_state, refused=r"model\.scale: backward changes this attribute"),
-    Program(make=odd.buffer_in_backward, refused=r"model\.mean: forward changes this buffer"),
-    Program(make=odd.buffer_in_backward, most=1, ways=ALONE),
-    Program(make=odd.mean_teacher, refused=r"move' of AdamW holds the parameter 'student\.a\.weight' beside"),
-    Program(make=odd.mean_teacher_in_groups),
-    Program(make=odd.pruned),
-    Program(make=odd.old_weight_norm),
-    Program(make=odd.orthogonal),
-    Program(make=odd.new_parameter, refused=r"model: forward gives another output|model\.b\.weight: forward"),
-    Program(make=odd.made_lazily, refused=r"model\.more: forward makes it"),
+    Program(make=of_state.weighs_by_past_losses, refused=r"task\.loss: .* the task's attribute 'mean'"),
+    Program(make=of_state.weighs_by_past_losses, most=1, ways=ALONE, refused=r"the task's attribute 'mean'"),
+    Program(make=of_state.counts_calls, refused=r"task\.loss: .* the task's attribute 'calls'"),
+    Program(make=of_state.counts_in_a_global, refused=r"task\.loss: it gives another value"),
+    Program(make=of_state.counts_inputs, refused=r"task\.inputs: .* the task's attribute 'calls'"),
+    Program(make=of_state.keeps_its_last_loss),
+    Program(make=of_state.penalises_its_model, refused_on={"fsdp2": OF_SHARDS}),
+    Program(make=of_state.backward_state, refused=r"model\.scale: backward changes this attribute"),
+    Program(make=of_state.buffer_in_backward, refused=r"model\.mean: forward changes this buffer"),
+    Program(make=of_state.buffer_in_backward, most=1, ways=ALONE),
     Program(
-        make=odd.mixed_dtypes, rtol=1e-7, refused_on={"fsdp2": r"parallelism\.dp_shard: .* is torch\.float"}
+        make=of_state.mean_teacher, refused=r"move' of AdamW holds the parameter 'student\.a\.weight' beside"
     ),
-    Program(make=odd.cumulative_norm),
-    Program(make=odd.shared_across),
-    Program(make=odd.toggles_itself, refused=r"model\.calls: forward changes this buffer"),
-    Program(make=odd.mode_in_forward, refused=r"model: forward gives another output"),
-    Program(make=odd.decaying_object),
-    Program(make=odd.decaying_closure, refused=r"task\.schedule: .*factor of LambdaLR gives another factor"),
-    Program(make=odd.own_schedule),
-    Program(make=odd.chained),
-    Program(make=odd.multiplicative),
-    Program(make=odd.swa_rate),
-    Program(make=odd.lookahead, refused=r"Lookahead keeps a AdamW as 'inner', whose state would be lost"),
-    Program(make=odd.lamb),
-    Program(make=odd.centred, refused_on={"fsdp2": r"Centred updates sharded parameters otherwise"}),
-    Program(make=odd.every_second_step),
+    Program(make=of_state.mean_teacher_in_groups),
+    Program(make=of_state.pruned),
+    Program(make=of_state.old_weight_norm),
+    Program(make=of_state.orthogonal),
+    Program(
+        make=of_state.new_parameter, refused=r"model: forward gives another output|model\.b\.weight: forward"
+    ),
+    Program(make=of_state.made_lazily, refused=r"model\.more: forward makes it"),
+    Program(
+        make=of_state.mixed_dtypes,
+        rtol=1e-7,
+        refused_on={"fsdp2": r"parallelism\.dp_shard: .* is torch\.float"},
+    ),
+    Program(make=of_state.cumulative_norm),
+    Program(make=of_state.shared_across),
+    Program(make=of_state.toggles_itself, refused=r"model\.calls: forward changes this buffer"),
+    Program(make=of_state.mode_in_forward, refused=r"model: forward gives another output"),
+    Program(make=of_schedules.decaying_object),
+    Program(
+        make=of_schedules.decaying_closure,
+        refused=r"task\.schedule: .*factor of LambdaLR gives another factor",
+    ),
+    Program(make=of_schedules.own_schedule),
+    Program(make=of_schedules.chained),
+    Program(make=of_schedules.multiplicative),
+    Program(make=of_schedules.swa_rate),
+    Program(
+        make=of_schedules.lookahead, refused=r"Lookahead keeps a AdamW as 'inner', whose state would be lost"
+    ),
+    Program(make=of_schedules.lamb),
+    Program(make=of_schedules.centred, refused_on={"fsdp2": r"Centred updates sharded parameters otherwise"}),
+    Program(make=of_schedules.every_second_step),
     Program(make=loops.a_loop),
-    Program(make=odd.two_updates),
-    Program(make=odd.updates_the_same_twice, refused=r"step\.update: 'opt' was updated in this step before"),
-    Program(make=odd.several_backwards),
-    Program(make=odd.clips_by_hand, refused=IN_STEP, ways=("dp1", "dp2", "2-3-1", "resume")),
-    Program(make=odd.clips_in_a_hook),
-    Program(make=odd.zeroes_by_hand),
-    Program(make=odd.backwards_by_hand, refused=IN_STEP),
-    Program(make=odd.drops_out_later),
-    Program(make=odd.masks_later),
-    Program(make=odd.new_mask_later),
-    Program(make=odd.adds_a_group, refused=r"ctx\.optimizer\('opt'\): it was given another parameter group"),
-    Program(make=odd.hooks_later, refused=r"model\.net\.a: the loop changed the hooks of this module"),
-    Program(make=odd.replaces_a_module, refused=r"model\.net\.blocks\.0\.1: the loop changed this module"),
-    Program(make=odd.draws_between_steps),
-    Program(make=odd.reads_gradients),
+    Program(make=edits.two_updates),
+    Program(
+        make=edits.updates_the_same_twice, refused=r"step\.update: 'opt' was updated in this step before"
+    ),
+    Program(make=edits.several_backwards),
+    Program(make=edits.clips_by_hand, refused=IN_STEP, ways=("dp1", "dp2", "2-3-1", "resume")),
+    Program(make=edits.clips_in_a_hook),
+    Program(make=edits.zeroes_by_hand),
+    Program(make=edits.backwards_by_hand, refused=IN_STEP),
+    Program(make=edits.drops_out_later),
+    Program(make=edits.masks_later),
+    Program(make=edits.new_mask_later),
+    Program(
+        make=edits.adds_a_group, refused=r"ctx\.optimizer\('opt'\): it was given another parameter group"
+    ),
+    Program(make=edits.hooks_later, refused=r"model\.net\.a: the loop changed the hooks of this module"),
+    Program(make=edits.replaces_a_module, refused=r"model\.net\.blocks\.0\.1: the loop changed this module"),
+    Program(make=edits.draws_between_steps),
+    Program(make=edits.reads_gradients),
     Program(make=loops.copied_average),
     Program(make=loops.averaged_model),
     Program(make=loops.unfreezes, refused_on={"fsdp2": r"model\.net\.a\.bias: requires_grad was changed"}),

@@ -59,7 +59,7 @@ class BoundaryLog:
         self._queued = 0
         self._forgotten = 0
         self._changed = threading.Condition()  # guards what a step is known to be, never held for long
-        self._shelved = threading.Lock()  # guards the entries and their shelf, also while one goes to disk
+        self._lock = threading.Lock()  # guards the entries, also while one goes to disk
         self._closed = False
         self._thread = threading.Thread(target=self._copy, name="boundary-log", daemon=True)
         self._thread.start()
@@ -133,7 +133,7 @@ class BoundaryLog:
             return self._changed.wait_for(lambda: not self._queue, timeout)
 
     def read(self, crossing: Crossing) -> torch.Tensor:
-        with self._shelved:
+        with self._lock:
             return self._buffers.read(self._entries[crossing.step][crossing])
 
     def vote(self, step: int) -> Vote:
@@ -147,7 +147,7 @@ class BoundaryLog:
 
     def crossings(self, source: int, target: int, step: int | None = None) -> tuple[Crossing, ...]:
         """What is kept of the way from one stage to another, in one step or in all."""
-        with self._shelved:
+        with self._lock:
             steps = self._entries if step is None else (step,)
             found = (c for at in steps for c in self._entries.get(at, ()))
             return tuple(sorted(c for c in found if (c.source, c.target) == (source, target)))
@@ -155,7 +155,7 @@ class BoundaryLog:
     @property
     def nbytes(self) -> int:
         """Bytes held, in memory and on disk."""
-        with self._shelved:
+        with self._lock:
             return self._buffers.memory_used + self._buffers.disk_used
 
     def close(self) -> None:
@@ -184,24 +184,24 @@ class BoundaryLog:
 
     def _kept(self, job: _Waiting) -> bool:
         """Copy; whether there is room and nobody changed the tensor meanwhile."""
-        with self._shelved:
+        with self._lock:
             data = self._buffers.buffer(job.nbytes)
         if data is None:
             return False
         entry = copied(job.tensor, data)
         torn = job.tensor._version != job.version
-        with self._shelved:
+        with self._lock:
             if torn or job.crossing.step <= self._forgotten or not self._admitted(entry):
                 return False
             self._entries.setdefault(job.crossing.step, {})[job.crossing] = entry
             return True
 
     def _remove(self, chosen: Chosen) -> None:
-        with self._shelved:
+        with self._lock:
             for step in [s for s in self._entries if chosen(s)]:
                 self._give_back(step)
 
-    # -- with `_shelved` held
+    # -- with `_lock` held
 
     def _admitted(self, entry: KeptTensor) -> bool:
         """Make room: the oldest entries go to disk, and where that is full the oldest step goes."""

@@ -64,7 +64,7 @@ def snapshot_of(step: int, sources: Sequence[Memory]) -> Snapshot:
     return Snapshot(generation=1, rank=0, step=step, fragments=Fragments.of(rows), document={})
 
 
-class Shelf:
+class Receiver:
     """Receives snapshots and keeps their bytes; each is given back when the test says so, or at once."""
 
     def __init__(self, *, keep: bool = False) -> None:
@@ -111,24 +111,24 @@ def as_bytes(sources: list[Memory]) -> dict[str, bytes]:
 
 
 def test_each_snapshot_is_the_state_right_after_its_step() -> None:
-    sources, snapshot_store = three(), Shelf()
+    sources, receiver = three(), Receiver()
     expected: dict[int, dict[str, bytes]] = {}
-    with engine_of(sources, snapshot_store, slots=3) as engine:
+    with engine_of(sources, receiver, slots=3) as engine:
         for step in range(1, 6):
             engine.fence()
             for source in sources:
                 source.add(step)
             expected[step] = as_bytes(sources)
             assert engine.begin(snapshot_of(step, sources), sources)
-    assert snapshot_store.bytes == expected
+    assert receiver.bytes == expected
     assert engine.counts.delivered == 5
     assert engine.counts.torn == 0
 
 
 def test_the_update_waits_for_what_is_being_copied_and_copies_the_rest_itself() -> None:
-    sources, snapshot_store = three(), Shelf()
+    sources, receiver = three(), Receiver()
     sources[0].gate.clear()
-    with engine_of(sources, snapshot_store) as engine:
+    with engine_of(sources, receiver) as engine:
         assert engine.begin(snapshot_of(1, sources), sources)
         expected = as_bytes(sources)
         assert sources[0].reached.wait(WAIT_S)
@@ -141,37 +141,37 @@ def test_the_update_waits_for_what_is_being_copied_and_copies_the_rest_itself() 
         assert passed.is_set()
         for source in sources:
             source.add(1)
-        assert snapshot_store.wait_for(1) == expected
+        assert receiver.wait_for(1) == expected
 
 
 def test_the_update_of_the_first_fragment_does_not_wait_for_the_last() -> None:
-    sources, snapshot_store = three(), Shelf()
-    with engine_of(sources, snapshot_store) as engine:
+    sources, receiver = three(), Receiver()
+    with engine_of(sources, receiver) as engine:
         sources[2].gate.clear()
         assert engine.begin(snapshot_of(1, sources), sources)
         expected = as_bytes(sources)
         engine.fence("a")
         sources[0].add(1)
         sources[2].gate.set()
-        assert snapshot_store.wait_for(1) == expected
+        assert receiver.wait_for(1) == expected
 
 
 def test_a_write_that_did_not_wait_is_never_handed_on() -> None:
-    sources, snapshot_store, notes = three(), Shelf(), list[str]()
-    with engine_of(sources, snapshot_store, note=notes.append) as engine:
+    sources, receiver, notes = three(), Receiver(), list[str]()
+    with engine_of(sources, receiver, note=notes.append) as engine:
         sources[0].gate.clear()
         assert engine.begin(snapshot_of(1, sources), sources)
         sources[2].add(1)
         sources[0].gate.set()
         engine.fence()
-    assert not snapshot_store.bytes
+    assert not receiver.bytes
     assert engine.counts.torn == 1
     assert "c changed outside the update" in notes[0]
 
 
 def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first() -> None:
-    sources, snapshot_store, notes = three(), Shelf(), list[str]()
-    with engine_of(sources, snapshot_store, note=notes.append) as engine:
+    sources, receiver, notes = three(), Receiver(), list[str]()
+    with engine_of(sources, receiver, note=notes.append) as engine:
         sources[0].gate.clear()
         assert engine.begin(snapshot_of(1, sources), sources)
         assert sources[0].reached.wait(WAIT_S)
@@ -183,15 +183,15 @@ def test_a_write_that_no_version_shows_is_found_by_content_and_then_copied_first
         assert engine.begin(snapshot_of(2, sources), sources)
         expected = as_bytes(sources)
         sources[2].add(1, seen=False)
-        assert snapshot_store.wait_for(2) == expected
+        assert receiver.wait_for(2) == expected
     assert engine.counts.torn == 1
 
 
 def test_a_habit_of_writing_behind_the_version_is_learnt_even_if_the_copy_was_in_time() -> None:
-    sources, snapshot_store, notes = three(), Shelf(), list[str]()
-    with engine_of(sources, snapshot_store, note=notes.append) as engine:
+    sources, receiver, notes = three(), Receiver(), list[str]()
+    with engine_of(sources, receiver, note=notes.append) as engine:
         assert engine.begin(snapshot_of(1, sources), sources)
-        snapshot_store.wait_for(1)
+        receiver.wait_for(1)
         sources[2].add(1, seen=False)
         engine.fence()
         assert "c changed outside the update" in notes[0]
@@ -215,47 +215,45 @@ def test_every_fragment_is_audited_in_its_turn() -> None:
 
 
 def test_what_changes_between_updates_is_copied_before_training_goes_on() -> None:
-    statistics, snapshot_store = Memory("running_mean", 128, settled=False), Shelf()
+    statistics, receiver = Memory("running_mean", 128, settled=False), Receiver()
     sources = [Memory("a", 2 * BLOCK), statistics]
-    with engine_of(sources, snapshot_store) as engine:
+    with engine_of(sources, receiver) as engine:
         assert engine.begin(snapshot_of(1, sources), sources)
         expected = as_bytes([statistics])["running_mean"]
         statistics.add(7)
-        assert snapshot_store.wait_for(1)["running_mean"] == expected
+        assert receiver.wait_for(1)["running_mean"] == expected
     assert engine.counts.torn == 0
 
 
 def test_without_a_free_slot_training_goes_on_and_what_was_left_out_is_counted() -> None:
-    sources, snapshot_store = [Memory("a", 100)], Shelf(keep=True)
-    with engine_of(sources, snapshot_store, slots=1) as engine:
+    sources, receiver = [Memory("a", 100)], Receiver(keep=True)
+    with engine_of(sources, receiver, slots=1) as engine:
         assert engine.begin(snapshot_of(1, sources), sources)
-        snapshot_store.wait_for(1)
+        receiver.wait_for(1)
         assert not engine.begin(snapshot_of(2, sources), sources)
-        snapshot_store.taken[0].buffer.release()
+        receiver.taken[0].buffer.release()
         assert engine.begin(snapshot_of(3, sources), sources)
-        snapshot_store.wait_for(3)
-        snapshot_store.taken[1].buffer.release()
+        receiver.wait_for(3)
+        receiver.taken[1].buffer.release()
     assert engine.counts.skipped == 1
 
 
 def test_waiting_for_a_slot_ends_when_one_is_given_back() -> None:
-    sources, snapshot_store = [Memory("a", 100)], Shelf(keep=True)
-    with engine_of(sources, snapshot_store, slots=1) as engine:
+    sources, receiver = [Memory("a", 100)], Receiver(keep=True)
+    with engine_of(sources, receiver, slots=1) as engine:
         assert engine.begin(snapshot_of(1, sources), sources)
-        snapshot_store.wait_for(1)
+        receiver.wait_for(1)
 
         def release() -> None:
             while not engine.counts.waited:
                 threading.Event().wait(0.001)
-            snapshot_store.taken[0].buffer.release()
+            receiver.taken[0].buffer.release()
 
         threading.Thread(target=release, daemon=True).start()
         assert engine.begin(snapshot_of(2, sources), sources, wait=True)
-        snapshot_store.wait_for(2)
-        snapshot_store.taken[1].buffer.release()
-        snapshot_store.taken[
-            0
-        ].buffer.release()  # given up twice: the slot of the second snapshot is not touched
+        receiver.wait_for(2)
+        receiver.taken[1].buffer.release()
+        receiver.taken[0].buffer.release()  # given up twice: the slot of the second snapshot is not touched
     assert engine.counts.waited == 1
 
 
@@ -301,13 +299,13 @@ def test_a_copy_that_fails_fails_the_snapshot_and_not_the_training_thread() -> N
         def copy(self, start: int, stop: int, target: memoryview) -> None:
             raise RuntimeError("the device is gone")
 
-    snapshot_store, notes, sources = Shelf(), list[str](), [Broken("a", 100)]
-    engine: Engine = Engine(Arena.private(4096, slots=1), snapshot_store, note=notes.append)
+    receiver, notes, sources = Receiver(), list[str](), [Broken("a", 100)]
+    engine: Engine = Engine(Arena.private(4096, slots=1), receiver, note=notes.append)
     assert engine.begin(snapshot_of(1, sources), sources)
     engine.fence()
     engine.close()
     assert notes == ["the snapshot of step 1 failed: RuntimeError: the device is gone"]
-    assert not snapshot_store.bytes
+    assert not receiver.bytes
     assert engine.free == 1
 
 
@@ -321,7 +319,7 @@ def test_memory_that_is_not_there_is_missed_before_the_first_step(tmp_path: Path
 
 def test_a_state_that_outgrew_its_slot_is_refused_and_the_slot_stays_free() -> None:
     sources = [Memory("a", 5000)]
-    engine: Engine = Engine(Arena.private(4096, slots=1), Shelf())
+    engine: Engine = Engine(Arena.private(4096, slots=1), Receiver())
     with pytest.raises(MemoryTooSmall):
         engine.begin(snapshot_of(1, sources), sources)
     assert engine.free == 1
@@ -332,10 +330,10 @@ def test_two_mappings_of_a_segment_see_the_same_snapshot(tmp_path: Path) -> None
     sources = [Memory("a", 5000)]
     here = Arena.create(tmp_path / "segment", slot_bytes([5000]), slots=2)
     there = Arena.attach(tmp_path / "segment", here.size, slots=2)
-    snapshot_store = Shelf(keep=True)
-    engine: Engine = Engine(here, snapshot_store)
+    receiver = Receiver(keep=True)
+    engine: Engine = Engine(here, receiver)
     assert engine.begin(snapshot_of(1, sources), sources)
-    snapshot_store.wait_for(1)
-    taken = snapshot_store.taken[0]
+    receiver.wait_for(1)
+    taken = receiver.taken[0]
     assert bytes(taken.detached().attached(there).bytes_of(0)) == sources[0].data.tobytes()
     engine.close()

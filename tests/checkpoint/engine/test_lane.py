@@ -13,7 +13,7 @@ from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.copying import BLOCK, blocks, places
 from elastic_train.checkpoint.engine.engine import Engine
 from elastic_train.checkpoint.engine.lane import Span
-from tests.checkpoint.engine.test_engine import WAIT_S, Memory, Shelf, as_bytes, snapshot_of
+from tests.checkpoint.engine.test_engine import WAIT_S, Memory, Receiver, as_bytes, snapshot_of
 
 pytestmark = pytest.mark.ring1
 
@@ -94,9 +94,9 @@ class Device:
 
 
 @contextmanager
-def engine_on(device: Device, sources: list[Memory], snapshot_store: Shelf) -> Iterator[Engine]:
+def engine_on(device: Device, sources: list[Memory], receiver: Receiver) -> Iterator[Engine]:
     arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=2)
-    engine: Engine = Engine(arena, snapshot_store, lane=device)
+    engine: Engine = Engine(arena, receiver, lane=device)
     yield engine
     engine.close()
     assert not engine.counts.failed
@@ -109,8 +109,8 @@ def three() -> list[Memory]:
 
 
 def test_the_host_passes_the_fence_at_once_and_the_device_keeps_update_and_copy_apart() -> None:
-    device, sources, snapshot_store, held = Device(), three(), Shelf(), threading.Event()
-    with engine_on(device, sources, snapshot_store) as engine:
+    device, sources, receiver, held = Device(), three(), Receiver(), threading.Event()
+    with engine_on(device, sources, receiver) as engine:
         for number in (1, 2, 3):  # beyond those whose contents are compared on the way
             expected = as_bytes(sources)
             if number == 3:
@@ -119,18 +119,18 @@ def test_the_host_passes_the_fence_at_once_and_the_device_keeps_update_and_copy_
             engine.fence()
             for source in sources:
                 device.update(source, number)
-            assert number != 3 or number not in snapshot_store.bytes, "the copy has not even begun"
+            assert number != 3 or number not in receiver.bytes, "the copy has not even begun"
             if number == 3:
                 held.set()
-            assert snapshot_store.wait_for(number) == expected
+            assert receiver.wait_for(number) == expected
             assert device.main.mark().wait(WAIT_S)
     assert engine.counts.torn == 0
     assert device.closed == 1
 
 
 def test_a_copy_waits_on_the_device_for_the_update_that_made_the_state() -> None:
-    device, sources, snapshot_store = Device(), three(), Shelf()
-    with engine_on(device, sources, snapshot_store) as engine:
+    device, sources, receiver = Device(), three(), Receiver()
+    with engine_on(device, sources, receiver) as engine:
         slow = threading.Event()
         device.main.enqueue(lambda: slow.wait(WAIT_S))
         before = as_bytes(sources)
@@ -139,15 +139,15 @@ def test_a_copy_waits_on_the_device_for_the_update_that_made_the_state() -> None
         assert engine.begin(snapshot_of(1, sources), sources)
         assert as_bytes(sources) == before, "the update has not run"
         slow.set()
-        found = snapshot_store.wait_for(1)
+        found = receiver.wait_for(1)
         engine.fence()
         assert found == as_bytes(sources)
         assert found != before
 
 
 def test_a_write_between_commit_and_fence_is_found_by_its_version_though_nothing_was_copied_yet() -> None:
-    device, sources, snapshot_store = Device(), three(), Shelf()
-    with engine_on(device, sources, snapshot_store) as engine:
+    device, sources, receiver = Device(), three(), Receiver()
+    with engine_on(device, sources, receiver) as engine:
         held = threading.Event()
         device.side.enqueue(lambda: held.wait(WAIT_S))
         dropped = threading.Thread(target=held.set)
@@ -157,14 +157,14 @@ def test_a_write_between_commit_and_fence_is_found_by_its_version_though_nothing
         assert device.main.mark().wait(WAIT_S)
         dropped.start()
         engine.fence()
-    assert not snapshot_store.bytes
+    assert not receiver.bytes
     assert engine.counts.torn == 1
 
 
 def test_what_the_forward_writes_is_ordered_behind_its_copy_without_a_wait() -> None:
-    device, snapshot_store = Device(), Shelf()
+    device, receiver = Device(), Receiver()
     sources = [Memory("a", 2 * BLOCK), Memory("running_mean", 128, settled=False)]
-    with engine_on(device, sources, snapshot_store) as engine:
+    with engine_on(device, sources, receiver) as engine:
         held = threading.Event()
         device.side.enqueue(lambda: held.wait(WAIT_S))
         expected = as_bytes(sources)
@@ -174,7 +174,7 @@ def test_what_the_forward_writes_is_ordered_behind_its_copy_without_a_wait() -> 
         assert not beginning.is_alive(), "the host does not wait for the copy"
         device.update(sources[1], 7)
         held.set()
-        assert snapshot_store.wait_for(1) == expected
+        assert receiver.wait_for(1) == expected
     assert engine.counts.torn == 0
 
 
@@ -183,10 +183,10 @@ def test_a_failed_device_fails_the_snapshot_and_not_the_training_thread() -> Non
         def copy(self, spans: Sequence[Span], memory: memoryview) -> None:
             raise RuntimeError("the device is gone")
 
-    device, snapshot_store, notes = Gone(), Shelf(), list[str]()
+    device, receiver, notes = Gone(), Receiver(), list[str]()
     sources = three()
     arena = Arena.private(slot_bytes(s.nbytes for s in sources), slots=1)
-    engine: Engine = Engine(arena, snapshot_store, lane=device, note=notes.append)
+    engine: Engine = Engine(arena, receiver, lane=device, note=notes.append)
     assert engine.begin(snapshot_of(1, sources), sources)
     engine.fence()
     engine.close()

@@ -31,8 +31,8 @@ from elastic_train.control.transition import transition
 from elastic_train.observe.records import record, to_json, wall_text
 from elastic_train.observe.run_summary import RunSummary, encode_summary
 from elastic_train.storage.commit_log import CommitRecord
+from elastic_train.storage.compacted_journal import write_history
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.storage.history import write_history
 from elastic_train.storage.journal import Journal
 from elastic_train.storage.journal_parts import Part
 from elastic_train.storage.journal_reading import Covering, covering_path, encode_covering

@@ -71,7 +71,7 @@ class ElasticTrainer:
         **others: Any,
     ) -> None:
         machines = _machines(machines, others)
-        from elastic_train.train.best import check_best
+        from elastic_train.train.best_metric import check_best
         from elastic_train.train.declaration.loop_task import LoopTask, check_loop_options, task_of
 
         self.task = task_of(task)

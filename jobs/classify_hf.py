@@ -25,7 +25,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 import elastic_train as et
 from elastic_train.data.jsonl import JsonLines
 from elastic_train.data.numbered import NumberedSamples
-from elastic_train.data.part import SourcePart
+from elastic_train.data.sample_range import SourcePart
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.tokenizer import PAD, encode
 from elastic_train.models.hugging_face import files_of

@@ -19,7 +19,7 @@ from elastic_train.data.documents import documents_of
 from elastic_train.data.numbered import NumberedSamples
 from elastic_train.data.packing import Packed
 from elastic_train.data.parquet import ParquetText
-from elastic_train.data.part import SourcePart
+from elastic_train.data.sample_range import SourcePart
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.models.llama import Llama

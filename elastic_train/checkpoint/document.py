@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic_train.checkpoint.validate.rows import malformed
+from elastic_train.checkpoint.validate.manifest_rows import malformed
 from elastic_train.checkpoint.validate.state import (
     MOST_DEEP,
     check_count,

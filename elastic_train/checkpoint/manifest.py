@@ -22,8 +22,8 @@ from elastic_train.checkpoint.checksums import LARGEST
 from elastic_train.checkpoint.document import VERSION, check_version
 from elastic_train.checkpoint.dtypes import element
 from elastic_train.checkpoint.manifest_pages import ROWS, Ints, Pages, encode_index
-from elastic_train.checkpoint.validate.parquet import Parquet
-from elastic_train.checkpoint.validate.rows import (
+from elastic_train.checkpoint.validate.manifest_parquet import Parquet
+from elastic_train.checkpoint.validate.manifest_rows import (
     FROM_WHOM,
     check_columns,
     check_rows,

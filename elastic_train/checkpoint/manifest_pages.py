@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from elastic_train.checkpoint.validate.index import read_index
-from elastic_train.checkpoint.validate.parquet import Parquet
+from elastic_train.checkpoint.validate.manifest_index import read_index
+from elastic_train.checkpoint.validate.manifest_parquet import Parquet
 from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.fragments import Fragments
 

@@ -13,7 +13,7 @@ import xxhash
 
 from elastic_train.checkpoint.checksums import page_bytes
 from elastic_train.checkpoint.manifest import Manifest
-from elastic_train.checkpoint.validate.rows import spans
+from elastic_train.checkpoint.validate.manifest_rows import spans
 
 RANGE = 16 << 20
 """Bytes of one read, and the largest fragment that is verified with others."""

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic_train.config import Batch
-from elastic_train.data.mix import mix64
+from elastic_train.data.hash_mix import mix64
 from elastic_train.data.permutation import Permutation
 from elastic_train.errors import ConfigError
 

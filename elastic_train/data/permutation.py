@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from elastic_train.data.mix import U64, mix64
+from elastic_train.data.hash_mix import U64, mix64
 
 ROUNDS = 8
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastic_train.data.identity import digest_of
-from elastic_train.data.kept_file import replace_whole
+from elastic_train.data.index_cache import replace_whole
 from elastic_train.errors import ConfigError, DataMismatch
 
 _END = object()

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from elastic_train.data.kept_file import replace_whole
+from elastic_train.data.index_cache import replace_whole
 from elastic_train.data.numbered import tell_epoch
 from elastic_train.data.permutation import Permutation
 from elastic_train.errors import ConfigError, DataMismatch

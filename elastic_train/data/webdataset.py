@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from elastic_train.data.kept_file import replace_whole
+from elastic_train.data.index_cache import replace_whole
 from elastic_train.data.listing import Listing, SourceFile, listing, opened, read, refuse_compressed
 from elastic_train.errors import ConfigError, DataMismatch
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from elastic_train.data.mix import mix64
+from elastic_train.data.hash_mix import mix64
 from elastic_train.data.numbered import NumberedSamples, numbered, read_in_order, tell_epoch
 from elastic_train.errors import ConfigError
 

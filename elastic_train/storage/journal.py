@@ -19,7 +19,7 @@ from typing import Any
 
 from elastic_train.errors import AlreadyExists, Fenced, StorageError
 from elastic_train.storage.commit_log import CommitLog
-from elastic_train.storage.history import spans, write_history
+from elastic_train.storage.compacted_journal import spans, write_history
 from elastic_train.storage.journal_parts import (
     Part,
     encode,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_train.errors import StorageError, StorageNotFound
-from elastic_train.storage.history import read_history
+from elastic_train.storage.compacted_journal import read_history
 from elastic_train.storage.journal_parts import (
     DIRECTORY,
     Part,

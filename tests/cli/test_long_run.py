@@ -13,8 +13,8 @@ from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.run_reading import covered, summary
 from elastic_train.observe.ledger import ledger
 from elastic_train.observe.records import from_json, to_json
+from elastic_train.storage.compacted_journal import spans
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.storage.history import spans
 from elastic_train.storage.journal import Journal, read_journal
 from tests.cluster.test_chronicle import lived
 

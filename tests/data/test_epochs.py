@@ -15,7 +15,7 @@ from elastic_train.data.identity import check_repeatable, identify
 from elastic_train.data.loader import Loader
 from elastic_train.data.mixture import Mixture
 from elastic_train.data.order import SampleOrder
-from elastic_train.data.part import SourcePart
+from elastic_train.data.sample_range import SourcePart
 from elastic_train.data.weighted import Weighted
 from elastic_train.errors import ConfigError
 

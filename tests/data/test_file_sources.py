@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from elastic_train.data import jsonl
 from elastic_train.data.arrow import ArrowRows
 from elastic_train.data.jsonl import JsonLines
-from elastic_train.data.megatron import MAGIC, MegatronTokens
+from elastic_train.data.megatron_indexed import MAGIC, MegatronTokens
 from elastic_train.data.packing import Packed
 from elastic_train.errors import ConfigError
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from elastic_train.data.documents import FileTexts
 from elastic_train.data.numbered import numbered
 from elastic_train.data.parquet import ParquetText, ParquetTokens
-from elastic_train.data.part import SourcePart
+from elastic_train.data.sample_range import SourcePart
 from elastic_train.data.stdlib import StandardLibrary
 from elastic_train.data.text import TextFiles
 from elastic_train.data.tokenizer import BOS, EOS, PAD, decode, encode

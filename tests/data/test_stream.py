@@ -20,7 +20,7 @@ from elastic_train.data.loader import Loader
 from elastic_train.data.mixture import Mixture
 from elastic_train.data.numbered import numbered, read_in_order
 from elastic_train.data.order import SampleOrder
-from elastic_train.data.part import SourcePart
+from elastic_train.data.sample_range import SourcePart
 from elastic_train.data.stream import Stream
 from elastic_train.data.weighted import Weighted
 from elastic_train.errors import ConfigError, DataMismatch

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from elastic_train.errors import Fenced, StorageError
 from elastic_train.storage.commit_log import CommitLog
-from elastic_train.storage.history import DIRECTORY as HISTORY
-from elastic_train.storage.history import spans
+from elastic_train.storage.compacted_journal import DIRECTORY as HISTORY
+from elastic_train.storage.compacted_journal import spans
 from elastic_train.storage.journal import Journal, read_journal
 from elastic_train.storage.journal_parts import part_path, slots
 from elastic_train.storage.journal_reading import covering_path, coverings, newest_covering

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_train.config import Checkpoints
 from elastic_train.errors import ConfigError
-from elastic_train.train.best import Best
+from elastic_train.train.best_metric import Best
 from elastic_train.train.task import Evaluation, Task, evaluation_of
 
 pytestmark = pytest.mark.ring2

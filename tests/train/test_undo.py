@@ -12,7 +12,7 @@ from torch import nn
 
 from elastic_train.errors import UndoRefused
 from elastic_train.testing.optimizers import LAMB, Lion
-from elastic_train.train.undo.run import refusal, settings_of, undo
+from elastic_train.train.undo.undo_step import refusal, settings_of, undo
 
 pytestmark = pytest.mark.ring2
 

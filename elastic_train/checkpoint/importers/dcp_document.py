@@ -16,7 +16,7 @@ from elastic_train.checkpoint.importers.foreign_document import (
     in_short,
     steps_in,
 )
-from elastic_train.checkpoint.importers.numbered import match, shape_of
+from elastic_train.checkpoint.importers.numbered_parameters import match, shape_of
 
 STEPS = ("step", "global_step", "train_state.step", "trainer.step", "iteration")
 """Keys under which systems keep the number of steps."""

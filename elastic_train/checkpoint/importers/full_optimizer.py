@@ -14,7 +14,7 @@ from elastic_train.checkpoint.importers.foreign_document import (
     scalar,
 )
 from elastic_train.checkpoint.importers.foreign_rows import whole_row
-from elastic_train.checkpoint.importers.numbered import Shape, match, shape_of
+from elastic_train.checkpoint.importers.numbered_parameters import Shape, match, shape_of
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
 from elastic_train.checkpoint.importers.torch_file import TorchFile, check_readable
 from elastic_train.checkpoint.manifest import Row

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from elastic_train.checkpoint.validate.rows import malformed
+from elastic_train.checkpoint.validate.manifest_rows import malformed
 from elastic_train.checkpoint.validate.state import check_count
 from elastic_train.errors import OutsideOfCheckpoint
 

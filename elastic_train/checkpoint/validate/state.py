@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-from elastic_train.checkpoint.validate.rows import malformed
+from elastic_train.checkpoint.validate.manifest_rows import malformed
 
 MOST_DEEP = 64
 """Containers inside each other in a document."""

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_train.recovery.evidence import Vote
-from elastic_train.train.best import LOSS
+from elastic_train.train.best_metric import LOSS
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper

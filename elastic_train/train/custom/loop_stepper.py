@@ -23,7 +23,7 @@ from elastic_train.train.model.several_models import Optimizers, check_groups
 from elastic_train.train.parallel.gradient_overlap import GradientSum
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
 from elastic_train.train.state.shards import Shards
-from elastic_train.train.step.flight import Tally, Work
+from elastic_train.train.step.micro_batch_work import Tally, Work
 from elastic_train.train.step.rehearsal import check_unchanged, local, versions
 from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.update import gradient_factor, gradient_norm

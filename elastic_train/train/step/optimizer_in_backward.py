@@ -24,7 +24,7 @@ from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.update import gradient_factor, is_finite, update
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.undo.partial_update import Progressive
-from elastic_train.train.undo.run import WHOLE, refusal, settings_of
+from elastic_train.train.undo.undo_step import WHOLE, refusal, settings_of
 
 OFF = "Leave optimizer_in_backward off."
 

@@ -17,7 +17,7 @@ from elastic_train.data.order import SampleOrder
 from elastic_train.train.model.module_state import extra_kept
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
-from elastic_train.train.step.flight import Work
+from elastic_train.train.step.micro_batch_work import Work
 from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.workload import Mark
 

@@ -23,8 +23,8 @@ from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whol
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
 from elastic_train.train.step.checked_loss import checked_loss
-from elastic_train.train.step.flight import Flight, Tally, Work
 from elastic_train.train.step.gradient_sums import GradientSums
+from elastic_train.train.step.micro_batch_work import Flight, Tally, Work
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
 from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions

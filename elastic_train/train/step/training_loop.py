@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 from elastic_train.control.schedule import at_boundary
 from elastic_train.data.order import fold_digests
 from elastic_train.recovery.evidence import Vote
-from elastic_train.train.best import Best
+from elastic_train.train.best_metric import Best
 from elastic_train.train.snapshot.saver import Saver
 from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.state.shards import Shards

@@ -21,7 +21,7 @@ from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.undo.partial_update import only
-from elastic_train.train.undo.run import undo
+from elastic_train.train.undo.undo_step import undo
 
 CLIP_EPSILON = 1e-6
 """Added to the norm before dividing by it, as torch's clip_grad_norm_ does."""

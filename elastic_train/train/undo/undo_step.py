@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from elastic_train.errors import UndoRefused
 from elastic_train.train.undo import adaptive, foreach, momentum
 from elastic_train.train.undo.bucket import Bucket, Refusal, Rule, Undone
-from elastic_train.train.undo.redo import check_redo
+from elastic_train.train.undo.proof import check_redo
 
 RULES: Mapping[str, tuple[Rule, tuple[str, ...]]] = {
     "SGD": (momentum.sgd, ("momentum_buffer",)),

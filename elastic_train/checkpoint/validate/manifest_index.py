@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_train.checkpoint.dtypes import element
-from elastic_train.checkpoint.validate.rows import check_shape, malformed
+from elastic_train.checkpoint.validate.manifest_rows import check_shape, malformed
 from elastic_train.checkpoint.validate.state import check_count
 
 

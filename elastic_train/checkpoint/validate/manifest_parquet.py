@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from elastic_train.checkpoint.validate.rows import malformed
+from elastic_train.checkpoint.validate.manifest_rows import malformed
 from elastic_train.checkpoint.validate.thrift import Reader
 from elastic_train.errors import Malformed
 

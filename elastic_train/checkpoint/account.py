@@ -12,7 +12,7 @@ Name = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
+class RestoreAccount:
     """Each name of the state and of the checkpoint, in exactly one place."""
 
     restored: tuple[Name, ...]
@@ -25,10 +25,10 @@ class Account:
         return "; ".join((counts, *self.mismatched))
 
 
-def account(stored: Mapping[Name, TensorInfo], wanted: Mapping[Name, TensorInfo]) -> Account:
+def account(stored: Mapping[Name, TensorInfo], wanted: Mapping[Name, TensorInfo]) -> RestoreAccount:
     """Compare what a checkpoint holds with what a state needs."""
     both = sorted(stored.keys() & wanted.keys())
-    return Account(
+    return RestoreAccount(
         restored=tuple(n for n in both if stored[n] == wanted[n]),
         absent=tuple(sorted(wanted.keys() - stored.keys())),
         extra=tuple(sorted(stored.keys() - wanted.keys())),

@@ -16,7 +16,7 @@ from elastic_train.checkpoint.lazy_arrays import Array
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.piece import span
 from elastic_train.checkpoint.ranges import FragmentRange, Read, Request, extent, strides_of
-from elastic_train.checkpoint.validate.files import Places
+from elastic_train.checkpoint.validate.files import AllowedPlaces
 from elastic_train.checkpoint.zero_copy_read import targets
 from elastic_train.errors import (
     CheckpointDeleted,
@@ -52,7 +52,7 @@ class Files:
         siblings: str | None = None,
     ) -> None:
         self._kept = kept
-        self.places = Places(store.url, directory, siblings=siblings)
+        self.places = AllowedPlaces(store.url, directory, siblings=siblings)
         self._store, self._directory, self._options = store, directory, options
         self._foreign: dict[str, Store] = {}
         self._sizes: dict[str, dict[str, int]] = {}

@@ -17,7 +17,7 @@ from elastic_train.checkpoint.foreign_proof import damage_of_foreign_files
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.ranges import MOST, strides_of
 from elastic_train.checkpoint.reader import Checkpoint
-from elastic_train.checkpoint.verify_rows import RANGE, Batch, Progress, Rows, reported
+from elastic_train.checkpoint.verify_rows import RANGE, Progress, RowBatch, RowColumns, reported
 from elastic_train.errors import CheckpointDeleted, CheckpointError, ChecksumMismatch, StorageError
 
 MOST_REPORTED = 1000
@@ -51,11 +51,11 @@ def verify(checkpoint: Checkpoint, *, progress: Progress = lambda done, total: N
     CheckpointDeleted if the run deletes it meanwhile: that is no damage.
     """
     manifest = checkpoint.manifest
-    rows = Rows(manifest)
+    rows = RowColumns(manifest)
     total = int(rows.size[rows.summed].sum())
     done, lock = 0, threading.Lock()
 
-    def look(batch: Batch) -> list[int]:
+    def look(batch: RowBatch) -> list[int]:
         nonlocal done
         bad = _wrong(checkpoint, rows, batch)
         with lock:
@@ -83,7 +83,7 @@ def verify(checkpoint: Checkpoint, *, progress: Progress = lambda done, total: N
     )
 
 
-def _wrong(checkpoint: Checkpoint, rows: Rows, batch: Batch) -> list[int]:
+def _wrong(checkpoint: Checkpoint, rows: RowColumns, batch: RowBatch) -> list[int]:
     """The rows of a batch that have to be looked at one by one, to say what is wrong with them."""
     if batch.length > 2 * RANGE:  # one large fragment, which is read in pieces
         row = checkpoint.manifest.row(int(batch.rows[0]))

@@ -24,7 +24,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Batch:
+class RowBatch:
     """Rows of one file whose bytes lie in `start` .. `start + length` of it."""
 
     rows: Ints
@@ -32,7 +32,7 @@ class Batch:
     length: int
 
 
-class Rows:
+class RowColumns:
     """The columns of a manifest that say what its bytes must be."""
 
     def __init__(self, manifest: Manifest) -> None:
@@ -49,7 +49,7 @@ class Rows:
         files = pa.concat_arrays([pa.array([], pa.string()), *table.column("file").chunks])
         self._file = files.dictionary_encode().indices.to_numpy(zero_copy_only=False)
 
-    def batches(self) -> Iterator[Batch]:
+    def batches(self) -> Iterator[RowBatch]:
         """All rows with checksums, in the order of their files."""
         rows = np.flatnonzero(self.summed & (self.size > 0))
         rows = rows[np.lexsort((self.at[rows], self._file[rows]))]
@@ -63,7 +63,7 @@ class Rows:
         reach = np.maximum.reduceat(end, begins).tolist()
         for own, stop in zip(np.split(rows, begins[1:]), reach, strict=True):
             start = int(self.at[own[0]])
-            yield Batch(rows=own, start=start, length=stop - start)
+            yield RowBatch(rows=own, start=start, length=stop - start)
 
     def last(self) -> Iterator[Ints]:
         """For each file the rows without checksums, the one that ends last first."""
@@ -72,7 +72,7 @@ class Rows:
         heads = np.flatnonzero(np.diff(self._file[rows], prepend=-1))
         yield from np.split(rows, heads[1:]) if len(rows) else ()
 
-    def wrong(self, batch: Batch, data: bytes) -> list[int]:
+    def wrong(self, batch: RowBatch, data: bytes) -> list[int]:
         """The rows of a batch whose bytes aren't the ones written."""
         view = memoryview(data)
         low = self.at[batch.rows] - batch.start

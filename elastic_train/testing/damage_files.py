@@ -13,7 +13,7 @@ from pathlib import Path
 from elastic_train.testing.damage import INTS, TEXTS, damaged, json_bytes, other_file, other_json
 from elastic_train.testing.damage_pickle import other_pickle
 from elastic_train.testing.damage_zip import other_pickle_in_zip, other_zip
-from elastic_train.testing.fuzzing import Change
+from elastic_train.testing.fuzzing import Damage
 
 DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I8", "U8", "BOOL", "F8_E4M3", "F4", "C64", "f32", "")
 ODD_NAMES = (
@@ -23,34 +23,34 @@ ODD_NAMES = (
 )  # fmt: skip
 
 
-def change_files(directory: Path, files: Sequence[Path], chance: random.Random, secret: Path) -> Change:
+def change_files(directory: Path, files: Sequence[Path], chance: random.Random, secret: Path) -> Damage:
     """Change one of the files, or what is there."""
     path = chance.choice(files)
     where = path.relative_to(directory)
     match chance.randrange(12):
         case 0:
-            return Change(what=f"{where} is {other_file(path, chance, secret)}", mended=True)
+            return Damage(what=f"{where} is {other_file(path, chance, secret)}", mended=True)
         case 1:
             other = chance.choice(files)
             shutil.copy(other, path) if other != path else path.unlink()
-            return Change(what=f"{where} is {other.relative_to(directory)}", mended=True)
+            return Damage(what=f"{where} is {other.relative_to(directory)}", mended=True)
         case 2:
             to = path.parent / chance.choice([*ODD_NAMES, *(f.name for f in files)])
             if to.is_dir() or to == path:
                 path.unlink()
-                return Change(what=f"{where} is gone", mended=True)
+                return Damage(what=f"{where} is gone", mended=True)
             move = chance.choice([shutil.move, shutil.copy])
             move(path, to)
-            return Change(what=f"{where} is {move.__name__} to {to.name!r}", mended=True)
+            return Damage(what=f"{where} is {move.__name__} to {to.name!r}", mended=True)
         case 3 | 4:
             made, what = damaged(path.read_bytes(), chance, [path.read_bytes()])
             proved = path.suffix == ".distcp" or zipfile.is_zipfile(path)
             path.write_bytes(made)
-            return Change(what=f"{what} in {where}", mended=not proved)
+            return Damage(what=f"{what} in {where}", mended=not proved)
         case _:
             made, what, mended = _by_kind(path, chance)
             path.write_bytes(made)
-            return Change(what=f"{what} in {where}", mended=mended)
+            return Damage(what=f"{what} in {where}", mended=mended)
 
 
 def _by_kind(path: Path, chance: random.Random) -> tuple[bytes, str, bool]:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from elastic_train.testing.damage_files import change_files
-from elastic_train.testing.fuzzing import Change
+from elastic_train.testing.fuzzing import Damage
 
 
 class Foreign:
@@ -34,7 +34,7 @@ class Foreign:
     def url(self, directory: Path) -> str:
         return str(directory / self.opened)
 
-    def change(self, directory: Path, chance: random.Random, secret: Path) -> Change:
+    def change(self, directory: Path, chance: random.Random, secret: Path) -> Damage:
         files = sorted(p for p in directory.rglob("*") if p.is_file())
         return change_files(directory, files, chance, secret)
 
@@ -54,7 +54,7 @@ class Given(Foreign):
             shutil.copy(self._source, to)
 
 
-class TorchFile(Foreign):
+class TorchFileFormat(Foreign):
     """One file with a model and its optimizer by name."""
 
     opened = "x.pt"

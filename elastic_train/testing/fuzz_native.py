@@ -22,7 +22,7 @@ from elastic_train.checkpoint.writer import write_part
 from elastic_train.geometry.box import Box
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.damage import INTS, TEXTS, damaged, json_bytes, other_file, other_json
-from elastic_train.testing.fuzzing import Change
+from elastic_train.testing.fuzzing import Damage
 
 LAST = attempt_path(step=2, generation=1)
 DOCUMENT: dict[str, Any] = {
@@ -64,11 +64,11 @@ class Native:
     def url(self, directory: Path) -> str:
         return str(directory / "run")
 
-    def change(self, directory: Path, chance: random.Random, secret: Path) -> Change:
+    def change(self, directory: Path, chance: random.Random, secret: Path) -> Damage:
         run = directory / "run"
         match chance.randrange(8):
             case 0 | 1:
-                return Change(what=_damage(run, chance), mended=False)
+                return Damage(what=_damage(run, chance), mended=False)
             case 2 | 3 | 4:
                 what = _manifest(run, chance, secret)
             case 5:
@@ -78,10 +78,10 @@ class Native:
             case _:
                 files = sorted(p for p in run.rglob("*") if p.is_file())
                 path = chance.choice(files)
-                return Change(
+                return Damage(
                     what=f"{path.relative_to(run)} is {other_file(path, chance, secret)}", mended=True
                 )
-        return Change(what=what, mended=True)
+        return Damage(what=what, mended=True)
 
 
 def _pieces(step: int) -> list[list[Piece]]:

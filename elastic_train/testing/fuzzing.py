@@ -51,7 +51,7 @@ PATTERNS = (0x55, 0xAA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class Damage:
     """What was changed, in words, and whether hashes were mended so that it is believed."""
 
     what: str
@@ -69,7 +69,7 @@ class Format(Protocol):
         """What is opened."""
         ...
 
-    def change(self, directory: Path, chance: random.Random, secret: Path) -> Change:
+    def change(self, directory: Path, chance: random.Random, secret: Path) -> Damage:
         """Change one thing in a copy of it."""
         ...
 
@@ -161,7 +161,7 @@ def _read(checkpoint: Checkpoint, tensor: str, state: str) -> tuple[str, tuple[i
     return info.dtype, info.shape, both[0], both[1]
 
 
-def _case(seed: int, change: Change, url: str, truth: dict[str, Any]) -> Case:
+def _case(seed: int, change: Damage, url: str, truth: dict[str, Any]) -> Case:
     def verdict(name: str, detail: str = "") -> Case:
         return Case(seed=seed, what=change.what, verdict=name, detail=detail)
 

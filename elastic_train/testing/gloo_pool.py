@@ -18,7 +18,7 @@ from multiprocessing.context import SpawnProcess
 from types import TracebackType
 from typing import Any
 
-from elastic_train.testing.gloo_worker import READY, Call, Died, Named, Outcome, Raised, Returned, serve
+from elastic_train.testing.gloo_worker import READY, Call, Died, NamedCall, Outcome, Raised, Returned, serve
 from elastic_train.train.collectives.tcp_store import serve_store
 
 START_S = 150.0
@@ -131,13 +131,13 @@ class GlooPool:
         number = next(self._numbers)
         for position, index in enumerate(chosen):
             own = tuple(a.values[position] if isinstance(a, PerRank) else a for a in args)
-            self._workers[index].work.send(Call(number=number, fn=Named.of(fn), args=own))
+            self._workers[index].work.send(Call(number=number, fn=NamedCall.of(fn), args=own))
         return Pending(number, {index: self._workers[index] for index in chosen})
 
     def control(self, rank: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> Any:
         """Call on the process's second thread, also while its main thread is busy."""
         worker, number = self._workers[rank], next(self._numbers)
-        worker.control.send(Call(number=number, fn=Named.of(fn), args=args))
+        worker.control.send(Call(number=number, fn=NamedCall.of(fn), args=args))
         deadline = time.monotonic() + timeout
         while worker.control.poll(max(0.0, deadline - time.monotonic())):
             answered, outcome = _receive(worker.control, worker.process)

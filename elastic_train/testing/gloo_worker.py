@@ -23,7 +23,7 @@ _importing = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class NamedCall:
     """A function by where it is defined, so that a process that never saw the module can import it."""
 
     module: str
@@ -31,7 +31,7 @@ class Named:
     qualname: str
 
     @classmethod
-    def of(cls, fn: Callable[..., Any]) -> Named:
+    def of(cls, fn: Callable[..., Any]) -> NamedCall:
         assert "<locals>" not in fn.__qualname__, f"{fn.__qualname__} is not importable by name"
         return cls(module=fn.__module__, file=fn.__code__.co_filename, qualname=fn.__qualname__)
 
@@ -60,7 +60,7 @@ class Call:
     """One call of a function, with the process's state in front of its arguments."""
 
     number: int
-    fn: Named
+    fn: NamedCall
     args: tuple[Any, ...]
 
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from elastic_train.checkpoint.engine.arena import offsets
-from elastic_train.checkpoint.engine.lane import AtOnce, Lane, Span
+from elastic_train.checkpoint.engine.lane import AtOnce, CopyLane, Span
 from elastic_train.checkpoint.engine.source import Source
 
 BLOCK = 8 << 20
@@ -50,13 +50,13 @@ class Copying:
         audited: Sequence[int],
         *,
         eager: Collection[str] = (),
-        lane: Lane | None = None,
+        lane: CopyLane | None = None,
     ) -> None:
         self.sources, self.places = tuple(sources), places(sources)
         self.nbytes = max((place.offset + place.nbytes for place in self.places), default=0)
         self.memory = memory
         self.error: Exception | None = None
-        self._lane: Lane = lane or AtOnce()
+        self._lane: CopyLane = lane or AtOnce()
         self._versions = [source.version() for source in sources]
         self._prints = {index: self._lane.fingerprint(sources[index]) for index in audited}
         early = [s.key in eager or not s.settled for s in sources]

@@ -22,7 +22,7 @@ from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.audit import ALL, audited
 from elastic_train.checkpoint.engine.copying import Copying
 from elastic_train.checkpoint.engine.counts import Counts
-from elastic_train.checkpoint.engine.lane import AtOnce, Lane
+from elastic_train.checkpoint.engine.lane import AtOnce, CopyLane
 from elastic_train.checkpoint.engine.source import Source
 from elastic_train.checkpoint.snapshot import Buffer, Snapshot
 from elastic_train.errors import MemoryTooSmall
@@ -47,9 +47,9 @@ class Engine:
         *,
         note: Callable[[str], None] = lambda _: None,
         dropped: Callable[[int], None] = lambda _: None,
-        lane: Lane | None = None,
+        lane: CopyLane | None = None,
     ) -> None:
-        self._lane: Lane = lane or AtOnce()
+        self._lane: CopyLane = lane or AtOnce()
         self._arena, self._deliver, self._note, self._dropped = arena, deliver, note, dropped
         self._counts = Counts()
         self._free = deque(range(arena.slots))  # the one that was given back first is used first

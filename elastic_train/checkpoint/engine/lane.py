@@ -15,7 +15,7 @@ class Span(NamedTuple):
     offset: int
 
 
-class Lane(Protocol):
+class CopyLane(Protocol):
     """Copies take effect in the order in which they are begun. Safe from several threads.
 
     `instant`: they are complete when `copy` returns. A device's are enqueued, and nobody's time is spent on

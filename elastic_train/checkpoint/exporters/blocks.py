@@ -23,7 +23,7 @@ TURNED = 512 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Block:
+class RowBlock:
     """Consecutive elements of a tensor, in its order."""
 
     name: Name
@@ -37,7 +37,7 @@ class Block:
 
 def blocks(
     source: Readable, names: Sequence[Name], *, dtype: str | None = None, limit: int = BLOCK
-) -> Iterator[Block]:
+) -> Iterator[RowBlock]:
     """All elements of the tensors, one tensor after the other; floating ones as `dtype`."""
     batches = list(_batches(source, names, limit))
 
@@ -53,7 +53,7 @@ def blocks(
             arrays = pending.result()
             pending = ahead.submit(read, batches[number + 1]) if number + 1 < len(batches) else None
             for (name, box), array in zip(batch, arrays, strict=True):
-                yield Block(name=name, box=box, data=array)
+                yield RowBlock(name=name, box=box, data=array)
             del arrays
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from elastic_train.checkpoint.account import Name
 from elastic_train.checkpoint.document import encode
-from elastic_train.checkpoint.exporters.blocks import BLOCK, Block, blocks
+from elastic_train.checkpoint.exporters.blocks import BLOCK, RowBlock, blocks
 from elastic_train.checkpoint.exporters.dcp_metadata import Grid, StoredPlace, metadata
 from elastic_train.checkpoint.exporters.pickled import Tensor
 from elastic_train.checkpoint.exporters.target import Exported, check_empty
@@ -117,7 +117,7 @@ def _write_tensors(
     return written
 
 
-def _write_block(sink: Sink, file: str, start: int, block: Block, dtype: str) -> StoredPlace:
+def _write_block(sink: Sink, file: str, start: int, block: RowBlock, dtype: str) -> StoredPlace:
     view = block.bytes
     tree = Tensor("0", dtype, block.box.sizes)
     length = write_torch(sink.write, tree, {"0": (len(view), [view])})

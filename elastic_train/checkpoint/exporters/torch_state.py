@@ -20,7 +20,7 @@ DOCUMENT = "elastic_train"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class NamedState:
     """The tensors of a checkpoint by what they are. Every state that isn't the model's is the optimizer's."""
 
     params: tuple[str, ...]
@@ -28,8 +28,8 @@ class Named:
     states: tuple[Name, ...]
 
 
-def named(source: Readable) -> Named:
-    return Named(
+def named(source: Readable) -> NamedState:
+    return NamedState(
         params=tuple(t for t, s in source.tensors if s == "param"),
         buffers=tuple(t for t, s in source.tensors if s == "buffer"),
         states=tuple(n for n in source.tensors if n[1] not in MODEL_STATES),

@@ -51,7 +51,7 @@ def open_dcp(
     own = values.pop(DOCUMENT, None)
     reported = tell_numbers(found, metadata, values, names)
     keys = reported.names
-    places = Places()
+    places = StoredPlaces()
     rows: list[Row] = []
     scalars: dict[str, tuple[str, Any]] = {}
     aliases = _aliases(metadata, keys)
@@ -143,7 +143,7 @@ class BlockPlace:
     strides: tuple[int, ...] | None
 
 
-class Places:
+class StoredPlaces:
     """Finds the data in items and remembers the kinds of items that it has seen."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ STEPS = ("step", "global_step", "train_state.step", "trainer.step", "iteration")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
+class ReadDocument:
     """The names with those of numbers filled in, and what came of that."""
 
     names: Names
@@ -33,10 +33,10 @@ class Reported:
 
 def tell_numbers(
     names: Names, metadata: Metadata, values: Mapping[str, Any], given: Sequence[str] | None
-) -> Reported:
+) -> ReadDocument:
     """Names for an optimizer that has numbers; where they can't be told, it is left out as a whole."""
     if all(name.number is None for name in names.tensors.values()):
-        return Reported(names=names)
+        return ReadDocument(names=names)
     groups: dict[int, list[int]] = {}
     recorded: dict[int, str] = {}
     for key, (group, word) in names.hyperparameters.items():
@@ -65,7 +65,7 @@ def tell_numbers(
         )
     if isinstance(found, str) or set(states) - found.keys():
         why = found if isinstance(found, str) else "it has states of parameters that are in no group"
-        return Reported(
+        return ReadDocument(
             names=replace(
                 names,
                 tensors={k: n for k, n in names.tensors.items() if n.number is None},
@@ -80,7 +80,7 @@ def tell_numbers(
         key: name if name.number is None else replace(name, tensor=found[name.number])
         for key, name in names.tensors.items()
     }
-    return Reported(names=replace(names, tensors=reported), assumed=assumed)
+    return ReadDocument(names=replace(names, tensors=reported), assumed=assumed)
 
 
 def document_of(

@@ -9,7 +9,7 @@ from typing import Any
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.foreign_document import plain
-from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows, whole_row
+from elastic_train.checkpoint.importers.foreign_rows import FileSlice, flat_rows, whole_row
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
 from elastic_train.checkpoint.importers.torch_file import TorchFile, check_readable, is_contiguous
 from elastic_train.checkpoint.importers.tp_patterns import Shape, TensorParallel
@@ -138,7 +138,7 @@ def _partitioned(tag: Tag, name: str, shape: Shape) -> Iterator[Row]:
                 url=file.url, problem=f"its part of the frozen parameter {name} is not there."
             )
         if count or (not numel and rank == 0):
-            first, of = rank * share, Slice.whole(shape)
+            first, of = rank * share, FileSlice.whole(shape)
             yield from flat_rows(
                 file, tag.name(file), name, {"param": part}, at=0, first=first, count=count, of=of
             )

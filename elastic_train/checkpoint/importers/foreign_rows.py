@@ -29,7 +29,7 @@ class Patch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class FileSlice:
     """What one rank holds of a tensor: an array of `local` shape, patch by patch a part of `shape`.
 
     What no patch covers is padding.
@@ -40,7 +40,7 @@ class Slice:
     patches: tuple[Patch, ...]
 
     @classmethod
-    def whole(cls, shape: tuple[int, ...]) -> Slice:
+    def whole(cls, shape: tuple[int, ...]) -> FileSlice:
         patch = Patch(local=Box.whole(shape), offsets=(0,) * len(shape))
         return cls(local=shape, shape=shape, patches=(patch,))
 
@@ -92,7 +92,7 @@ def flat_rows(
     at: int,
     first: int,
     count: int,
-    of: Slice,
+    of: FileSlice,
 ) -> Iterator[Row]:
     """Elements `at .. at + count` of flat buffers, one for each state, which are elements `first ..` of a
     rank's slice.
@@ -119,7 +119,7 @@ def flat_rows(
             )
 
 
-def _pieces(of: Slice, first: int, count: int) -> Iterator[tuple[Box, int, tuple[int, ...] | None]]:
+def _pieces(of: FileSlice, first: int, count: int) -> Iterator[tuple[Box, int, tuple[int, ...] | None]]:
     """Boxes of the whole tensor, each with its place in the range and its strides, in elements."""
     place = 0
     for block in flat_range_boxes(of.local, first, first + count):

@@ -17,7 +17,7 @@ from typing import Any
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.document import decode as decode_json
 from elastic_train.checkpoint.dtypes import element
-from elastic_train.checkpoint.importers.dcp import METADATA, BlockPlace, Places, rows_of
+from elastic_train.checkpoint.importers.dcp import METADATA, BlockPlace, StoredPlaces, rows_of
 from elastic_train.checkpoint.importers.dcp_metadata import Grid, Metadata, decode
 from elastic_train.checkpoint.importers.foreign_document import (
     OptimizerState,
@@ -87,7 +87,7 @@ def open_megatron(store: Store, at: str, options: Options | None = None) -> Impo
     common = {key: item for key, item in metadata.objects.items() if key.partition("/")[0] == "common_state"}
     items = {f"{k} {n}": b.item for k, grid in metadata.tensors.items() for n, b in enumerate(grid.blocks)}
     opened = windows(store, items | numbers | common)
-    places = Places()
+    places = StoredPlaces()
     rows: list[Row] = []
     for key, grid in metadata.tensors.items():
         name = names[key]

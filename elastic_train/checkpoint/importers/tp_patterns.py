@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_train.checkpoint.importers.foreign_rows import Patch, Slice
+from elastic_train.checkpoint.importers.foreign_rows import FileSlice, Patch
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
 from elastic_train.geometry.box import Box
 
@@ -51,15 +51,15 @@ class TensorParallel:
             "pipeline_replicated_parameter_patterns", name
         )
 
-    def slices(self, name: str, shapes: Sequence[Shape]) -> list[Slice | None]:
+    def slices(self, name: str, shapes: Sequence[Shape]) -> list[FileSlice | None]:
         """What each tensor-parallel rank holds of a parameter; None for copies of what rank 0 holds."""
         if self.degree == 1:
-            return [Slice.whole(shapes[0])]
+            return [FileSlice.whole(shapes[0])]
         self._refuse(name)
         if self._matches("tp_replicated_parameter_patterns", name):
             if len(set(shapes)) != 1:
                 raise self._wrong(name, f"is said to be the same on every rank and has shapes {list(shapes)}")
-            found: list[Slice | None] = [Slice.whole(shapes[0]), *(None for _ in shapes[1:])]
+            found: list[FileSlice | None] = [FileSlice.whole(shapes[0]), *(None for _ in shapes[1:])]
         elif self._matches("parameter_with_2_sub_params_cat_dim_0", name):
             if any(s[0] % 2 for s in shapes):
                 raise self._wrong(name, "is said to have two halves and has an odd dim 0")
@@ -80,14 +80,14 @@ class TensorParallel:
 
     def _joined(
         self, name: str, shapes: Sequence[Shape], dim: int, widths: Sequence[Sequence[int]]
-    ) -> list[Slice | None]:
+    ) -> list[FileSlice | None]:
         """Ranks hold one piece of each part along `dim`; `widths[part][rank]` is how wide it is."""
         if len({(s[:dim], s[dim + 1 :]) for s in shapes}) != 1:
             raise self._wrong(name, f"has shapes {list(shapes)}, which don't fit together along dim {dim}")
         first = shapes[0]
         total = sum(sum(part) for part in widths)
         whole = (*first[:dim], total, *first[dim + 1 :])
-        found: list[Slice | None] = []
+        found: list[FileSlice | None] = []
         for rank, local in enumerate(shapes):
             patches: list[Patch] = []
             at, start = 0, 0
@@ -103,7 +103,7 @@ class TensorParallel:
                 raise self._wrong(
                     name, f"has {local[dim]} along dim {dim} on rank {rank} and its parts have {at}"
                 )
-            found.append(Slice(local=local, shape=whole, patches=tuple(patches)))
+            found.append(FileSlice(local=local, shape=whole, patches=tuple(patches)))
         return found
 
     def _widths(self, name: str, shapes: Sequence[Shape], fused: Mapping[str, Any]) -> list[list[int]]:
@@ -129,7 +129,7 @@ class TensorParallel:
                     return {**said, "pattern": pattern}
         return None
 
-    def _without_padding(self, name: str, cut: Slice) -> Slice:
+    def _without_padding(self, name: str, cut: FileSlice) -> FileSlice:
         """Rows behind the vocabulary are padding."""
         rows = self._info.get("original_vocab_size")
         if not isinstance(rows, int) or rows > cut.shape[0]:
@@ -139,7 +139,7 @@ class TensorParallel:
             kept = min(patch.local.sizes[0], max(0, rows - patch.offsets[0]))
             box = Box(patch.local.offsets, (kept, *patch.local.sizes[1:]))
             patches.append(Patch(local=box, offsets=patch.offsets))
-        return Slice(local=cut.local, shape=(rows, *cut.shape[1:]), patches=tuple(patches))
+        return FileSlice(local=cut.local, shape=(rows, *cut.shape[1:]), patches=tuple(patches))
 
     def _refuse(self, name: str) -> None:
         affine = (self._info.get("affine_map") or {}).get("params") or {}

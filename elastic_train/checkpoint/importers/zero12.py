@@ -19,10 +19,10 @@ from elastic_train.checkpoint.importers.foreign_document import (
     in_groups,
     lost_settings,
 )
-from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows
+from elastic_train.checkpoint.importers.foreign_rows import FileSlice, flat_rows
 from elastic_train.checkpoint.importers.tp_patterns import Shape, TensorParallel
 from elastic_train.checkpoint.importers.zero_state import (
-    Buffer,
+    FlatBuffer,
     Scalars,
     buffers,
     check_partitions,
@@ -70,7 +70,7 @@ def read_zero12(tag: Tag, parallel: TensorParallel) -> tuple[list[Row], Optimize
 
 
 def _parameter_rows(
-    tag: Tag, fqn: str, part: Slice, shards: Sequence[Buffer], places: Sequence[tuple[int, int]]
+    tag: Tag, fqn: str, part: FileSlice, shards: Sequence[FlatBuffer], places: Sequence[tuple[int, int]]
 ) -> Iterator[Row]:
     """A parameter's pieces on all ranks, if they join up to all of its elements."""
     pieces = [(shard, start, numel) for shard, (start, numel) in zip(shards, places, strict=True) if numel]
@@ -96,7 +96,7 @@ def _parameter_rows(
         first += numel
 
 
-def _buffers(tag: Tag, rank: tuple[int, int]) -> list[Buffer]:
+def _buffers(tag: Tag, rank: tuple[int, int]) -> list[FlatBuffer]:
     file = tag.optimizers[rank]
     zero = optimizer_of(file)
     check_partitions(file, zero.get("partition_count"), tag.ranks[0])

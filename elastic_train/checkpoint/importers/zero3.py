@@ -14,12 +14,12 @@ from typing import Any
 from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.deepspeed_model import shapes_by_group
 from elastic_train.checkpoint.importers.foreign_document import OptimizerState, hyperparameters, lost_settings
-from elastic_train.checkpoint.importers.foreign_rows import Slice, flat_rows
+from elastic_train.checkpoint.importers.foreign_rows import FileSlice, flat_rows
 from elastic_train.checkpoint.importers.torch_file import TorchFile
 from elastic_train.checkpoint.importers.tp_patterns import Shape
 from elastic_train.checkpoint.importers.zero12 import optimizer_state
 from elastic_train.checkpoint.importers.zero_state import (
-    Buffer,
+    FlatBuffer,
     Scalars,
     buffers,
     check_partitions,
@@ -95,21 +95,23 @@ def state_of_sub_groups(
     return replace(found, lost=lost_settings(settings))
 
 
-def _buffers(tag: Tag, rank: int) -> list[Buffer]:
+def _buffers(tag: Tag, rank: int) -> list[FlatBuffer]:
     file = tag.optimizers[rank, 0]
     zero = optimizer_of(file)
     check_partitions(file, zero.get("partition_count"), tag.ranks[0])
     return buffers(file, zero["fp32_flat_groups"], zero["optimizer_state_dict"]["state"])
 
 
-def _sub_group_rows(tag: Tag, shapes: dict[str, Shape], buffer: Buffer, rank: int, dp: int) -> Iterator[Row]:
+def _sub_group_rows(
+    tag: Tag, shapes: dict[str, Shape], buffer: FlatBuffer, rank: int, dp: int
+) -> Iterator[Row]:
     name, at = tag.name(buffer.file), 0
     for fqn, shape in shapes.items():
         numel = math.prod(shape)
         share = -(-numel // dp)
         count = max(0, min(share, numel - rank * share))
         if count:
-            whole, first = Slice.whole(shape), rank * share
+            whole, first = FileSlice.whole(shape), rank * share
             yield from flat_rows(
                 buffer.file, name, fqn, buffer.parts, at=at, first=first, count=count, of=whole
             )

@@ -18,7 +18,7 @@ Scalars = Mapping[str, dict[str, Json]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Buffer:
+class FlatBuffer:
     """One group's flat buffers on one rank: the parameters as `param`, elementwise states by their names."""
 
     file: TorchFile
@@ -30,9 +30,9 @@ class Buffer:
         return math.prod(self.parts["param"].shape)
 
 
-def buffers(file: TorchFile, master: Sequence[Any], states: Mapping[Any, Any]) -> list[Buffer]:
+def buffers(file: TorchFile, master: Sequence[Any], states: Mapping[Any, Any]) -> list[FlatBuffer]:
     """Group by group, from the flat master weights and the state of the optimizer that steps them."""
-    found: list[Buffer] = []
+    found: list[FlatBuffer] = []
     for number, flat in enumerate(master):
         if not isinstance(flat, TensorRef):
             raise FormatUnsupported(
@@ -58,7 +58,7 @@ def buffers(file: TorchFile, master: Sequence[Any], states: Mapping[Any, Any]) -
                     "value per "
                     "element, and how it belongs to the parameters isn't recorded."
                 )  # fmt: skip
-        found.append(Buffer(file=file, parts=parts, numbers=numbers))
+        found.append(FlatBuffer(file=file, parts=parts, numbers=numbers))
     return found
 
 
@@ -81,7 +81,7 @@ def check_partitions(file: TorchFile, count: Any, dp: int) -> None:
         )
 
 
-def common_numbers(ranks: Iterable[Sequence[Buffer]], *, url: str) -> list[Scalars]:
+def common_numbers(ranks: Iterable[Sequence[FlatBuffer]], *, url: str) -> list[Scalars]:
     """The numbers of each group, if every rank has the same ones: files of two checkpoints don't."""
     ranks = list(ranks)
     with ThreadPoolExecutor(THREADS) as pool:

@@ -21,7 +21,7 @@ LOCAL = ("file://", "local://")
 _ATTEMPT = r"step-\d{10,}\.g\d+/[^/]+"
 
 
-class Places:
+class AllowedPlaces:
     """The places of one open checkpoint: `directory` of the store at `root`; `siblings` is the directory of
     the checkpoints of its run, where it was opened as one of a run.
     """

@@ -15,7 +15,7 @@ from elastic_train.train.best_metric import LOSS
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
-from elastic_train.train.custom.running_context import Running
+from elastic_train.train.custom.running_context import RunningContext
 from elastic_train.train.declaration.abort import Broken, Paused
 from elastic_train.train.declaration.declare import declared
 from elastic_train.train.declaration.loop_task import LoopTask
@@ -51,7 +51,7 @@ class UsersLoop(Loop):
         self._metrics: dict[str, float] = {}
         if task.edits is None:
             task.edits = Edits()
-        context = Running(
+        context = RunningContext(
             self,
             declared(shards.model),
             shards.registered,
@@ -82,7 +82,7 @@ class UsersLoop(Loop):
                 self._broken_off(context)
         return RunEnd(kind="finished", step=self._at())
 
-    def _broken_off(self, context: Running) -> None:
+    def _broken_off(self, context: RunningContext) -> None:
         """Back to the last boundary. A gradient is kept only where it and the models are all of the step."""
         shards = self._shards
         if shards.step is None:

@@ -57,7 +57,7 @@ class LoopEngine(Protocol):
     def check(self) -> None: ...
 
 
-class Running:
+class RunningContext:
     """The context of one generation."""
 
     def __init__(

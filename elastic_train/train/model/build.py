@@ -21,7 +21,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run
 from elastic_train.train.model.meta_build import built_on_meta, check_tensors
 from elastic_train.train.model.plain_build import DTYPE_OF, default_dtype, plainly
-from elastic_train.train.model.tensor_names import Named, buffers_of, canonical, parameters_of
+from elastic_train.train.model.tensor_names import NamedTensors, buffers_of, canonical, parameters_of
 from elastic_train.train.model.user_hooks import TensorHooks, hooks_of
 from elastic_train.train.task import Task
 
@@ -33,8 +33,8 @@ class Blueprint:
     tensors the rows are in another order here, the one in which tp cuts them."""
 
     model: nn.Module
-    parameters: Named
-    buffers: Named
+    parameters: NamedTensors
+    buffers: NamedTensors
     constants: Mapping[str, torch.Tensor]
     givers: tuple[tuple[str, nn.Module], ...] = ()
     fused: Mapping[str, tuple[Run, ...]] = field(default_factory=lambda: MappingProxyType({}))
@@ -75,12 +75,12 @@ def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
     return Blueprint(model=model, parameters=parameters, buffers=buffers, constants=constants, hooks=hooks)
 
 
-def tensors(named: Named) -> dict[str, torch.Tensor]:
+def tensors(named: NamedTensors) -> dict[str, torch.Tensor]:
     """The tensors that hang in the slots now, by fqn."""
     return {fqn: getattr(slots[0].module, slots[0].name) for fqn, slots in named.slots.items()}
 
 
-def put(named: Named, fqn: str, tensor: torch.Tensor) -> None:
+def put(named: NamedTensors, fqn: str, tensor: torch.Tensor) -> None:
     """Hang one tensor into all of its slots, so that ties stay ties."""
     for slot in named.slots[fqn]:
         setattr(slot.module, slot.name, tensor)  # not _parameters: recurrent layers keep a list in step

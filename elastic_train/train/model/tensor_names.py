@@ -44,7 +44,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class NamedTensors:
     """The parameters of a model, or its buffers, by canonical fqn, in the order of the model.
 
     `aliases` maps the further names of a tied tensor to the first, under which alone it is stored.
@@ -54,16 +54,16 @@ class Named:
     aliases: dict[str, str]
 
 
-def parameters_of(model: nn.Module) -> Named:
+def parameters_of(model: nn.Module) -> NamedTensors:
     return _named(model, "_parameters")
 
 
-def buffers_of(model: nn.Module) -> Named:
+def buffers_of(model: nn.Module) -> NamedTensors:
     """Persistent and other buffers."""
     return _named(model, "_buffers")
 
 
-def _named(model: nn.Module, kind: str) -> Named:
+def _named(model: nn.Module, kind: str) -> NamedTensors:
     slots: dict[str, tuple[Slot, ...]] = {}
     aliases: dict[str, str] = {}
     owner: dict[int, str] = {}
@@ -82,4 +82,4 @@ def _named(model: nn.Module, kind: str) -> Named:
                 if slot in slots[first]:
                     continue
             slots[first] = (*slots.get(first, ()), slot)
-    return Named(slots=slots, aliases=aliases)
+    return NamedTensors(slots=slots, aliases=aliases)

@@ -17,7 +17,7 @@ from torch import nn
 from elastic_train.errors import ConfigError
 from elastic_train.train.collectives.mesh_position import Stages
 from elastic_train.train.model.build import Blueprint
-from elastic_train.train.model.tensor_names import Named, Slot, canonical
+from elastic_train.train.model.tensor_names import NamedTensors, Slot, canonical
 from elastic_train.train.task import Rules
 
 Container = nn.ModuleList | nn.Sequential
@@ -196,11 +196,13 @@ def _at(slot: Slot, stage_of: dict[int, int], everywhere: range) -> tuple[int, .
     return tuple(everywhere) if at is None else (at,)
 
 
-def _kept(named: Named, stage: int, stage_of: dict[int, int], givers: dict[int, nn.Module]) -> Named:
+def _kept(
+    named: NamedTensors, stage: int, stage_of: dict[int, int], givers: dict[int, nn.Module]
+) -> NamedTensors:
     """The names of what is on the stage. A giver's slots come last, for the initial values alone."""
     slots: dict[str, tuple[Slot, ...]] = {}
     for fqn, all_slots in named.slots.items():
         here = tuple(s for s in all_slots if stage_of.get(id(s.module), stage) == stage)
         if here:
             slots[fqn] = here + tuple(s for s in all_slots if id(s.module) in givers and s not in here)
-    return Named(slots=slots, aliases=named.aliases)
+    return NamedTensors(slots=slots, aliases=named.aliases)

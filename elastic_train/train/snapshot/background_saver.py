@@ -9,7 +9,7 @@ import torch
 from elastic_train.checkpoint.engine.arena import aligned, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine
-from elastic_train.checkpoint.engine.lane import AtOnce, Lane
+from elastic_train.checkpoint.engine.lane import AtOnce, CopyLane
 from elastic_train.train.snapshot.device_lane import DeviceLane
 from elastic_train.train.snapshot.peer_tier import PeerTier
 from elastic_train.train.snapshot.saver import Described, empty_snapshot
@@ -83,7 +83,7 @@ class BackgroundSaver:
     def _reserve(self, generation: int, device: torch.device, size: int) -> None:
         self.end()
         arena = self._tier.memory(generation, size)
-        lane: Lane = AtOnce()
+        lane: CopyLane = AtOnce()
         if device.type != "cpu":
             lane = DeviceLane(device, arena)
             if not lane.pinned:

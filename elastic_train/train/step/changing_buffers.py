@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.model.copies import EngineHook
-from elastic_train.train.model.tensor_names import Named, Slot, buffers_of
+from elastic_train.train.model.tensor_names import NamedTensors, Slot, buffers_of
 from elastic_train.train.state.live_fragments import numpy_bits
 
 _COUNT = "num_batches_tracked"
@@ -241,7 +241,7 @@ class ChangingBuffers:
                 watched.version = now._version
 
 
-def _norms(named: Named) -> list[_Norm]:
+def _norms(named: NamedTensors) -> list[_Norm]:
     found: dict[int, _Norm] = {}
     first = 0
     for fqn, slots in named.slots.items():

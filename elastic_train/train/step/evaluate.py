@@ -37,7 +37,7 @@ from elastic_train.train.parallel.tensor_parallel import Regions
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
 from elastic_train.train.step.kept_parameters import KeptParameters
 from elastic_train.train.step.predictions import Kept, on_host, summarised
-from elastic_train.train.step.stage_transfer import Boundary
+from elastic_train.train.step.stage_transfer import StageBoundary
 from elastic_train.train.task import EVAL_LOSS, Evaluation, Task
 from elastic_train.train.user_code_guard import UserCodeGuard
 
@@ -104,7 +104,7 @@ class Evaluator:
         `mark` hears of each micro-batch: an evaluation may take longer than anything that moves nobody.
         """
         found: dict[int, Sums] = {}
-        self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
+        self._boundary = StageBoundary(self._place, self._device) if self._place.pipe is not None else None
         with self._untouched() as parameters:
             work = self._work()
             for number, (micro, counted) in enumerate(work):
@@ -126,7 +126,7 @@ class Evaluator:
 
         What needs all predictions is not tried: of a part it may have no value.
         """
-        self._boundary = Boundary(self._place, self._device) if self._place.pipe is not None else None
+        self._boundary = StageBoundary(self._place, self._device) if self._place.pipe is not None else None
         found: dict[int, Sums] = {}
         first, last = self._micro_batches[0], self._micro_batches[-1]
         last = replace(last, ids=first.ids[: len(last.ids)])  # as a source that is read in order has them

@@ -31,7 +31,7 @@ def gradient_of(received: torch.Tensor) -> torch.Tensor:
     return gradient.contiguous()
 
 
-class Boundary:
+class StageBoundary:
     """The two ends of a stage. Nothing is sent or received where the model begins and ends."""
 
     def __init__(self, place: MeshPosition, device: torch.device, sender: Sender | None = None) -> None:
@@ -95,7 +95,7 @@ class Boundary:
             work.wait()
 
 
-class ReplayedBoundary(Boundary):
+class ReplayedBoundary(StageBoundary):
     """The ends of a stage that runs alone: it receives what the log kept, what it sends is only logged."""
 
     def __init__(

@@ -30,7 +30,7 @@ from elastic_train.train.step.pipeline_schedule import passes_of
 from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
 from elastic_train.train.step.repeatable import Repeatable
 from elastic_train.train.step.split_backward import backward_to_input
-from elastic_train.train.step.stage_transfer import Boundary, ReplayedBoundary
+from elastic_train.train.step.stage_transfer import ReplayedBoundary, StageBoundary
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.step.workload import GroupContext, Workload
 
@@ -158,7 +158,7 @@ class Stepper:
         if agreed is not None:
             self._updates.begin(step, agreed)
 
-    def _opened(self, step: int, work: Sequence[Work]) -> Boundary | None:
+    def _opened(self, step: int, work: Sequence[Work]) -> StageBoundary | None:
         """The ends of this rank's stage; what it sends goes into its log."""
         if self._place.pipe is None and self._replayed is None:
             return None
@@ -166,7 +166,7 @@ class Stepper:
         sender = Sender(self._shards.log, self._shards.edges, step=step, work=sending)
         if self._replayed is not None:
             return ReplayedBoundary(self._place, self._shards.device, self._replayed, sender)
-        return Boundary(self._place, self._shards.device, sender)
+        return StageBoundary(self._place, self._shards.device, sender)
 
     def vote(self, step: int, statistics: StepStatistics) -> Vote:
         """Sum the ranks' numbers. From here on this rank keeps the step's whole gradient."""
@@ -255,7 +255,7 @@ class Stepper:
         return flight
 
     def _forward(
-        self, step: int, job: Work, upcoming: Sequence[MicroBatch], boundary: Boundary | None
+        self, step: int, job: Work, upcoming: Sequence[MicroBatch], boundary: StageBoundary | None
     ) -> Flight:
         micro, shards, place = job.micro_batch, self._shards, self._place
         self._mark("forward", step, micro.index)
@@ -286,7 +286,7 @@ class Stepper:
                 boundary.send(output)
         return Flight(job=job, draws=draws, received=received, output=output)
 
-    def _backward(self, step: int, flight: Flight, boundary: Boundary | None, *, splits: bool) -> None:
+    def _backward(self, step: int, flight: Flight, boundary: StageBoundary | None, *, splits: bool) -> None:
         """A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where
         that of the counted run is."""
         micro, output, received = flight.job.micro_batch, flight.output, flight.received

@@ -12,11 +12,11 @@ import pytest
 
 from elastic_train.testing import damage_pickle
 from elastic_train.testing.damage_zip import Entry, entries_of, zip_bytes
-from elastic_train.testing.fuzz_foreign import Distributed, Foreign, Given, Safetensors, TorchFile
+from elastic_train.testing.fuzz_foreign import Distributed, Foreign, Given, Safetensors, TorchFileFormat
 from elastic_train.testing.fuzzing import fuzz
 from tests.checkpoint.importers.test_megatron import by_ranges, bytes_of, model, settings, values, write
 
-WRITTEN: tuple[type[Foreign], ...] = (TorchFile, Distributed, Safetensors)
+WRITTEN: tuple[type[Foreign], ...] = (TorchFileFormat, Distributed, Safetensors)
 GIVEN = (
     "z1/global_step4", "z3/global_step4", "z1/global_step4_u", "megatron/iter_0000080",
     "training_directories/trainer", "training_directories/acc_bin", "training_directories/lightning.ckpt",

@@ -46,7 +46,7 @@ LIMIT_S = 120.0
 
 @contextmanager
 def segment(size: int) -> Iterator[tuple[Path, Arena]]:
-    """Shared memory that outlives whoever copies into it; ours, as it is a peer store's in a run."""
+    """Shared memory that outlives the process that copies into it; ours, as it is a peer store's in a run."""
     path = SHARED / f"gpu-check-{time.monotonic_ns()}"
     arena = Arena.create(path, size, slots=SLOTS)
     try:

@@ -42,7 +42,7 @@ class Speaker:
     def end(self, result: Result) -> None:
         end = {"outcome": result.outcome, "superseded": len(result.ledger.superseded)}
         print("END " + json.dumps(end), flush=True)
-        for record in result.records:  # where the seconds went, for whoever wonders
+        for record in result.records:  # where the seconds went
             print(f"RECORD {record.wall} {record.phase} {record.reason}", flush=True)
 
 

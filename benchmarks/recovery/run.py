@@ -165,7 +165,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def timeline(records: Sequence[Record], killed_at: float) -> list[str]:
-    """What the controller did from the kill on, for whoever wonders where the time went."""
+    """What the controller did from the kill on: where the time went."""
     reported = [r for r in records if r.seconds >= killed_at and not isinstance(r.event, StepCommitted)]
     return [
         f"+{r.seconds - killed_at:.3f} {type(r.event).__name__}: {r.reason} {' '.join(r.commands)}"

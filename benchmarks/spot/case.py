@@ -37,7 +37,7 @@ class Given:
         return max(capacity.nodes for capacity in self.trace)
 
     def tell(self, found: dict[str, Any]) -> None:
-        """What is known now. Whoever reads it finds all of it, and the last of it if this process ends."""
+        """What is known now, written as a whole each time: a reader finds it even if this process ends."""
         new = self.result.with_suffix(".new")
         new.write_text(json.dumps(found, indent=1))
         new.replace(self.result)

@@ -1,4 +1,4 @@
-"""The full account of a restore: what comes from the checkpoint, what doesn't, and what doesn't fit."""
+"""Account of a restore: which tensors come from the checkpoint, which don't, and which don't fit."""
 
 from __future__ import annotations
 

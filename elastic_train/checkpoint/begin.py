@@ -1,4 +1,4 @@
-"""Beginning a run with a checkpoint that another run or system wrote."""
+"""Start a run from a checkpoint of another run or system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From parts to one checkpoint: check that they are whole, then write the manifest and the state file.
+"""Assemble a checkpoint from its writers' parts: check them, then write the manifest and the state file.
 
 Nothing here makes the checkpoint visible; that is one record in the commit log, written by
 RunDirectory.commit.

@@ -1,4 +1,4 @@
-"""What differs between two checkpoints, logically: whatever wrote them, under whatever plan."""
+"""Compare two checkpoints tensor by tensor, whatever plan or system wrote them."""
 
 from __future__ import annotations
 

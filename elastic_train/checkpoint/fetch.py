@@ -1,4 +1,4 @@
-"""Performing reads: fetch ranges side by side, verify each page, put the elements where they are wanted."""
+"""Perform reads: fetch ranges in parallel, verify each page, copy the elements into the target arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What other systems' files say of their own bytes: the sums in zips, the sizes in headers of safetensors.
+"""Verify other systems' files by their own checks: CRCs in zips, sizes in safetensors headers.
 
 Rows that point at such files have no checksums of ours. Before their bytes are copied and sealed with ours,
 and when a checkpoint is verified, the files are read once and compared with their own.

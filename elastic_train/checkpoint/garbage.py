@@ -1,4 +1,4 @@
-"""What of a run may be deleted: only what a complete look, taken twice, shows that nobody needs.
+"""Garbage collection of a run: files that two complete listings show to be unreferenced.
 
 Not to see something is no evidence that it isn't there. So what a kept checkpoint needs is read from its own
 manifest, by its name and against its hash in the log, never concluded from a listing. What another run pinned

@@ -1,4 +1,4 @@
-"""Making another checkpoint the first one of a run: by pointing at its bytes, or by copying them."""
+"""Import a checkpoint as the first one of a run, by reference or by copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A large manifest that is read as far as it is asked for: its index of tensors first, then groups of rows.
+"""Lazy reading of a large manifest: its index of tensors first, then groups of rows on demand.
 
 A checkpoint of a million fragments opens in the time that its list of tensors takes.
 """

@@ -1,4 +1,4 @@
-"""One document of a whole state from those of its ranks: JSON values, no tensors library."""
+"""Merge the documents of pipeline stages into that of the whole state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pins: a run that reads another run's files where they lie says so in that run's log, so that they stay.
+"""Pins: records in a run's log that keep its files while another run refers to them.
 
 A pin is a record of the owner's commit log, in one order with its prunes. If a prune came first the pin is
 refused; if the pin came first, the prune's second look finds it.

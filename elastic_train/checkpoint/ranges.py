@@ -1,4 +1,4 @@
-"""What must be read for given boxes: the pages that they touch, joined into few ranges of few files.
+"""Plan reads of boxes: the pages that they touch, joined into few ranges of few files.
 
 Pure: manifest and boxes in, reads out. A fragment with checksums is read in whole pages, so that every byte
 used is verified; one without is read by exact byte span.

@@ -1,4 +1,4 @@
-"""What the ranks of a plan would read of a checkpoint, and the memory that takes; nothing is read."""
+"""Forecast what the ranks of a plan would read of a checkpoint, and the memory it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much would be read, and in how many reads, without making them: for plans of a million fragments."""
+"""Count bytes and reads of a restore without planning each read, for plans of a million fragments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading a checkpoint: any box of any tensor, exactly the pages that hold it, each verified."""
+"""Read a checkpoint: any box of any tensor, exactly the pages that hold it, each verified."""
 
 from __future__ import annotations
 

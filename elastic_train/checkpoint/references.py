@@ -1,4 +1,4 @@
-"""Fragments that a new checkpoint needn't write, because an older one of the run has the same bytes.
+"""Refer to unchanged fragments of an older checkpoint of the run instead of writing them again.
 
 Only tensors that aren't trained are looked at (frozen layers, the base of an adapter): they go into files of
 their own, so that a reference keeps nothing else from being deleted. A row always names the file that holds

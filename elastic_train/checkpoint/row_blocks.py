@@ -1,4 +1,4 @@
-"""Cutting a tensor into boxes that follow one another in its row-major order."""
+"""Cut a tensor into boxes that follow one another in row-major order."""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ class RunDirectory:
     def pin(self, commit: CommitRecord, reader: str) -> None:
         """Keep the files of a commit, and those it refers to, for the run at the URL `reader`, until `unpin`.
 
-        Anybody may, whoever controls this run. CheckpointDeleted if a prune came first.
+        Any process may, without controlling this run. CheckpointDeleted if a prune came first.
         """
         if any((p.path, p.holder) == (commit.path, reader) for p in self.log.pins()):
             return

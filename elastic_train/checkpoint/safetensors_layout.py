@@ -1,4 +1,4 @@
-"""Where each piece goes in a writer's file, decided before a byte is written.
+"""Layout of a writer's safetensors files, decided before a byte is written.
 
 The file is a valid safetensors file: eight bytes with the header's length, a JSON header padded with spaces,
 the data without holes. Large pieces begin on memory pages; the gaps that this leaves are tensors of their

@@ -1,4 +1,4 @@
-"""What a writer needs to know to repeat a row of an older checkpoint instead of writing its bytes."""
+"""Rows of an older checkpoint that a writer may repeat instead of writing their bytes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Verifying a checkpoint: everything that can be checked without the model, and all problems instead of the
-first.
-"""
+"""Verify a checkpoint: everything that can be checked without the model; reports all problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verifying the bytes of a manifest's rows as columns: files are read in order, in large ranges."""
+"""Verify the bytes of a manifest's rows: files are read in order, in large ranges."""
 
 from __future__ import annotations
 

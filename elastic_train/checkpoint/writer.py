@@ -1,4 +1,4 @@
-"""Writing one writer's share of a checkpoint: its data files and the part manifest that describes them.
+"""Write one writer's share of a checkpoint: its data files and the part manifest that describes them.
 
 Takes bytes, knows no tensors library. Each piece goes from its own memory to the store; nothing is gathered.
 """
@@ -42,7 +42,7 @@ def write_part(
 ) -> WrittenPart:
     """Write the pieces durably; after an error nothing of the part is visible.
 
-    `spend` is told after each page how many bytes were written, and may take its time.
+    `spend` is called after each page with the number of bytes written, and may block to slow the writer.
 
     Pieces are read once, in the order of the file, and may be views of memory that must not change meanwhile.
     Those that are `unchanged` are read to hash them, and become references.

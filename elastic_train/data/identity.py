@@ -1,4 +1,4 @@
-"""Whether a data set is the one that a run was started with: its length and a fingerprint of its contents."""
+"""Identity of a data set: its length and a fingerprint of its contents, to recognise it at a resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small files beside the data that say what was found out about it once."""
+"""Cache of data indices: small files beside the data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbered samples: what every data set of a run must offer, and how to get there from a stream."""
+"""Numbered samples: the interface of a run's data sets, and adapters for streams."""
 
 from __future__ import annotations
 
@@ -75,16 +75,16 @@ def numbered(dataset: object) -> NumberedSamples:
 
 def tell_epoch(dataset: object, epoch: int) -> None:
     """Tell a data set, or those that it is made of, the epoch whose samples are read next."""
-    told = getattr(dataset, "set_epoch", None)
-    if callable(told):
-        told(epoch)
+    set_epoch = getattr(dataset, "set_epoch", None)
+    if callable(set_epoch):
+        set_epoch(epoch)
         return
     for inner in _inside(dataset):
         tell_epoch(inner, epoch)
 
 
 def follows_epochs(dataset: object) -> bool:
-    """Whether it, or one that it is made of, wants to be told the epoch."""
+    """Whether it, or one that it is made of, has `set_epoch`."""
     return callable(getattr(dataset, "set_epoch", None)) or any(map(follows_epochs, _inside(dataset)))
 
 

@@ -20,7 +20,7 @@ _END = object()
 
 
 class Stateful(Protocol):
-    """What can be iterated over, says its place while it is, and begins there once it was told."""
+    """What can be iterated over, says its place while it is, and resumes from there."""
 
     def __iter__(self) -> Iterator[Any]: ...
 

@@ -1,4 +1,4 @@
-"""What the slots of a commit log up to one of them come to, so that a start need not read them all.
+"""Index of a commit log up to a slot, so that a start need not read all slots.
 
 An index follows from slots that never change, so it doesn't matter who writes it. It names the hash of its
 last slot's bytes, and a reader compares: one that doesn't fit, or can't be read, is passed over, and every

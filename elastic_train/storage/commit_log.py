@@ -1,9 +1,9 @@
-"""The commit log: what is committed, in which order, and by whom.
+"""Commit log: checkpoints, fences and prunes of a run, as slots that are created once.
 
 One record per slot, `commits/00000042.json`, taken by a conditional create, so a slot has one writer for
 ever. Each record names the slot before it and the hash of that record's bytes. A new controller writes a
 *fence* with the highest term so far plus one. A writer takes the next slot only after it read all slots
-before, so whoever was paused finds the fence in the slot that it wanted: it cannot commit after its
+before, so a controller that was paused finds the fence in the slot that it wanted: it cannot commit after its
 successor began. Readers apply the same rule once more: a record whose term is not the one of the newest
 fence before it is void.
 """

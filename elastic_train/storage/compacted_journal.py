@@ -1,4 +1,4 @@
-"""Old parts of the journal, many in one Parquet file each: what happened, for people who ask.
+"""Compacted journal: old parts, many in one Parquet file.
 
 Nothing that runs reads them: a state covers them. A file's name says which slots are in it, and what is in a
 slot never changes, so it doesn't matter who compacts them, or whether two do.

@@ -1,4 +1,4 @@
-"""What a file system raised, and what that means for another try.
+"""Classify errors of storage drivers: retry, refuse, or a fault of this program.
 
 Drivers raise types of their own (aiohttp, botocore, google, azure, paramiko, ...) that share no base and need
 not be installed here. So a failure of the storage is told from a fault of this program by where its type is
@@ -100,7 +100,7 @@ ON_THE_WAY = (
     IncompleteReadError,
     MetadataRetrievalError,
 )
-"""Of botocore's own errors those of the network; its other ones are about what it was told."""
+"""Of botocore's own errors those of the network; its other ones are about its arguments."""
 
 
 def of_the_storage(error: BaseException) -> bool:

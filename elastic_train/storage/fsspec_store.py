@@ -1,4 +1,4 @@
-"""A URL becomes a store."""
+"""Open the store of a URL."""
 
 from __future__ import annotations
 

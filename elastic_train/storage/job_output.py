@@ -1,4 +1,4 @@
-"""What a job prints: parts of JSON lines in the run's storage, a bounded number of each process.
+"""Captured output of a job's processes, as parts of JSON lines in the run's storage.
 
 The last part of a process is written anew while it grows, so that what was printed lately is there; a full
 one is never touched again. Of a process that prints more than fits, the first part and the newest ones stay.

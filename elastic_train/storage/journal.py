@@ -1,8 +1,8 @@
-"""The journal: what happened to a run, as one sequence of parts, each created once and never changed.
+"""Journal writer: the run's events as one sequence of parts, each created once and never changed.
 
-The writer of a new term reads what there is and then takes the next slot. Whoever was ousted wants a slot
-that the new term holds by then: what it could not make durable in time never gets in, however late its
-network comes back. So a journal means what its last writer took it to mean.
+The writer of a new term reads what there is and then takes the next slot. A controller that was ousted
+wants a slot that the new term holds by then: what it could not make durable in time never gets in, however
+late its network comes back. So a journal means what its last writer took it to mean.
 
 Now and then the writer keeps the state that all lines so far lead to, beside the slot up to which it covers
 them. Parts before that slot go into the history. So what is read at a start does not grow with a run's age.

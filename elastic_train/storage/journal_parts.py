@@ -1,4 +1,4 @@
-"""Parts of the journal: what they are called, what is in them, and reading them in order.
+"""Parts of the journal: names, encoding, and reading them in order.
 
 A part is a file of JSON lines. Its first line says which term wrote it, and which writer of that term; the
 others are records. Its number is a slot that is taken once: parts of all terms are one sequence.

@@ -1,4 +1,4 @@
-"""Reading a journal: from its beginning, or from the newest state that covers what lies before."""
+"""Read a journal from its beginning, or from the newest kept state on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lease: who is at work on a run, so that a second controller is refused politely.
+"""Lease of a run: names the controller at work, so that a second one is refused.
 
 It is advice. No clock of another machine is believed: a candidate watches the lease over its length, which it
 carries, by its own clock, and takes it if it did not change. A write of the lease may arrive after its writer

@@ -34,7 +34,7 @@ from elastic_train.storage.store import (
 )
 
 AHEAD = 8 << 20
-"""Bytes that wait in memory before the device is told to begin with them."""
+"""Bytes that wait in memory before writeback to the device begins."""
 VECTORS = 512
 """Buffers of one system call; Linux takes 1024."""
 NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})

@@ -1,5 +1,7 @@
-"""What lies under a directory, and taking it away. A directory that can't be listed is an error, never empty:
-whoever deletes what nobody refers to would otherwise delete what only a reference in there keeps.
+"""Walk and delete directory trees.
+
+A directory that can't be listed is an error, never empty: a garbage collector would otherwise delete what
+only a reference in there keeps.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a store can hold a run, asked before the first step instead of at the first save."""
+"""Storage preflight: check before the first step that a store can hold a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One record of the commit log: what it says, and that it says it in the types that its readers count on."""
+"""Record of the commit log, with its types validated."""
 
 from __future__ import annotations
 

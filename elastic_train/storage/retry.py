@@ -1,4 +1,4 @@
-"""Trying again: for how long, with which pauses, and what comes of it.
+"""Retry storage operations: how long, with which pauses, and with which error at the end.
 
 Trouble is given time, not a number of tries: six tries may be over in three seconds, and a service that sheds
 load, or credentials that are renewed outside, need longer. Delays grow by a factor with full jitter (Brooker,

@@ -1,4 +1,4 @@
-"""What every store can do, whatever is behind its URL.
+"""Store protocol: what every storage backend can do.
 
 Paths are relative to the store's root, `/`-separated, without empty, `.` or `..` segments; every other
 character is itself (spaces, `#`, `=`, `?`, any letter), nothing is decoded or treated as a pattern.

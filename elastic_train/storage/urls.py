@@ -1,4 +1,4 @@
-"""What a URL or a plain path names: which file system, whose host, and where in it.
+"""Parse URLs and plain paths of stores: file system, host, place.
 
 Nothing is decoded: no query, no escapes. What looks like a URL and is none is refused, because the directory
 `s3:` that would be made otherwise is found by nobody.

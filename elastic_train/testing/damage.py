@@ -1,4 +1,4 @@
-"""Damage for fuzzers: to bytes without any idea of what they are, to values and JSON with one."""
+"""Damage for fuzzers: random changes of bytes, and of values in JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Members in the processes of a pool, led from outside as a controller leads workers, without Ray.
+"""A group of members in pool processes, driven as the controller drives workers, without Ray.
 
 The functions that run in the processes come first; `Gang` calls them.
 """
@@ -106,7 +106,7 @@ def stands(state: State) -> bool:
 
 
 def has_come_to(state: State, phase: str, step: int) -> bool:
-    """Whether the member runs a step, or a later one, and has told of the one before; of that step itself
+    """Whether the member runs a step, or a later one, and has reported the one before; of that step itself
     where the phase comes after its update.
     """
     now = state["member"].progress()

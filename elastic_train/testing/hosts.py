@@ -1,4 +1,4 @@
-"""Several hosts on one machine, each a network namespace, so that one can be cut off without a word.
+"""Several hosts on one machine, each a network namespace, so that one can be cut off silently.
 
 A host whose link is down is a black hole: no packet comes back, no connection is reset. Needs root and `ip`.
 """

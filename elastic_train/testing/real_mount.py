@@ -38,7 +38,7 @@ class RealMount:
 
     @contextmanager
     def hanging(self) -> Iterator[None]:
-        """Whoever writes waits in the kernel, where no signal reaches it, SIGKILL neither."""
+        """Writers wait in the kernel, where no signal reaches it, SIGKILL neither."""
         _call("fsfreeze", "--freeze", str(self.path))
         try:
             yield
@@ -82,7 +82,7 @@ class RealMount:
 
 @contextmanager
 def real_mount(mebibytes: int) -> Iterator[RealMount]:
-    """An empty one of that size; unmounted at the end, whoever still uses it."""
+    """An empty one of that size; unmounted at the end, even while it is in use."""
     directory = Path(tempfile.mkdtemp(prefix="et-mount-"))
     image, path = directory / "image", directory / "mount"
     path.mkdir()

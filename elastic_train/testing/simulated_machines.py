@@ -12,7 +12,7 @@ from elastic_train.testing.simulated_time import Clock
 
 
 class SimulatedMachines:
-    """The nodes of a cluster and the processes on them. `tell` reaches whoever is the controller."""
+    """The nodes of a cluster and the processes on them. `tell` reaches the current controller."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock

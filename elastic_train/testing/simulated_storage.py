@@ -21,7 +21,7 @@ from elastic_train.testing.simulated_time import Clock
 
 Say = Callable[[SimulatedWorker, Event], None]
 Tell = Callable[[int, Event], None]
-"""(term that asked, or 0 for whoever is the controller; event)"""
+"""(term that asked, or 0 for the current controller; event)"""
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Samples that come slowly, as from a slow disk, so that a run lasts until other machines have come."""
+"""Data set with slow reads, so that a run lasts until other machines have joined."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server in front of a real S3 server that answers some requests with trouble, as services do."""
+"""Proxy in front of a real S3 server that answers some requests with errors (throttling, resets)."""
 
 from __future__ import annotations
 

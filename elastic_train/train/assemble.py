@@ -1,4 +1,4 @@
-"""A rank's shards under a plan: the model built, divided and given memory, with optimizer and schedule."""
+"""Build a rank's shards under a plan: model, parallelism, memory, optimizer and schedule."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metric by which the best checkpoint is chosen: whether the job has it, and where it is worth a save.
+"""Best-checkpoint metric: check that the job reports it, and decide at which steps it is worth a save.
 
 A checkpoint can only be the best one if it was taken where the metric was measured. So a measurement that may
 be the best of its generation is saved, whenever checkpoints are due otherwise.

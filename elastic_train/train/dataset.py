@@ -1,4 +1,4 @@
-"""A member's data set, built on first use and kept: it is the same in every generation."""
+"""Build the job's data set once per process, and check it against what the run recorded."""
 
 from __future__ import annotations
 

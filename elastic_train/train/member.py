@@ -1,7 +1,7 @@
-"""One process of the group: it owns its shards, across generations.
+"""One worker's part of training across generations: it joins groups, fills shards, runs steps, serves state.
 
 `progress`, `abort`, `request` and `read` may be called from any thread, everything else belongs to the
-training thread. What was held before a generation is kept aside until `go` makes the new shards the state.
+training thread. The local state of the generation before is kept until `go` makes the new shards the state.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Member:
         self._entry = GroupMembership(faults)
         self._next: UnfilledShards | None = None
         self._requests = Requests()
-        self.continued: int | None = None  # what is held that the group that forms goes on from
+        self.continued: int | None = None  # the generation whose local state the forming group goes on from
         self._data: Data | None = None
 
     # -- any thread ----------------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class Member:
         return self.forming.load(document, self._dataset().identity)
 
     def go(self) -> None:
-        """The new shards are the state; what was held before is dropped."""
+        """The new shards become the state; earlier local states are dropped."""
         shards = self.forming.shards
         shards.log = follow(shards, self.held.every(), self.continued, self._spec)
         self.held.replace(shards)

@@ -1,4 +1,4 @@
-"""What each layer of a task's model costs, read off one forward on the meta device: no memory is touched."""
+"""Profile a model's layers (FLOPs, bytes, activations) by one forward on the meta device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A member's place in a generation, and where it is in its work."""
+"""Rank assignment of a member in a generation, and its progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user writes: a Task describes the training problem, the engine runs it."""
+"""Task: the user's description of a training job (model, optimizer, data set, loss)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The border to the user's code: what it raises becomes a UserCodeError with its own traceback."""
+"""User-code guard: turns what the job's code raises into a UserCodeError with its own traceback."""
 
 from __future__ import annotations
 

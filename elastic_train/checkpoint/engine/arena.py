@@ -1,4 +1,4 @@
-"""Memory for snapshots, there before the first step: slots of equal size.
+"""Memory for snapshots, allocated before the first step: slots of equal size.
 
 Memory that is missing must be missed before training begins, so every page is allocated here. Those of a
 segment are mapped into a process where it first uses them: the copy of the first snapshot in each slot, which
@@ -94,7 +94,7 @@ class Arena:
         return self._view[number * self.size : (number + 1) * self.size]
 
     def open(self, number: int) -> None:
-        """The slot's bytes are about to change: whoever kept its stamp has lost it."""
+        """The slot's bytes are about to change: readers that kept its stamp have lost it."""
         # from even to odd; from odd, of a snapshot that came to nothing, to the next odd
         self._stamps[number] += 1 + self._stamps[number] % 2
 

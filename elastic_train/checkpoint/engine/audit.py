@@ -1,4 +1,4 @@
-"""Which fragments are compared by content: a write that changes no version would tear a snapshot unseen.
+"""Choose the fragments whose contents are compared: some writes change no version counter.
 
 All of them in the first snapshots, where the habits of a job show; later a few each time, in turns.
 """

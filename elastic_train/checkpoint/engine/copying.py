@@ -1,4 +1,4 @@
-"""One snapshot on its way into a slot: blocks in write order, taken by whoever has time.
+"""Copy one snapshot into a slot, block by block, on the copying thread and the training thread.
 
 A thread in the background takes them while the step computes. Training takes what is left when it is about
 to write: it never waits for a block that nobody works on.

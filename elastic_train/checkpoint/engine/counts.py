@@ -1,4 +1,4 @@
-"""What the engine did, in numbers that a person or a policy reads."""
+"""Counters of the snapshot engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engine: a snapshot begins after a commit, is copied in the background, and is handed on when whole.
+"""Snapshot engine: copies state in the background while the next step computes, and delivers it when whole.
 
     engine.begin(snapshot, sources)          # right after the step's update, before the next forward
     engine.fence()                           # right before the next update: what is not copied yet is
@@ -120,7 +120,7 @@ class Engine:
     def retire(self) -> None:
         """Begin nothing more. Live memory is free to change when this returns; the rest ends by itself."""
         self.fence()
-        self._lane.wait()  # whoever changes it next may be anybody
+        self._lane.wait()  # the next writer does not know of the copies
         self._copies.put(None)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How bytes get from sources into a slot: at once, or in the order of a device's own queue."""
+"""Copy lane: how bytes get into a slot, at once on the host or on a device's queue."""
 
 from __future__ import annotations
 

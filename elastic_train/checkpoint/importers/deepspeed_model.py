@@ -1,4 +1,4 @@
-"""What DeepSpeed's model files hold beside the optimizer's parameters: buffers, frozen ones, ties."""
+"""Read DeepSpeed's model files: buffers, frozen parameters, ties."""
 
 from __future__ import annotations
 

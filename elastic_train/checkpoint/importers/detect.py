@@ -1,4 +1,4 @@
-"""Which system wrote what is at a URL, found by the names of its files."""
+"""Detect which system wrote a checkpoint, by the names of its files."""
 
 from __future__ import annotations
 

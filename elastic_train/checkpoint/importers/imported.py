@@ -1,4 +1,4 @@
-"""What every importer returns: a manifest of rows in foreign files, and a document, both checked."""
+"""Result of an importer: a manifest of rows in foreign files and a document, both validated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose the states of an optimizer are that only numbers its parameters, as every bare `state_dict` does.
+"""Match optimizer states by parameter number, as in a plain `state_dict`, to parameter names.
 
 Numbers follow the order in which the parameters were given, group by group. They are told where shapes leave
 exactly one way to match them, or exactly one in the order of the model's parameters. All else is a guess.

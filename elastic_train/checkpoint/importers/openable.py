@@ -1,4 +1,4 @@
-"""What can be opened in a directory that is no checkpoint itself, so that an error can name it."""
+"""List what can be opened in a directory that is no checkpoint itself, for error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading the structure of a pickled file without running it: inert stubs stand for everything it names.
+"""Read the structure of a pickled file without running it: inert stubs stand for everything it names.
 
 A pickle is a program that calls what it names. Here a name is looked up in closed lists, and what is called
 builds a value of this room. Names of torch and of Python's own library that aren't on a list refuse the file.

@@ -1,4 +1,4 @@
-"""What Hugging Face's Trainer and Accelerate keep beside the weights: optimizer, schedule, steps and more.
+"""Training state of Hugging Face's Trainer and Accelerate: optimizer, schedule, steps and more.
 
 Their optimizers number the parameters of the model in its own order. The order is the weights' where they are
 in files of torch; safetensors sorts its tensors, and then names are told by shapes or given by the caller.

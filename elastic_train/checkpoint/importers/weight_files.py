@@ -1,4 +1,4 @@
-"""Which files of a Hugging Face directory are the model, and whether that can be told.
+"""Find the model's weight files in a Hugging Face directory.
 
 Names that Hugging Face itself gives are believed. Several files that nothing joins are an error: which of
 them is meant, only whoever asks can say.

@@ -1,4 +1,4 @@
-"""What ZeRO's optimizer files say of one flat buffer: its moments, its counters, and that all ranks agree."""
+"""Read a flat buffer's moments and counters from ZeRO's optimizer files, and check that ranks agree."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Resolved:
     """Each tensor as boxes of stored ones.
 
     `rules` says which rule made a tensor; `claims` are pairs that the specification says are equal (replicas,
-    ties), for whoever wants to read and compare them; `left` are stored tensors that are of no use.
+    ties), to read and compare them; `left` are stored tensors that are of no use.
     """
 
     tensors: Mapping[Name, Virtual]

@@ -1,4 +1,4 @@
-"""What a checkpoint says of itself, checked before anything believes it.
+"""Validate a checkpoint's manifest, state and files before anything uses them.
 
 Every manifest, index, state file and file name passes here once, on its way in. What comes out is sound:
 sizes can't overflow, boxes tile their tensors, checksums are complete, names lead nowhere else. What isn't is

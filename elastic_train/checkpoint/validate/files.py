@@ -1,4 +1,4 @@
-"""Where the files of a checkpoint may lie: in its directory, in its run, and under roots that were allowed.
+"""Check where a checkpoint's files lie: in its directory, in its run, or under allowed roots.
 
 A manifest is data. That it names a file is no reason to read it, and a link may lead anywhere.
 """
@@ -88,7 +88,7 @@ class AllowedPlaces:
         try:
             mode = Path(real).stat().st_mode
         except OSError:
-            return  # whoever reads it says what is wrong
+            return  # the reader raises what is wrong
         if not stat.S_ISREG(mode):
             raise OutsideOfCheckpoint(url=self.url, problem=f"{file!r:.300} is no regular file.")
 

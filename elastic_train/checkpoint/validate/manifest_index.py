@@ -1,4 +1,4 @@
-"""The index of a large manifest: each tensor with its rows, every row in exactly one of them."""
+"""Validate the index of a large manifest: each tensor with its rows, every row in exactly one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Parquet file as a manifest: what it claims to hold is bounded by its own size before it is decoded.
+"""Bound what a manifest's Parquet file may decode to by its own size, before it is decoded.
 
 A few bytes can say "the same row, thirty million times". A manifest's rows differ, so they can't be had for
 less than about a byte each. The claims are read from the bytes themselves, footer and page headers, as the

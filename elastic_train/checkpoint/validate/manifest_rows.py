@@ -1,4 +1,4 @@
-"""The rows of a manifest: each box in its tensor, each byte range in bounds, each page with its checksum."""
+"""Validate the rows of a manifest: boxes in their tensors, byte ranges in bounds, a checksum per page."""
 
 from __future__ import annotations
 

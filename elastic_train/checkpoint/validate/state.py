@@ -1,4 +1,4 @@
-"""The state file and the document in it: the types that readers count on, in everything they look at."""
+"""Validate the state file and its document: the types that readers rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stage gives to its log as it sends: each tensor by the micro-batch that it belongs to."""
+"""Log each tensor that a pipeline stage sends, by its micro-batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of parameters that a replayed stage shares with others: theirs come from the log."""
+"""Sum gradients of tied parameters in a replay: those of other stages come from the boundary log."""
 
 from __future__ import annotations
 

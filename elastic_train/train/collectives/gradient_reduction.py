@@ -1,4 +1,4 @@
-"""The sum of the ranks' gradients, where FSDP2 does not already make it."""
+"""Reduce gradients over ranks where FSDP2 does not do it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def sum_over_stages(
 ) -> None:
     """Sum the gradients of tensors that are on several stages, in the order of the stages.
 
-    `sent` is told (fqn, stage, gradient) of what went to another stage.
+    `sent` is called with (fqn, stage, gradient) for each one that went to another stage.
     """
     if place.pipe is None:
         return

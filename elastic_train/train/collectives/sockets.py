@@ -1,4 +1,4 @@
-"""The TCP sockets of this process, found and shut down by their end points. Linux only.
+"""Find TCP sockets of this process by their end points and shut them down. Linux only.
 
 gloo has no abort: neither destroying a group nor a shorter timeout wakes an operation that waits for a peer.
 Shutting down the connected sockets below it does, within milliseconds and from any thread. A listening socket

@@ -1,1 +1,1 @@
-"""A loop that the user writes: declared once per generation, then entered with its state in place."""
+"""Training loops of the user: declared once per generation, then entered with their state restored."""

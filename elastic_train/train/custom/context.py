@@ -1,4 +1,4 @@
-"""What a user's loop is given: it declares its state through it, and trains with it."""
+"""Context object of a user's training loop: declares models, optimizers and state, and yields steps."""
 
 from __future__ import annotations
 

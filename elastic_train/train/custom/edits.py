@@ -1,4 +1,4 @@
-"""Whether a loop changes its models itself, between two steps: then only it can make a step whole."""
+"""Detect a loop that changes its models itself between steps: such a step cannot be rolled forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The steps of a user's loop: its passes over micro-batches, its backwards, and updates inside a step."""
+"""Stepper of a user's loop: passes over micro-batches, backwards, and updates inside a step."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Plain variables that a loop carries from one step to the next: they begin anew whenever it is entered.
+"""Find local variables that a loop carries between steps: they are lost when it is entered again.
 
 Found in the code of the loop itself, before its first step: a number, text or flag that is there before the
-loop over batches, that its body reads before it writes, and writes. What is said of it is said once.
+loop over batches, that its body reads before it writes, and writes. The warning is given once.
 """
 
 from __future__ import annotations

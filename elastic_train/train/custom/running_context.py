@@ -1,4 +1,4 @@
-"""The loop's context while it trains: its steps are steps of the run."""
+"""Context of a user's loop while it trains: its steps are steps of the run."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A loop of the user's own as a task: its models, optimizers and data set, declared before any step."""
+"""Turn a user's training loop into a task: collect its models, optimizers and data set before any step."""

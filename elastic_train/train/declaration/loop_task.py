@@ -1,4 +1,4 @@
-"""A user's loop as a task."""
+"""Task made of a user's training loop."""
 
 from __future__ import annotations
 

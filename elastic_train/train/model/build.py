@@ -1,4 +1,4 @@
-"""The model, built on the meta device and given memory; and values module by module, where a job asks for it.
+"""Build the model on the meta device, allocate its memory, and initialise module by module where asked for.
 
 Peak memory beyond the shards is one module then: each module that owns tensors is made whole, initialised
 alone under a generator of its own, cut to this rank's shard, and freed.

@@ -1,4 +1,4 @@
-"""What functions hold beside their arguments: the cells of their closures, also of those they wrap."""
+"""Closure cells of a function and of the functions that it wraps."""
 
 from __future__ import annotations
 

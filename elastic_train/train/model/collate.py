@@ -1,4 +1,4 @@
-"""Samples become a micro-batch, a micro-batch goes to the device and into the model's arguments."""
+"""Collate samples into a micro-batch, move it to the device, and call the model with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Copies that a job makes of its models, as averages of weights do: without what the engine hung on them."""
+"""Deep copies of models (EMA and the like) without the engine's hooks."""
 
 from __future__ import annotations
 

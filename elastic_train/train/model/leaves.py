@@ -1,4 +1,4 @@
-"""Tensors inside of what user code returns: batches and outputs of any shape, walked in one way.
+"""Walk the tensors in batches and outputs of any structure.
 
 A walk never changes what it is given. Containers keep their type: mappings of any class (UserDict and
 BatchEncoding too), dataclasses, named tuples, lists, tuples, sets. Whatever else there is stays as it is.

@@ -1,4 +1,4 @@
-"""Build a model on the meta device, and see whether what came out can stand for the real one."""
+"""Build a model on the meta device, and check whether the result can stand for the real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the planner has to know of a task's model, from its meta build: no memory is touched."""
+"""Parameter shapes and sizes of a task's model for the planner, from a build on the meta device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What modules keep beside parameters and buffers: their mode, `get_extra_state`, and attributes that a loop
+"""State of modules beside parameters and buffers: their mode, `get_extra_state`, and attributes that a loop
 sets. The document carries it.
 """
 

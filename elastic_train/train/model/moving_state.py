@@ -1,4 +1,4 @@
-"""What an optimizer's steps change beside the state of its parameters: it is state too, and is carried.
+"""Optimizer state outside of `optimizer.state`: group entries and attributes that steps change.
 
 Counters in parameter groups, attributes of the object, and state under keys that are no parameters. Which of
 them move is found by stepping a twin over tiny tensors, and by looking at each step. All else in a group is a

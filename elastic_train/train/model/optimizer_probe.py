@@ -1,4 +1,4 @@
-"""Whether an optimizer does the same to sharded tensors as to whole ones; tried, not believed."""
+"""Try whether an optimizer updates sharded tensors as it updates whole ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an optimizer reaches beside the parameters of its groups: other optimizers, tensors by another way.
+"""Find other optimizers and tensors that an optimizer refers to beside its parameter groups.
 
 The groups are given the shards in the places of the whole tensors. Whatever else holds the tensors that the
 optimizer was built with goes on with those, which nobody trains.

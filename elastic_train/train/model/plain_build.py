@@ -1,4 +1,4 @@
-"""The model as the job's own code makes it in one process: with memory, on the host, from the run's seed."""
+"""Build the model on the host by the job's own code, seeded as in one process."""
 
 from __future__ import annotations
 

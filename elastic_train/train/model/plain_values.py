@@ -1,4 +1,4 @@
-"""Numbers, texts, small tensors and containers of them as JSON values that tell one from another."""
+"""Encode numbers, texts, small tensors and containers of them as JSON values, and decode them."""
 
 from __future__ import annotations
 

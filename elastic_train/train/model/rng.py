@@ -1,6 +1,6 @@
 """Every random choice as a function of the seed and of logical positions, never of rank or world size.
 
-No generator's state is ever saved: whoever runs micro-batch i of step k seeds the generators from
+No generator's state is ever saved: the rank that runs micro-batch i of step k seeds the generators from
 (seed, k, i) and draws what anybody else would have drawn.
 """
 

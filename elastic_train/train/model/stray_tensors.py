@@ -1,4 +1,4 @@
-"""Tensors that a model keeps in plain attributes, where neither parameters nor buffers are looked for."""
+"""Find tensors in plain attributes of modules: neither parameters nor buffers."""
 
 from __future__ import annotations
 

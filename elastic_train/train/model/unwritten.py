@@ -1,4 +1,4 @@
-"""Which tensors a model's code made with `torch.empty` and never gave a value."""
+"""Find tensors that a model's code made with `torch.empty` and never wrote."""
 
 from __future__ import annotations
 

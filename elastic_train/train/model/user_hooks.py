@@ -1,4 +1,4 @@
-"""Hooks that a job's code puts on parameters and modules: they stay where shards take the tensors' places."""
+"""Carry the job's hooks on parameters and modules over to their shards."""
 
 from __future__ import annotations
 

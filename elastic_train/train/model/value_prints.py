@@ -1,4 +1,4 @@
-"""Whether a value changed: what is left of it to compare with, small, and without keeping it alive."""
+"""Fingerprints of Python values, to find out later whether they changed."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ EXPECTED_SLOTS = 2
 
 
 class BackgroundSaver:
-    """Copies into memory of `tier`, which gets each whole snapshot. `note` is told what to show a person."""
+    """Copies into memory of `tier`, which gets each whole snapshot. `note` gets sentences for a person."""
 
     def __init__(self, described: Described, tier: PeerTier, note: Callable[[str], None]) -> None:
         self.every_step = tier.every_step

@@ -1,4 +1,4 @@
-"""What a saver asks of the tiers that its snapshots go to."""
+"""PeerTier protocol: where a saver's snapshots go (a node's peer store, or directly to storage)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots that training stops for: of state that is small, and to compare others with."""
+"""Synchronous saver: training stops for each snapshot. For small states and as a reference."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def opened(spec: RunSpec, plan: Plan) -> BoundaryLog | None:
 
 
 def carried(shards: Shards, held: Iterable[Shards], continued: int | None) -> BoundaryLog | None:
-    """The log of what was held of the same stage, where generation `continued` is what `shards` go on from.
+    """The log of the same stage's local state, where generation `continued` is what `shards` go on from.
 
     Only if the stages and the order of micro-batches are the same. What was sent after the step is dropped.
     """

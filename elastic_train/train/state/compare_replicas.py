@@ -36,9 +36,9 @@ def compare_replicas(shards: Shards, agreed: int, step_s: float = 0.0) -> int:
         return 1
     began = time.monotonic()
     own = _own(shards)
-    told = (shards.rank, own, time.monotonic() - began, step_s)
-    reported: list[tuple[int, dict[str, int], float, float]] = [told] * world
-    dist.all_gather_object(reported, told)
+    own_report = (shards.rank, own, time.monotonic() - began, step_s)
+    reported: list[tuple[int, dict[str, int], float, float]] = [own_report] * world
+    dist.all_gather_object(reported, own_report)
     verdict = judge({rank: digests for rank, digests, _, _ in reported})
     suspects = (*verdict.wrong, *verdict.doubtful)
     if not suspects:

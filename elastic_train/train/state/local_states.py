@@ -81,7 +81,7 @@ class LocalStates:
             return self._shards
 
     def of(self, generation: int) -> tuple[Shards, ...]:
-        """What is held of a generation, whole; GroupBroken where that is nothing."""
+        """The whole shards of a generation; GroupBroken where there are none."""
         held = tuple(s for s in self.every() if s.generation == generation and s.step is not None)
         if not held:
             raise GroupBroken(generation=generation, reason="this worker does not hold its shards any more")
@@ -107,7 +107,7 @@ class LocalStates:
                 shards.log.forget(step)
 
     def step_of(self, generation: int) -> int:
-        """Where what is held of a generation is."""
+        """The step of a generation's local state."""
         step = self.of(generation)[0].step
         assert step is not None
         return step

@@ -1,4 +1,4 @@
-"""The scalars of a state, as JSON values: what a checkpoint and a survivor say beside their fragments.
+"""Scalars of the training state as a JSON document: what checkpoints and survivors give beside fragments.
 
 Everything is keyed by fqn, nothing by rank or plan. Restoring has no side effects: no dummy step, no casts.
 """
@@ -144,7 +144,7 @@ def _check_trainable(shards: Shards, trainable: list[str]) -> None:
 
 
 def _hyperparameters(shards: Shards, groups: list[dict[str, Any]], driven: frozenset[str]) -> list[str]:
-    """Restore what the schedule drives; the code's values stay for the rest, differences are told."""
+    """Restore what the schedule drives; the code's values stay for the rest, differences are reported."""
     before = {fqn: group["hyperparameters"] for group in groups for fqn in group["params"]}
     notes: list[str] = []
     for number, group in enumerate(shards.optimizer.param_groups):

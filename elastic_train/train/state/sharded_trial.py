@@ -1,4 +1,4 @@
-"""Whether a task's forward and backward run on sharded parameters: tried before a run, without memory.
+"""Try a task's forward and backward on sharded parameters before a run, on the meta device.
 
 The model is divided as two ranks of dp_shard would, in a group that communicates with nobody, and runs on
 tensors that have shapes and no values.

@@ -1,4 +1,4 @@
-"""What one rank holds of the training state under one plan, and how far along it is."""
+"""Shards: one rank's part of the training state under one plan, and its step."""
 
 from __future__ import annotations
 

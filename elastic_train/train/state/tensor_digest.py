@@ -1,4 +1,4 @@
-"""The digest of geometry/digest.py for tensors, where they are."""
+"""State digest (geometry/digest.py) computed on the tensors' device."""
 
 from __future__ import annotations
 

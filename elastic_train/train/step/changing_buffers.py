@@ -1,4 +1,4 @@
-"""Buffers that a forward changes: running statistics, gathered by micro-batch and folded in their order.
+"""Buffers that forward changes (running statistics): recorded by micro-batch, folded in their order.
 
 During a micro-batch a normalisation layer writes into scratch tensors, with momentum 1, so that they hold
 exactly the statistics of that call; the state itself never changes before a step is voted. Each micro-batch

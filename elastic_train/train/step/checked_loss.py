@@ -1,4 +1,4 @@
-"""What a task's `loss` has to return."""
+"""Check what a task's `loss` returned."""
 
 from __future__ import annotations
 

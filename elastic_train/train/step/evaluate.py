@@ -1,8 +1,8 @@
 """Evaluation: the same numbers under every plan, and a training state that never notices.
 
-The data set is cut into micro-batches once. Whoever computes one writes its sums into that micro-batch's row
-of a table; the table is gathered and added up in order of the rows, so each sample counts once and the result
-doesn't depend on who computed what.
+The data set is cut into micro-batches once. The rank that computes one writes its sums into its row of a
+table; the table is gathered and added up in order of the rows, so each sample counts once and the result
+doesn't depend on which rank computed what.
 """
 
 from __future__ import annotations

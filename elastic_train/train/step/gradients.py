@@ -1,4 +1,4 @@
-"""The gradient of a step between its reduction and the update, for a task that edits it.
+"""Gradient editing: a task's access to the reduced gradient before the update.
 
 What is read of it is of the whole model under every plan, and what is drawn for it depends on the step and on
 the tensor's name alone. All ranks edit together: the user's code must call the same methods on each.

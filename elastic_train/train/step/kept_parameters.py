@@ -1,4 +1,4 @@
-"""An evaluation leaves parameters as they are, whatever a forward does to them.
+"""Restore parameters that a forward changed during an evaluation.
 
 A model that renormalises or clamps a parameter in forward does so where it is evaluated too. Where one worker
 trains alone, what was changed is put back; elsewhere ranks evaluate other samples and would come to differ.

@@ -1,4 +1,4 @@
-"""What a rank runs in a step: its work, micro-batches under way, and their sums for the vote."""
+"""Micro-batches of a rank in a step: assigned, in flight, and their sums for the vote."""
 
 from __future__ import annotations
 

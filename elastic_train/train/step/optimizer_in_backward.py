@@ -30,7 +30,7 @@ OFF = "Leave optimizer_in_backward off."
 
 
 class InBackward:
-    """The updates of one generation. `mark` is told how many parameters are ahead after each of them."""
+    """The updates of one generation. `mark` gets the number of parameters ahead after each."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Metrics that need all predictions at once: kept by micro-batch, put together on one rank."""
+"""Metrics over all predictions: collected by micro-batch, computed on rank 0."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def joined(parts: Sequence[Any]) -> Any:
 
 
 def summarised(kept: Kept, summary: Callable[[Any], Any], *, world_size: int) -> dict[str, float]:
-    """`summary` of everything that was kept, made on rank 0 and told to all. All ranks call it together."""
+    """`summary` of everything that was kept, made on rank 0 and broadcast. All ranks call it together."""
     everyone: list[Any] = [None] * world_size
     rank = dist.get_rank() if world_size > 1 else 0
     if world_size > 1:

@@ -1,4 +1,4 @@
-"""A run's first micro-batch is computed twice, and looked at: state that nobody carries shows in it.
+"""Compute a run's first micro-batch twice, to find state that no checkpoint carries.
 
 The forward of each model runs once more before the first one that counts, with the same samples and random
 numbers. What then differs, in the output or in what a module keeps, is what the first one left behind: a

@@ -1,4 +1,4 @@
-"""Before the first step: what would fail at the end of the first epoch, or at the first evaluation, is tried.
+"""Try before step 1 what would fail at the end of the first epoch or at the first evaluation.
 
 A rehearsal runs on the real model, on all ranks together, and leaves nothing behind.
 """

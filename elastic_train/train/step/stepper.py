@@ -1,4 +1,4 @@
-"""One optimizer step up to its vote: micro-batches, gradients, their sum, what all ranks agree on."""
+"""Stepper: one optimizer step up to its vote (forward, backward, gradient reduction, vote)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps one after the other: gradients, vote, report, update, and what is due at the boundary."""
+"""Training loop: gradients, vote, report and update of each step, then saves and evaluations."""
 
 from __future__ import annotations
 

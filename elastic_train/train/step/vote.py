@@ -1,4 +1,4 @@
-"""The numbers of a step's vote: what each rank puts in, and what their sum says."""
+"""Step statistics: the numbers that ranks sum in a step's vote."""
 
 from __future__ import annotations
 

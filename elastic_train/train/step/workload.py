@@ -1,4 +1,4 @@
-"""What a step works on and what it works in: the run's task and data, and one rank's place in a group."""
+"""Inputs of a stepper: the run's task and data, and one rank's process group."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Workload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupContext:
-    """One rank's part in a generation: its process group, the border to user code, and its marks of progress.
+    """One rank's part in a generation: its process group, the guard of user code, and its marks of progress.
 
     Where a lost stage is replayed, `group` are the ranks that replay it.
     """

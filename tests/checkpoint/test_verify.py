@@ -76,7 +76,7 @@ def test_ranges_of_a_file_are_cut_anywhere_and_lose_no_row(
     for size, rows in ((64, 3), (4096, 1 << 16), (1 << 16, 17)):
         monkeypatch.setattr(verify_rows, "RANGE", size)
         monkeypatch.setattr(verify_rows, "ROWS", rows)
-        batches = list(verify_rows.Rows(checkpoint.manifest).batches())
+        batches = list(verify_rows.RowColumns(checkpoint.manifest).batches())
         found = np.sort(np.concatenate([batch.rows for batch in batches]))
         boxes = checkpoint.manifest.fragments
         assert np.array_equal(found, np.flatnonzero(boxes.nbytes > 0))

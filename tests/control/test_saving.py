@@ -1,23 +1,19 @@
-from __future__ import annotations
+"""Checkpoints from parts to the commit: supersession, fencing, retention, lost answers, the last one."""
 
-from dataclasses import replace
+from __future__ import annotations
 
 import pytest
 
-from elastic_train.config import Checkpoints
 from elastic_train.control.commands import Commit, End, Form, Go, Prune, ReadLog, Save
 from elastic_train.control.events import (
     Adopted,
-    CheckpointRejected,
-    FinalReport,
     LogRead,
     PeersHeld,
     SaveFailed,
-    SaveRequested,
     TermBegan,
 )
 from elastic_train.control.states import Ended, Running, Settling, Waiting
-from elastic_train.recovery.evidence import Fresh, FromStorage
+from elastic_train.recovery.evidence import Fresh
 
 pytestmark = pytest.mark.ring0
 
@@ -335,119 +331,3 @@ def test_a_last_commit_that_fails_after_a_death_recovers_the_group(replicated):
     play.settle()
     play.go()
     assert play.commands == (Go(generation=2), Save(generation=2))
-
-
-# -- damaged checkpoints -----------------------------------------------------------------------------------
-
-
-def reading(play):
-    """A group that forms from step 10, with step 5 behind it."""
-    play.running(3, step=12)
-    play.parts(5)
-    play.saved(5, slot=1)
-    play.parts(10)
-    play.saved(10, slot=2)
-    play.lose("w0001")
-    play.settle()
-    return play.stored(5, slot=1, generation=1), play.stored(10, slot=2, generation=1)
-
-
-def hold_nothing(play):
-    for worker in play.phase.pending:
-        play(FinalReport, generation=play.facts.lineage.generation, worker=worker, local_states=())
-
-
-def test_a_damaged_checkpoint_gives_way_to_the_next_sound_one(play):
-    older, newer = reading(play)
-    play(CheckpointRejected, stored=newer, problem="checksum", fallback=older)
-    hold_nothing(play)
-    assert play.ordered(Form)[0].origin == FromStorage(stored=older)
-    assert [c.stored.slot for c in play.facts.saves.commitments] == [1]
-    assert play.facts.failures.count == 1  # the loss; not the damage
-
-
-def test_without_a_sound_checkpoint_the_run_ends_and_never_starts_from_step_0(play):
-    _, newer = reading(play)
-    play(CheckpointRejected, stored=newer, problem="checksum", fallback=None)
-    hold_nothing(play)
-    assert play.ordered(End)[0].outcome == "checkpoint"
-
-
-def test_damage_that_is_found_while_nobody_reads_is_remembered(play):
-    play.running(2, step=6)
-    play.parts(5)
-    play.saved(5, slot=1)
-    play(CheckpointRejected, stored=play.stored(5, slot=1), problem="checksum", fallback=None)
-    assert isinstance(play.phase, Running)
-    assert (play.facts.saves.stored, play.facts.saves.commitments) == (None, ())
-    play(CheckpointRejected, stored=play.stored(5, slot=1), problem="checksum", fallback=None)
-    assert play.facts.saves.stored is None
-
-
-def test_the_checkpoint_that_is_being_read_is_not_pruned(play):
-    play.policy = replace(play.policy, checkpoints=Checkpoints(every=5, keep=1))
-    reading(play)
-    play.saved(11, slot=3, generation=1)
-    assert play.commands == ()  # step 11 was left behind
-    play.saved(9, slot=4, generation=1)
-    assert play.ordered(Prune)[0].keep == (2,)
-
-
-# -- cadence by cost --------------------------------------------------------------------------------------
-
-
-def test_control_asks_for_checkpoints_where_the_cadence_is_automatic(play):
-    play.policy = replace(play.policy, max_steps=1000, checkpoints=Checkpoints(every="auto"))
-    play.running(2, step=3)
-    play.at += 60.0
-    play.step(4)
-    assert play.commands == (Save(generation=1),)
-    play.at += 60.0
-    play.step(5)  # nothing was measured yet and nothing was written
-    assert play.commands == (Save(generation=1),)
-    play.part(5, 0)
-    play.at += 50.0
-    play.step(6, seconds=3.0)  # two seconds longer than others; another would supersede the attempt
-    assert play.commands == ()
-    play.part(5, 1)
-    play.saved(5)
-    play.at += 15.0
-    play.step(7)
-    assert play.commands == ()
-    play.at += 60.0
-    play.step(8)
-    assert play.commands == (Save(generation=1),)
-
-
-def test_words_after_the_last_step_are_no_sign_of_a_failure(play):
-    play.running(2, step=20)
-    play.settle()
-    assert isinstance(play.phase, Running)
-    assert play.commands == ()
-
-
-def test_a_checkpoint_that_a_person_asks_for_is_taken_at_the_next_step(play):
-    play.running(step=3)
-    outcome = play(SaveRequested, reason="`ckpt save`")
-    assert play.ordered(Save) == [Save(generation=1)]
-    assert "asked for" in outcome.reason
-
-
-def test_nothing_is_saved_on_request_where_nothing_trains(play):
-    play.begin()
-    play(SaveRequested, reason="`ckpt save`")
-    assert not play.ordered(Save)
-
-
-def test_what_a_checkpoint_costs_is_by_how_much_its_steps_were_longer(play):
-    play.running(step=1)
-    for step in range(2, 10):
-        play.step(step, seconds=1.0)
-    play(SaveRequested, reason="test")
-    play.step(10, seconds=1.25)
-    play.step(11, seconds=1.5)
-    play.parts(10)
-    play.saved(10)
-    assert play.facts.measured.save_cost_s == pytest.approx(0.75)
-    play.step(12, seconds=3.0)
-    assert play.facts.measured.save_cost_s == pytest.approx(0.75)

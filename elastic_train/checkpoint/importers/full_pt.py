@@ -1,7 +1,8 @@
 """One file with everything: a model's state dict, alone or with its optimizer's, as scripts, Lightning, Ray
 Train jobs and FSDP save them.
 
-The optimizer's state must be by name, nested or flattened, or by numbers that can be told (numbered.py).
+The optimizer's state must be by name, nested or flattened, or by numbers that can be matched
+(numbered_parameters.py).
 """
 
 from __future__ import annotations

@@ -47,30 +47,42 @@ def adopt(source: Mapped, store: Store, *, holder: str, copy: bool = False) -> S
             field="RUN", problem=f"{store.url} has checkpoints already.", remedy="Choose a new run name."
         )
     check_claims(source)
-    if copy:
+    if not copy:
+        _check_text(source)
+    else:
         for part in source.parts:
             if isinstance(part, Checkpoint):
                 prove(part.files, part.manifest)
     document = _completed(source)
     lease = Lease(store, holder=holder, lease_s=LEASE_S)
     lease.acquire()
-    term = run.begin_term(holder)
-    lease.renew(term)
-    directory = attempt_path(step=document["step"], generation=GENERATION)
-    store.delete_tree(
-        directory
-    )  # what an import left that ended before it committed, maybe of another source
-    if copy:
-        parts = list(_parts(source, store, directory))
-        views = as_json(views_of(source.resolved))
-        assembled = assemble(store, directory, parts, document, aliases=source.aliases, views=views)
-    else:
-        assembled = _pointing(source, store, directory, document)
-    stored = run.commit(
-        assembled, term=term, generation=GENERATION, step=document["step"], lineage=((GENERATION, 0),)
-    )
-    lease.release()
-    return stored
+    try:
+        term = run.begin_term(holder)
+        lease.renew(term)
+        directory = attempt_path(step=document["step"], generation=GENERATION)
+        # What an import left that ended before it committed, maybe of another source.
+        store.delete_tree(directory)
+        if copy:
+            parts = list(_parts(source, store, directory))
+            views = as_json(views_of(source.resolved))
+            assembled = assemble(store, directory, parts, document, aliases=source.aliases, views=views)
+        else:
+            assembled = _pointing(source, store, directory, document)
+        step = document["step"]
+        return run.commit(assembled, term=term, generation=GENERATION, step=step, lineage=((GENERATION, 0),))
+    finally:
+        lease.release()
+
+
+def _check_text(source: Mapped) -> None:
+    """A manifest names files in UTF-8."""
+    for part in source.parts:
+        if isinstance(part, Checkpoint) and part.url.encode(errors="ignore").decode() != part.url:
+            raise ConfigError(
+                field="SOURCE",
+                problem=f"{part.url!a} isn't UTF-8, so a manifest can't name its files.",
+                remedy="Give the directory another name, or take its bytes along with --copy.",
+            )
 
 
 def _completed(source: Mapped) -> dict[str, Any]:

@@ -31,7 +31,7 @@ __all__ = ["DIRECTORY", "FORMAT", "CommitLog", "CommitRecord"]
 DIRECTORY = "commits"
 WINDOW = 64
 """Slots that are asked for side by side."""
-_SLOT = re.compile(rf"{DIRECTORY}/(\d{{8}})\.json")
+_SLOT = re.compile(rf"{DIRECTORY}/([0-9]{{8}})\.json")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class CommitLog:
             self._begin_at(commit_index.newest_index(self._store, _path))
         if not self._known.slots:
             found = (_SLOT.fullmatch(name) for name in self._store.list(DIRECTORY))
-            slots = sorted(int(m[1]) for m in found if m)
+            slots = sorted(int(m[1]) for m in found if m and int(m[1]))
             absent = next((at for at, slot in enumerate(slots, 1) if slot != at), None)
             if absent is not None:
                 there = f"slots up to {slots[-1]} of the commit log are there"

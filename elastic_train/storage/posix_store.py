@@ -47,7 +47,8 @@ class PosixStore:
 
     def __init__(self, root: Path, *, retry: Retry | None = None) -> None:
         self.root = root.absolute()
-        self._there = self.root.is_dir()
+        with failures_named(what="look at", path=str(self.root)):
+            self._there = self.root.is_dir()
         self.retry = retry or Retry()
 
     @property

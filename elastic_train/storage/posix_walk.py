@@ -6,6 +6,7 @@ only a reference in there keeps.
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ Directory = tuple[Path, list[str], list[str]]
 
 def walk(top: Path) -> Iterator[Directory]:
     """Every directory from the top on. What goes away meanwhile, and a top that is none, hold nothing; what
-    can't be seen for any other reason raises OSError. Links to directories are not followed.
+    can't be seen for any other reason raises OSError. Links are not followed.
     """
     left = [top]
     while left:
@@ -27,7 +28,7 @@ def walk(top: Path) -> Iterator[Directory]:
         try:
             with os.scandir(directory) as entries:
                 for entry in entries:
-                    (inner if entry.is_dir() else names).append(entry.name)
+                    (inner if _is_directory(entry) else names).append(entry.name)
                     if entry.is_dir(follow_symlinks=False):
                         left.append(directory / entry.name)
         except FileNotFoundError:
@@ -37,6 +38,16 @@ def walk(top: Path) -> Iterator[Directory]:
                 raise
             continue
         yield directory, inner, names
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    """A link that leads to itself leads nowhere, as one whose target is gone: it is a name like a file's."""
+    try:
+        return entry.is_dir()
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def unless_gone(

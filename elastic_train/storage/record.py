@@ -76,6 +76,7 @@ def _number(value: Any) -> int:
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{value!r:.40} where text belongs")
+    value.encode()  # UnicodeEncodeError, a ValueError, where it is no text that a file can hold
     return value
 
 

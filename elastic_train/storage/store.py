@@ -6,6 +6,7 @@ character is itself (spaces, `#`, `=`, `?`, any letter), nothing is decoded or t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -97,6 +98,11 @@ def check_path(path: str) -> str:
     parts = path.split("/")
     if any(p in ("", ".", "..") or p.startswith(UNPUBLISHED) for p in parts) or "\0" in path:
         raise StorageError(path=repr(path), operation="use", problem="not a usable path inside a store.")
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError as error:
+        problem = "no file can have this name."
+        raise StorageError(path=ascii(path), operation="use", problem=problem) from error
     return path
 
 

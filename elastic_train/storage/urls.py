@@ -7,6 +7,7 @@ Nothing is decoded: no query, no escapes. What looks like a URL and is none is r
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,6 +56,14 @@ class Address:
 
 def parse(url: str) -> Address:
     """Where a URL or path leads, or ConfigError that says what is wrong with it."""
+    if not url:
+        raise _wrong(url, "names nothing.")
+    try:
+        impossible = b"\0" in os.fsencode(url)
+    except UnicodeEncodeError:
+        impossible = True
+    if impossible:
+        raise _wrong(url, "has a character that no path has.")
     known = {*fsspec.available_protocols(), *LOCAL, *SAME}
     found = _URL.match(url)
     if found is None:

@@ -164,6 +164,23 @@ def test_a_directory_that_cannot_be_listed_is_not_thought_empty(
     adapters.check(adapters.root)
 
 
+def test_links_that_lead_nowhere_stop_no_prune_and_are_not_followed(
+    adapters: AdaptersRun, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "precious").write_bytes(b"x")
+    for directory in (adapters.root, adapters.root / "checkpoints", adapters.root / adapters.stored[1].path):
+        (directory / "loop").symlink_to("loop")
+        (directory / "gone").symlink_to("nowhere")
+        (directory / "out").symlink_to(outside)
+        (directory / "up").symlink_to("..")
+    adapters.prune(adapters.run)
+    assert not (adapters.root / adapters.stored[1].path).exists()
+    assert (outside / "precious").read_bytes() == b"x"
+    adapters.check(adapters.root)
+
+
 @pytest.mark.parametrize("damage", ["gone", "changed"])
 def test_without_the_manifest_of_a_kept_checkpoint_nothing_goes(adapters: AdaptersRun, damage: str) -> None:
     path = adapters.root / adapters.stored[2].path / "manifest.parquet"

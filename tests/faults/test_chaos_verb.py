@@ -6,6 +6,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,10 +25,13 @@ from elastic_train.storage.fsspec_store import child_url
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import WHOLE, Runs
+from tests.show.scraping import BINARY, Prometheus, scraping
+from tests.show.test_server import served
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 NODES, CPUS = 3, 1
 STEPS = 48
+SCRAPES_S = 3.0
 
 
 class Slow(Pretrain):
@@ -35,14 +40,25 @@ class Slow(Pretrain):
 
 
 class Person(threading.Thread):
-    """Runs commands on a run, each once it has come to a step."""
+    """Runs commands on a run, each once it has come to a step, and has Prometheus scrape it where there is
+    one.
+    """
 
-    def __init__(self, url: str, address: str, plan: list[tuple[int, tuple[str, ...]]]) -> None:
+    def __init__(
+        self, url: str, address: str, plan: list[tuple[int, tuple[str, ...]]], watch: ExitStack, scrapes: Path
+    ) -> None:
         super().__init__(daemon=True)
         self._url, self._address, self._plan = url, address, plan
+        self._watch, self._scrapes = watch, scrapes
         self.said: list[str] = []
+        self.prometheus: Prometheus | None = None
 
     def run(self) -> None:
+        while BINARY is not None and not self._came_to(1):
+            time.sleep(0.2)
+        if BINARY is not None:
+            page = self._watch.enter_context(served(self._url))
+            self.prometheus = self._watch.enter_context(scraping(page.removeprefix("http://"), self._scrapes))
         for step, (verb, *rest) in self._plan:
             while not self._came_to(step):
                 time.sleep(0.2)
@@ -60,13 +76,21 @@ class Person(threading.Thread):
             return False
 
 
-def test_what_chaos_does_is_in_the_journal_and_the_metrics_count_it(runs: Runs) -> None:
+@pytest.fixture
+def watch() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def test_what_chaos_does_is_in_the_journal_and_the_metrics_count_it(
+    runs: Runs, watch: ExitStack, tmp_path: Path
+) -> None:
     task, spec = runs.spec(
         "seen", max_steps=STEPS, workers="1:3", timing=WHOLE, checkpoints=Checkpoints(every=20, keep=2)
     )
     url = child_url(spec.storage_path, spec.name)
     plan = [(6, ("cut", "--rank", "1")), (12, ("kill",)), (18, ("save",)), (24, ("drain", "--seconds", "4"))]
-    person = Person(url, runs.cluster.cluster.address, plan)
+    person = Person(url, runs.cluster.cluster.address, plan, watch, tmp_path / "prometheus")
     person.start()
     result = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False)
     person.join(60)
@@ -98,3 +122,14 @@ def test_what_chaos_does_is_in_the_journal_and_the_metrics_count_it(runs: Runs) 
     kept = found["productive_seconds", ()]
     badput = sum(value for (name, _), value in found.items() if name == "badput_seconds")
     assert kept + badput == pytest.approx(found["wall_seconds", ()])
+    if person.prometheus is not None:
+        time.sleep(SCRAPES_S)
+        scraped = {
+            (name.removeprefix("elastic_train_"), tuple(v for k, v in sorted(labels) if k != "run")): value
+            for (name, labels), value in person.prometheus.now().items()
+        }
+        assert scraped == pytest.approx(found, nan_ok=True)
+        assert {2.0, 3.0} <= person.prometheus.seen("elastic_train_world_size", 600)
+        checkpoints = person.prometheus.seen("elastic_train_checkpoints_total", 600)
+        assert len(checkpoints) > 1
+        assert max(checkpoints) == len(commits)

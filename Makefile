@@ -48,11 +48,13 @@ docs: env
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(VENV)/constraints.txt '.[docs]'
 	$(BIN)/python -m sphinx -q -W --keep-going -b html -c docs/site -d build/doctrees . build/docs
 
+QUESTIONS := control long_life overhead planner recovery replay reshard stall start_build switch
+
 bench-quick: env
-	for name in control overhead recovery replay reshard stall planner switch; do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
+	for name in $(QUESTIONS); do $(BIN)/python -m benchmarks.$$name --quick || exit 1; done
 
 bench: env
-	for name in control overhead recovery replay reshard stall planner switch; do $(BIN)/python -m benchmarks.$$name || exit 1; done
+	for name in $(QUESTIONS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
 
 # Systems that stall, reshard and recovery are compared with, in an environment of their own beside ours; tests
 # of DeepSpeed run where it is.

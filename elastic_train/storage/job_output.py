@@ -101,7 +101,7 @@ class OutputReader:
         if only_new:
             with suppress(StorageError):  # then what was printed before is shown, too
                 self._over |= set(store.list(DIRECTORY))
-        self._told: dict[str, int] = {}
+        self._printed: dict[str, int] = {}
 
     def new(self, *, every: bool = False) -> list[OutputLine]:
         """In the order of time; with `every` also of processes that are silent, and so looked at rarely."""
@@ -126,10 +126,10 @@ class OutputReader:
             lines = self._store.read(name).decode().splitlines()
         except StorageNotFound:  # made room for newer ones
             return
-        told = self._told.get(name, 0)
-        self._told[name] = len(lines)
-        self._quiet[name] = 0 if len(lines) > told else self._quiet.get(name, 0) + 1
-        for line in lines[told:]:
+        printed = self._printed.get(name, 0)
+        self._printed[name] = len(lines)
+        self._quiet[name] = 0 if len(lines) > printed else self._quiet.get(name, 0) + 1
+        for line in lines[printed:]:
             yield OutputLine(**json.loads(line))
 
 

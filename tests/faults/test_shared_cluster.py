@@ -26,6 +26,7 @@ from tests.cluster.small_job import EVERY
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(900)]
 ONE = ("--workers", "1:1", "--standby", "0")
 SLOW = ("--seconds-per-sample", "0.05")
+FAST = ("--seconds-per-sample", "0.001")  # the same samples
 LEFT_S = 150.0
 """Three leases that a driver may be silent, a stop with its checkpoint, and a busy machine."""
 
@@ -144,7 +145,7 @@ def test_a_lost_head_leaves_nothing_and_the_run_goes_on_elsewhere(tmp_path: Path
         eventually("the end of its memory", lambda: segments_there() <= before, 30.0)
         cluster.start_head()
         cluster.add_node(2)
-        with driver(headless, "headless", "--max-steps", "60") as (process, log):
+        with driver(headless, "headless", "--max-steps", "60", *FAST) as (process, log):
             assert process.wait(240.0) == FINISHED, log.read_text()
         book = headless.ledger("headless")
         assert sorted(book.losses) == list(range(1, 61))

@@ -127,7 +127,7 @@ def test_a_stop_waits_for_storage_and_a_restore_too(world: World, kind: str) -> 
     last = max(r.event.step for r in before if isinstance(r.event, StepCommitted))
     assert world.saved(name) == last, "what was finished is kept"
     world.front.trouble_for("busy", LONG_S, about=f"checkpoints/step-{last:010d}")
-    with world.driver(name, "--max-steps", "60") as (process, log):
+    with world.driver(name, "--max-steps", "60", "--seconds-per-sample", "0.001") as (process, log):
         assert process.wait(400.0) == FINISHED, log.read_text()
     after = world.records(name)
     nobody_was_charged(after)

@@ -26,6 +26,7 @@ Names = Sequence[str] | None
 
 SHARDED = ("pytorch_model_fsdp_0", "optimizer_0")
 """Directories in which Accelerate and Trainer keep the shards of a model and of its optimizer under FSDP."""
+ORBAX = ("_CHECKPOINT_METADATA", "manifest.ocdbt")
 _TAG = re.compile(r"[^/\0]+")
 
 
@@ -73,6 +74,12 @@ def _import(url: str, options: Options | None, names: Names) -> Imported | None:
     opener = _opener(store, "", names)
     if opener is not None:
         return opener(store, "", options)
+    if any(store.exists(mark) for mark in ORBAX):
+        raise FormatUnsupported(
+            url=url,
+            problem="it is Orbax's, whose arrays are compressed chunks: no bytes of a file are a tensor's. "
+            "Load it with Orbax and save it with safetensors, or as a torch.distributed checkpoint.",
+        )
     lone = lone_model(store)
     if lone is not None:
         return open_full(store, lone, options, names=names)

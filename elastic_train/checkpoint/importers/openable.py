@@ -23,7 +23,7 @@ _MARKS = frozenset(
     (
         ".metadata", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin",
         "pytorch_model.bin.index.json", "latest", "latest_universal", "mp_rank_00_model_states.pt",
-        "zero_pp_rank_0_mp_rank_00_model_states.pt",
+        "zero_pp_rank_0_mp_rank_00_model_states.pt", "_CHECKPOINT_METADATA",
     )
 )  # fmt: skip
 """Files that only a checkpoint's directory has, or one that names the latest."""

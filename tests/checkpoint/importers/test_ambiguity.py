@@ -137,3 +137,16 @@ def test_ranks_of_any_number_cost_nothing(tmp_path: Path, number: str) -> None:
         torch.save({"module": {}}, tmp_path / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
     with pytest.raises(CheckpointError, match="missing"):
         open_checkpoint(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["_CHECKPOINT_METADATA", "manifest.ocdbt"])
+def test_a_checkpoint_of_orbax_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+    """The names are those that orbax-checkpoint 0.12.8 gives."""
+    for path in ("4/_CHECKPOINT_METADATA", f"4/state/{name}", "4/state/d/64dade53f6620fd51c18c0c1aa4228af"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_bytes(b"{}")
+    for inner in ("4", "4/state"):
+        with pytest.raises(FormatUnsupported, match=r"it is Orbax's.*save it with safetensors"):
+            open_checkpoint(str(tmp_path / inner))
+    with pytest.raises(NoCheckpoint, match=r"Name the directory that is meant: .*/4"):
+        open_checkpoint(str(tmp_path))

@@ -28,7 +28,7 @@ from elastic_train.cluster.run_reading import summary
 from elastic_train.control.events import StepCommitted
 from elastic_train.control.journal_codec import encode_state
 from elastic_train.control.transition import transition
-from elastic_train.observe.records import record, to_json, wall_text
+from elastic_train.observe.journal_records import record, to_json, wall_text
 from elastic_train.observe.run_summary import RunSummary, encode_summary
 from elastic_train.storage.commit_log import CommitRecord
 from elastic_train.storage.compacted_journal import write_history

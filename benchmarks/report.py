@@ -25,11 +25,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli.look import write_report
+from elastic_train.cli.report_and_ui import write_report
 from elastic_train.cluster.controller.chronicle import RECORDS
 from elastic_train.control.events import GroupReady, StepCommitted
-from elastic_train.control.faults import FaultSchedule, KillNode, Moment
-from elastic_train.observe.records import Record, to_json, wall_text
+from elastic_train.control.fault_schedule import FaultSchedule, KillNode, Moment
+from elastic_train.observe.journal_records import Record, to_json, wall_text
 from elastic_train.observe.run_summary import RunSummary, encode_summary
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import Journal

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer, open_checkpoint
-    from elastic_train.cli.job import main
+    from elastic_train.cli.job_file import main
     from elastic_train.config import (
         Batch,
         BoundaryLogs,
@@ -47,7 +47,7 @@ __all__ = [
 
 _HOMES = {
     "ElasticTrainer": "api",
-    "main": "cli.job",
+    "main": "cli.job_file",
     "open_checkpoint": "api",
     "Batch": "config",
     "BoundaryLogs": "config",

@@ -17,7 +17,7 @@ from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
+from elastic_train.control.fault_schedule import AddNode, FaultSchedule, KillNode, Moment
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain, trainer
 

@@ -18,7 +18,7 @@ import typer
 
 import elastic_train
 from elastic_train.cli.app import app
-from elastic_train.cli.job import PLACES
+from elastic_train.cli.job_file import PLACES
 
 pytestmark = pytest.mark.ring0
 ROOT = Path(__file__).parents[1]

@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from elastic_train import errors
-from elastic_train.cli.exits import OUTCOMES, exits, place_of
+from elastic_train.cli.exit_codes import OUTCOMES, exits, place_of
 from elastic_train.control.commands import Outcome
 from elastic_train.control.events import CauseKind
 from elastic_train.errors import ConfigError, ElasticTrainError

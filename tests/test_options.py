@@ -18,7 +18,7 @@ from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 
 import elastic_train as et
 from elastic_train import config
-from elastic_train.cluster.labels import selected
+from elastic_train.cluster.label_selectors import selected
 from elastic_train.cluster.ray_train_configs import FIELDS, HONOURED, KINDS, check, default_name
 from elastic_train.errors import ConfigError
 from tests.tasks.tiny import TinyTask

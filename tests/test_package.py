@@ -19,7 +19,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 OF_EXTRAS = {
     "show/exposition.py": {"ui"},
     "show/server.py": {"ui"},
-    "cli/look.py": {"ui"},
+    "cli/report_and_ui.py": {"ui"},
     "models/hf_tokens.py": {"hf"},
     "models/parameter_names.py": {"hf"},
     "testing/store_contract.py": {"dev"},

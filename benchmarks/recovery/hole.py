@@ -13,7 +13,7 @@ from typing import Any
 
 from elastic_train.cluster.driver.result import Result
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import FaultSchedule
+from elastic_train.control.fault_schedule import FaultSchedule
 from elastic_train.testing.hosts import Hosts
 
 ENVIRONMENT = {

@@ -33,8 +33,8 @@ from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.events import GroupBroken, GroupReady, StepCommitted, WorkerLost, WorkerReady
-from elastic_train.control.faults import FaultSchedule
-from elastic_train.observe.records import Record
+from elastic_train.control.fault_schedule import FaultSchedule
+from elastic_train.observe.journal_records import Record
 from elastic_train.storage.store import Store
 
 

@@ -48,8 +48,8 @@ from benchmarks.replay.ranks import (
 )
 from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Mesh, Plan
-from elastic_train.recovery.grouping import Boundaries, Logging, curve
-from elastic_train.recovery.substitute import substitute
+from elastic_train.recovery.boundary_groups import Boundaries, Logging, curve
+from elastic_train.recovery.substitute_plan import substitute
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.train.rank_assignment import ReplayAssignment

@@ -23,12 +23,12 @@ from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import FaultSchedule
+from elastic_train.control.fault_schedule import FaultSchedule
 from elastic_train.errors import ElasticTrainError
 from elastic_train.observe.goodput import goodput
-from elastic_train.observe.history import history, table
+from elastic_train.observe.journal_records import from_json
 from elastic_train.observe.ledger import ledger
-from elastic_train.observe.records import from_json
+from elastic_train.observe.reconfigurations import history, table
 from elastic_train.observe.text_columns import columns
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.journal import read_journal

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from elastic_train.cli.chaos import chaos
-from elastic_train.cli.exits import CAPACITY, USAGE, exits
-from elastic_train.cli.job import load_job, run_job
+from elastic_train.cli.exit_codes import CAPACITY, USAGE, exits
+from elastic_train.cli.job_file import load_job, run_job
 
 CODES = (
     "Exit codes: 0 finished, 1 the job's own code failed, 2 wrong usage or configuration, 3 infrastructure "
@@ -151,7 +151,7 @@ def report(
     svg: Annotated[bool, typer.Option("--svg", help="Only the picture of the timeline, as SVG.")] = False,
 ) -> None:
     """A run's whole history as one HTML file that needs nothing else, from storage alone."""
-    from elastic_train.cli.look import write_report
+    from elastic_train.cli.report_and_ui import write_report
 
     with exits():
         write_report(run, out, svg=svg)
@@ -170,7 +170,7 @@ def ui(
     ] = None,
 ) -> None:
     """A live page of one run or several side by side, and their metrics at /metrics, from storage alone."""
-    from elastic_train.cli.look import serve
+    from elastic_train.cli.report_and_ui import serve
 
     with exits():
         serve(runs, host=host, port=port, token=token)
@@ -185,19 +185,19 @@ def logs(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="The whole reason of each event.")] = False,
 ) -> None:
     """What a run did, what its job printed, and where it stands. With -f the exit code is the run's end."""
-    from elastic_train.cli import steer
+    from elastic_train.cli import logs_stop_save
 
     with exits() as leave:
-        leave(steer.show_logs(run, follow=follow, output=output, rank=rank, verbose=verbose))
+        leave(logs_stop_save.show_logs(run, follow=follow, output=output, rank=rank, verbose=verbose))
 
 
 @app.command()
 def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopped.")] = False) -> None:
     """Stop a run at its next step, with a checkpoint. Its storage is enough to ask."""
-    from elastic_train.cli import steer
+    from elastic_train.cli import logs_stop_save
 
     with exits() as leave:
-        leave(steer.stop_run(run, wait=wait))
+        leave(logs_stop_save.stop_run(run, wait=wait))
 
 
 @app.command()
@@ -223,10 +223,10 @@ def doctor(
 @ckpt.command("ls")
 def ls(run: Run, as_json: Json = False) -> None:
     """The committed checkpoints, oldest first."""
-    from elastic_train.cli import checkpoints
+    from elastic_train.cli import show_checkpoints
 
     with exits():
-        checkpoints.list_checkpoints(run, as_json=as_json)
+        show_checkpoints.list_checkpoints(run, as_json=as_json)
 
 
 @ckpt.command()
@@ -235,29 +235,29 @@ def save(
     wait: Annotated[float, typer.Option(min=0.0, help="Seconds until it has to be committed.")] = 600.0,
 ) -> None:
     """Take a checkpoint of a run that trains, at its next step. Its storage is enough to ask."""
-    from elastic_train.cli import steer
+    from elastic_train.cli import logs_stop_save
 
     with exits() as leave:
-        leave(steer.save_run(run, within_s=wait))
+        leave(logs_stop_save.save_run(run, within_s=wait))
 
 
 @ckpt.command()
 def show(run: Run, step: Step = None, as_json: Json = False) -> None:
     """What a checkpoint holds."""
-    from elastic_train.cli import checkpoints
+    from elastic_train.cli import show_checkpoints
 
     with exits():
-        checkpoints.show_checkpoint(run, step, as_json=as_json)
+        show_checkpoints.show_checkpoint(run, step, as_json=as_json)
 
 
 @ckpt.command()
 def verify(run: Run, step: Step = None, as_json: Json = False, allow_root: Allow = None) -> None:
     """Read every byte of a checkpoint and compare it with its checksums. Exits with 6 if it is damaged."""
-    from elastic_train.cli import checkpoints
+    from elastic_train.cli import show_checkpoints
 
     with exits() as leave:
         roots = allow_root or ()
-        leave(checkpoints.verify_checkpoint(run, step, as_json=as_json, allow_roots=roots))
+        leave(show_checkpoints.verify_checkpoint(run, step, as_json=as_json, allow_roots=roots))
 
 
 @ckpt.command("export")

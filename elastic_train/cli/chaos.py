@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from elastic_train.cli.exits import exits
-from elastic_train.cli.say import say_line
+from elastic_train.cli.exit_codes import exits
+from elastic_train.cli.output import say_line
 from elastic_train.errors import ConfigError, StorageNotFound
 
 AUTO = "auto"

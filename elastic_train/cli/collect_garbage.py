@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from elastic_train.cli.places import run_there, this_command
-from elastic_train.cli.say import say, say_json, say_line
+from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.run_paths import run_there, this_command
 from elastic_train.errors import ConfigError, LeaseHeld
 from elastic_train.planner.plan import bytes_text
 from elastic_train.storage.lease import Lease

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from elastic_train.checkpoint.differences import differences
 from elastic_train.checkpoint.language.translated_view import as_ours
 from elastic_train.checkpoint.reader import open_checkpoint
-from elastic_train.cli.exits import FINISHED, USER_ERROR
+from elastic_train.cli.exit_codes import FINISHED, USER_ERROR
 from elastic_train.cli.option_files import specification
-from elastic_train.cli.places import absence_told
-from elastic_train.cli.say import say, say_json, say_line
+from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.run_paths import absence_told
 
 
 def diff_checkpoints(

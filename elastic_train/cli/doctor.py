@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from elastic_train.cli.say import say, say_line
+from elastic_train.cli.output import say, say_line
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import bytes_text
 from elastic_train.storage.fsspec_store import open_store

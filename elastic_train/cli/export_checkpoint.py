@@ -10,9 +10,9 @@ from elastic_train.checkpoint.exporters.ucp import export_ucp
 from elastic_train.checkpoint.language.describe import describe
 from elastic_train.checkpoint.language.mapped import Readable
 from elastic_train.checkpoint.language.translated_view import as_theirs
-from elastic_train.cli.checkpoints import opened
 from elastic_train.cli.option_files import settings_of, specification
-from elastic_train.cli.say import say, say_json, say_line
+from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.show_checkpoints import opened
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import bytes_text
 from elastic_train.storage.fsspec_store import open_store

@@ -9,8 +9,8 @@ from elastic_train.checkpoint.language.describe import describe
 from elastic_train.checkpoint.language.translated_view import as_ours
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.cli.option_files import parameter_names_of, specification
-from elastic_train.cli.places import absence_told, this_command
-from elastic_train.cli.say import say, say_json, say_line
+from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.run_paths import absence_told, this_command
 from elastic_train.errors import TensorMismatch
 from elastic_train.storage.fsspec_store import open_store
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 import typer
 
 from elastic_train.checkpoint.read_plan import ReadShare
-from elastic_train.cli.job import jobs_own_errors, load_job
-from elastic_train.cli.say import say, say_json
+from elastic_train.cli.job_file import jobs_own_errors, load_job
+from elastic_train.cli.output import say, say_json
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text_columns import columns
@@ -23,9 +23,9 @@ from elastic_train.planner.hardware import Hardware
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot
 from elastic_train.planner.problem import Problem
-from elastic_train.recovery.grouping import curve
+from elastic_train.recovery.boundary_groups import curve
 from elastic_train.recovery.logging_forecast import boundaries, sentences
-from elastic_train.recovery.selective import steps_between
+from elastic_train.recovery.selective_logging import steps_between
 
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer

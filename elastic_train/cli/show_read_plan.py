@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from elastic_train.axes import AXES, BATCH
 from elastic_train.checkpoint.read_plan import read_plan, sharded
-from elastic_train.cli.checkpoints import opened
-from elastic_train.cli.say import say, say_json
+from elastic_train.cli.output import say, say_json
+from elastic_train.cli.show_checkpoints import opened
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import bytes_text

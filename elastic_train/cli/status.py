@@ -5,15 +5,15 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli.say import say, say_json, say_line
-from elastic_train.cli.steer import STALE_S, WATCH_S, alive
+from elastic_train.cli.logs_stop_save import STALE_S, WATCH_S, alive
+from elastic_train.cli.output import say, say_json, say_line
 from elastic_train.cluster.run_reading import records as records_of
 from elastic_train.cluster.run_reading import summary
 from elastic_train.control.events import StepCommitted
 from elastic_train.errors import StorageNotFound
-from elastic_train.observe.clauses import place_in_page
-from elastic_train.observe.history import table as history_table
-from elastic_train.observe.records import to_json
+from elastic_train.observe.event_text import place_in_page
+from elastic_train.observe.journal_records import to_json
+from elastic_train.observe.reconfigurations import table as history_table
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.status_numbers import Number, live_line, progress_numbers, status_numbers
 from elastic_train.observe.status_numbers import as_json as json_of

@@ -18,7 +18,7 @@ from ray.runtime_env import RuntimeEnv
 from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
 from ray.train.constants import DEFAULT_STORAGE_PATH
 
-from elastic_train.cluster.labels import parsed
+from elastic_train.cluster.label_selectors import parsed
 from elastic_train.config import Checkpoints, Placement
 from elastic_train.errors import ConfigError
 

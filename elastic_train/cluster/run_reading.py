@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
-from elastic_train.observe.records import Record, from_json
+from elastic_train.observe.journal_records import Record, from_json
 from elastic_train.observe.run_summary import RunSummary, summary_of
 from elastic_train.storage.journal_parts import part_path
 from elastic_train.storage.journal_reading import newest_covering, read_journal

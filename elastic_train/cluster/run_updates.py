@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.control.commands import End
 from elastic_train.errors import ElasticTrainError
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 
 KEEP_RECORDS = 20_000
 

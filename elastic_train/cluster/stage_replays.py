@@ -9,7 +9,7 @@ from elastic_train.control.commands import Form
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Mixed, Replay, Vote
 from elastic_train.recovery.rank_coverage import part
-from elastic_train.recovery.substitute import Substitute, substitute
+from elastic_train.recovery.substitute_plan import Substitute, substitute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

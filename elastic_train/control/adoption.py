@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control import last_save
+from elastic_train.control import final_checkpoint
 from elastic_train.control.commands import (
     Abort,
     AskPeers,
@@ -24,7 +24,6 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import Adopted, Cause, TermBegan
 from elastic_train.control.failure import break_group, worker_lost
 from elastic_train.control.forming import form_command
-from elastic_train.control.lost_answers import with_newest
 from elastic_train.control.membership import ready
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
@@ -39,6 +38,7 @@ from elastic_train.control.states import (
     Waiting,
     Worker,
 )
+from elastic_train.control.unanswered_commits import with_newest
 
 Heartbeat = dict[str, tuple[int, int]]
 """By living worker: the generation that it runs, 0 for none, and its step."""
@@ -145,7 +145,7 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
             commands.append(form_command(facts, phase))
         case Running():
             commands.append(Go(generation=facts.lineage.generation))
-            if last_save.is_missing(state, policy):
+            if final_checkpoint.is_missing(state, policy):
                 commands.append(Save(generation=facts.lineage.generation))
         case Pausing(save=save):
             commands += [

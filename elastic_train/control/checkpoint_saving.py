@@ -24,7 +24,7 @@ from elastic_train.control.events import (
     SaveRequested,
 )
 from elastic_train.control.failure import break_group
-from elastic_train.control.last_save import heard
+from elastic_train.control.final_checkpoint import heard
 from elastic_train.control.policy import Policy
 from elastic_train.control.retention import kept_slots
 from elastic_train.control.states import (
@@ -39,7 +39,7 @@ from elastic_train.control.states import (
     State,
     Unsaved,
 )
-from elastic_train.control.trouble import over, troubled
+from elastic_train.control.storage_trouble import over, troubled
 from elastic_train.recovery.evidence import Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive
 

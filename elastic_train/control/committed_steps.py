@@ -12,7 +12,7 @@ from elastic_train.control.not_finite import end_by_row, row_with, too_long
 from elastic_train.control.policy import Policy
 from elastic_train.control.schedule import IntervalInputs, explained, storage_is_due
 from elastic_train.control.states import Facts, Measurements, Outcome, Paced, Pausing, Running, State
-from elastic_train.control.trouble import rests
+from elastic_train.control.storage_trouble import rests
 from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Vote

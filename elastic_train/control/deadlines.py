@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control import last_save, lost_answers, told_again
+from elastic_train.control import final_checkpoint, resend_commands, unanswered_commits
 from elastic_train.control.checkpoint_saving import save_failed
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.commits import order_again, unanswered
 from elastic_train.control.ending import end
 from elastic_train.control.events import Cause, LogRead, Tick
 from elastic_train.control.failure import break_group, give_up_silent
-from elastic_train.control.lost_answers import log_read
 from elastic_train.control.membership import present, staff, without
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
@@ -28,6 +27,7 @@ from elastic_train.control.states import (
     Waiting,
 )
 from elastic_train.control.stopping import end_stopped, save_again
+from elastic_train.control.unanswered_commits import log_read
 from elastic_train.control.waits import (
     NEVER,
     form_limit_s,
@@ -162,7 +162,7 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
                 state=replace(state, facts=replace(facts, survived=survived)),
                 reason="the peer stores gave no answer: the run goes on without them",
             )
-        case Waiting() if facts.saves.reading is not None and at > lost_answers.due_at(facts, policy):
+        case Waiting() if facts.saves.reading is not None and at > unanswered_commits.due_at(facts, policy):
             return log_read(state, LogRead(at=at, problem="the commit log gave no answer"), policy)
         case Waiting() if at - phase.since > timing.wait_for_capacity_s and not (
             on_their_way(facts, policy) or held_up(facts, policy)
@@ -187,11 +187,11 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
         case Settling() if at - phase.since > timing.settle_s:
             return give_up_silent(state, policy, at)
         case Pausing():
-            return told_again.pause(state, policy, at)
-        case Running() if told_again.has_to_begin(facts, phase, policy):
-            return told_again.begin(state, policy, at, moved)
+            return resend_commands.pause(state, policy, at)
+        case Running() if resend_commands.has_to_begin(facts, phase, policy):
+            return resend_commands.begin(state, policy, at, moved)
         case Running():
-            return last_save.retry(state, policy, at, moved)
+            return final_checkpoint.retry(state, policy, at, moved)
         case _:
             return Outcome(state=state)
 

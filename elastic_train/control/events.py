@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from elastic_train.recovery.evidence import LocalState, PeerSnapshot, Stored
-from elastic_train.recovery.logs import Sent
+from elastic_train.recovery.replayable_steps import Sent
 
 CauseKind = Literal[
     "collective",

@@ -30,7 +30,7 @@ from elastic_train.control.states import (
     members,
 )
 from elastic_train.control.stopping import being_saved, broken_while_stopping
-from elastic_train.control.trouble import reported, spent, troubled
+from elastic_train.control.storage_trouble import reported, spent, troubled
 from elastic_train.recovery.evidence import Mixed
 from elastic_train.recovery.lineage import alive
 

@@ -13,7 +13,6 @@ from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, St
 from elastic_train.control.ending import end
 from elastic_train.control.events import GroupReady, PeersReported
 from elastic_train.control.keep_ranks import keep_places
-from elastic_train.control.lost_answers import read_log
 from elastic_train.control.membership import (
     at_hand,
     draining,
@@ -26,13 +25,14 @@ from elastic_train.control.planner_questions import held, last_plan, to_form
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting, Worker
 from elastic_train.control.stopping import end_stopped
-from elastic_train.control.trouble import over, rests, unblocked
+from elastic_train.control.storage_trouble import over, rests, unblocked
+from elastic_train.control.unanswered_commits import read_log
 from elastic_train.planner.plan import Infeasible, Plan
 from elastic_train.planner.question import Planned, Question
 from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders, votes
 from elastic_train.recovery.evidence import Live, Mixed, Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive, extend
-from elastic_train.recovery.logs import logged
+from elastic_train.recovery.replayable_steps import logged
 
 GENERATIONS_PER_TERM = 1000
 """Generations of a term are numbered from here on, so that a predecessor that hasn't noticed its end yet

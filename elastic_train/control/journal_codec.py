@@ -1,6 +1,6 @@
 """Encode events and states as JSON-able dicts, decode them exactly, and fold a journal.
 
-An event is written as its fields and its type's name (plain.py). A state is what the fold of all events up to
+An event is written as its fields and its type's name (dataclass_json.py). A state is what the fold of all events up to
 some place gives, so that a journal need not be folded from its beginning.
 """
 
@@ -11,8 +11,8 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from elastic_train.control import events
+from elastic_train.control.dataclass_json import NAME, Json, plain, reader
 from elastic_train.control.events import Event
-from elastic_train.control.plain import NAME, Json, plain, reader
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Outcome, State
 from elastic_train.control.transition import transition

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 from elastic_train.control.commands import StartWorker
 from elastic_train.control.events import Cause, Node, Straggling
+from elastic_train.control.identity_cache import remembered
 from elastic_train.control.policy import Policy
-from elastic_train.control.remembered import remembered
-from elastic_train.control.spread import spread
+from elastic_train.control.spread_over_domains import spread
 from elastic_train.control.states import (
     Ended,
     Facts,
@@ -26,7 +26,7 @@ from elastic_train.control.states import (
     Waiting,
     Worker,
 )
-from elastic_train.control.trouble import rests
+from elastic_train.control.storage_trouble import rests
 from elastic_train.planner.plan import Plan, WorkerSlot
 
 NO_FLAP = ("preemption", "user", "storage")

@@ -18,7 +18,7 @@ from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import LocalState, Origin, PeerSnapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage
-from elastic_train.recovery.logs import Sent
+from elastic_train.recovery.replayable_steps import Sent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

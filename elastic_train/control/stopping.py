@@ -14,7 +14,7 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import StopRequested
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Attempt, Facts, Outcome, Pausing, Running, State
-from elastic_train.control.trouble import reported, rests, spent
+from elastic_train.control.storage_trouble import reported, rests, spent
 
 
 def stop(state: State, event: StopRequested, policy: Policy) -> Outcome:

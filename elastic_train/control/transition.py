@@ -20,7 +20,7 @@ from elastic_train.control.checkpoint_saving import (
     save_failed,
     save_requested,
 )
-from elastic_train.control.classify import change_of
+from elastic_train.control.classify_change import change_of
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.committed_steps import step_committed
 from elastic_train.control.deadlines import shifted, tick
@@ -57,12 +57,12 @@ from elastic_train.control.events import (
 from elastic_train.control.evict import evict
 from elastic_train.control.failure import group_broken, hung, nodes_lost, settled, verdict, worker_lost
 from elastic_train.control.forming import group_ready, peers_reported, try_form
-from elastic_train.control.lost_answers import log_read
 from elastic_train.control.membership import find, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import consider, paused
 from elastic_train.control.states import Ended, Forming, Outcome, Pausing, Running, Settling, State, Waiting
 from elastic_train.control.stopping import begin_stop, stop, try_stop
+from elastic_train.control.unanswered_commits import log_read
 
 
 def transition(state: State, event: Event, policy: Policy) -> Outcome:

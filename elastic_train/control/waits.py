@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from elastic_train.config import Timing
-from elastic_train.control import commits, last_save, lost_answers, told_again
+from elastic_train.control import commits, final_checkpoint, resend_commands, unanswered_commits
 from elastic_train.control.membership import present, starting
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Facts, Forming, Pausing, Running, Settling, State, Waiting
 from elastic_train.control.stopping import being_saved
-from elastic_train.control.trouble import again_at
+from elastic_train.control.storage_trouble import again_at
 from elastic_train.recovery.evidence import Mixed, Origin
 
 NEVER = -math.inf
@@ -50,7 +50,7 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
             if facts.survived.asking:
                 found.append(Wait(what="the peer stores", until=peers_due_at(facts, policy)))
             elif facts.saves.reading is not None:
-                found.append(Wait(what="the commit log", until=lost_answers.due_at(facts, policy)))
+                found.append(Wait(what="the commit log", until=unanswered_commits.due_at(facts, policy)))
             elif any(a.committing for a in facts.saves.attempts):
                 pass  # which may be nearer than what else could be gone on from, and is given up in time
             elif facts.saves.trouble is not None and held_up(facts, policy):
@@ -60,12 +60,15 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
         case Forming():
             found.append(Wait(what="the group to form", until=forming_due_at(phase, policy, moved)))
         case Running() if facts.lineage.step >= policy.max_steps:
-            if last_save.is_missing(state, policy):
+            if final_checkpoint.is_missing(state, policy):
                 found.append(
-                    Wait(what="the last checkpoint", until=max(last_save.due_at(state, phase, policy), moved))
+                    Wait(
+                        what="the last checkpoint",
+                        until=max(final_checkpoint.due_at(state, phase, policy), moved),
+                    )
                 )
-        case Running() if told_again.has_to_begin(facts, phase, policy):
-            due = min(told_again.again_at(phase, policy), told_again.begun_by(phase, policy, moved))
+        case Running() if resend_commands.has_to_begin(facts, phase, policy):
+            due = min(resend_commands.again_at(phase, policy), resend_commands.begun_by(phase, policy, moved))
             found.append(Wait(what="the group to begin", until=due))
         case Running():
             living = {w.name for w in facts.membership.workers}
@@ -88,7 +91,7 @@ def pause_due_at(facts: Facts, phase: Pausing, policy: Policy, moved: float) -> 
     """A boundary may be as far away as the longest thing that moves nobody: an evaluation, a save, a step."""
     if phase.unsaved is not None and facts.saves.trouble is not None:
         return again_at(facts.saves.trouble)
-    due = max(phase.since, phase.heard, moved) + last_save.silence_s(facts, policy)
+    due = max(phase.since, phase.heard, moved) + final_checkpoint.silence_s(facts, policy)
     if phase.purpose == "stop" and (ordered := being_saved(facts)) is not None:
         due = max(due, commits.due_at(facts, ordered, policy), commits.given_up_at(ordered, policy))
     return due

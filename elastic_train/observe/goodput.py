@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from elastic_train.control.events import GroupReady, StepCommitted
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 
 RECENT = 4096
 """Steps whose first execution is remembered by itself."""

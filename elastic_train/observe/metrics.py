@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from elastic_train.observe.forecast import forecast
+from elastic_train.observe.finish_forecast import forecast
 from elastic_train.observe.run_summary import RunSummary
 
 Labels = tuple[str, ...]

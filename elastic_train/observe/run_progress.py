@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from elastic_train.control.events import CheckpointCommitted, GroupReady, StepCommitted, TermBegan
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 
 SPEED_STEPS = 8
 """Steps that the speed is averaged over."""

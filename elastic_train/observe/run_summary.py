@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from elastic_train.control.dataclass_json import plain, reader
 from elastic_train.control.events import GroupReady, PeersHeld, StepCommitted
-from elastic_train.control.plain import plain, reader
-from elastic_train.observe.figures import Figures
 from elastic_train.observe.goodput import Account
-from elastic_train.observe.history import Changes
+from elastic_train.observe.journal_records import Record
 from elastic_train.observe.ledger import LedgerEntry, entry_of
-from elastic_train.observe.records import Record
+from elastic_train.observe.reconfigurations import Changes
 from elastic_train.observe.run_progress import RunProgress, advance
+from elastic_train.observe.run_totals import Figures
 from elastic_train.observe.timeline import Timeline
 
 HEAD = 12

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from elastic_train.control.events import PeersHeld
 from elastic_train.control.schedule import PEER_SHARE, peer_interval_s
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 
 MB = 1e6
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from elastic_train.observe.goodput import words
-from elastic_train.observe.records import planning
+from elastic_train.observe.journal_records import planning
 from elastic_train.observe.run_progress import RunProgress
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.save_report import peers_held, saving

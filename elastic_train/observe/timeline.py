@@ -16,10 +16,10 @@ from elastic_train.control.events import (
     PeersHeld,
     StepCommitted,
 )
-from elastic_train.observe.clauses import clause, outcome_of
-from elastic_train.observe.history import Reconfiguration
-from elastic_train.observe.records import FormedGroup, Record
-from elastic_train.observe.series import Series
+from elastic_train.observe.bounded_series import Series
+from elastic_train.observe.event_text import clause, outcome_of
+from elastic_train.observe.journal_records import FormedGroup, Record
+from elastic_train.observe.reconfigurations import Reconfiguration
 
 SPANS, LANES, STRETCHES, HAPPENINGS = 600, 160, 60, 400
 BREAKS = ("collective", "node_lost", "worker_lost", "silence", "hang", "out_of_memory", "corruption")

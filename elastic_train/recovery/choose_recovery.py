@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery import explain_choice, versions
+from elastic_train.recovery import explain_choice, local_state_versions
 from elastic_train.recovery.costs import Costs
 from elastic_train.recovery.evidence import (
     Fresh,
@@ -127,7 +127,10 @@ def votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
 
 def _serves(local_state: LocalState, origin: Live | Mixed) -> bool:
     """Whether anything of a holding gets to the origin's step."""
-    found = {versions.way(local_state, n, origin.step, origin.vote) for n in versions.names((local_state,))}
+    found = {
+        local_state_versions.way(local_state, n, origin.step, origin.vote)
+        for n in local_state_versions.names((local_state,))
+    }
     return bool(found & ({"live", "forward", "undo"} if origin.undo else {"live", "forward"}))
 
 

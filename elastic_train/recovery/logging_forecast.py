@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import bytes_text
-from elastic_train.recovery.grouping import Boundaries, Logging
+from elastic_train.recovery.boundary_groups import Boundaries, Logging
 
 
 def boundaries(

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from elastic_train.planner.plan import Mesh, Plan
-from elastic_train.recovery import versions
+from elastic_train.recovery import local_state_versions
 from elastic_train.recovery.costs import Costs
 from elastic_train.recovery.evidence import (
     Live,
@@ -95,21 +95,21 @@ def group(
 
 def _steps(left: Left) -> frozenset[int]:
     logged = {log.last for log in left.logs}
-    return versions.steps(left.local_states) | {s.step for s in left.snapshots} | logged
+    return local_state_versions.steps(left.local_states) | {s.step for s in left.snapshots} | logged
 
 
 def _assemble(left: Left, step: int, costs: Costs) -> RecoverableStep | None:
     vote = left.votes.get(step)
-    names = versions.names(left.local_states)
+    names = local_state_versions.names(left.local_states)
     missing: list[Part] = []
     by_part: dict[Part, list[LocalState]] = {}
     for held in left.local_states:
         by_part.setdefault(part(left.mesh, held.rank), []).append(held)
-    ways = set[versions.Way | None]()
+    ways = set[local_state_versions.Way | None]()
     for at in parts(left.mesh):
         here = by_part.get(at, [])
-        best: list[versions.Way | None] = [
-            _best(versions.way(h, name, step, vote) for h in here) for name in names
+        best: list[local_state_versions.Way | None] = [
+            _best(local_state_versions.way(h, name, step, vote) for h in here) for name in names
         ]
         if None in best:
             missing.append(at)
@@ -139,7 +139,11 @@ def _assemble(left: Left, step: int, costs: Costs) -> RecoverableStep | None:
     if not peers and not ways and not replays:
         return None  # nothing but the checkpoint: that is another rung
     # Every holder that can roll forward does, needed or not: it is cheaper than fetching.
-    able = any(versions.way(h, name, step, vote) == "forward" for h in left.local_states for name in names)
+    able = any(
+        local_state_versions.way(h, name, step, vote) == "forward"
+        for h in left.local_states
+        for name in names
+    )
     # Parameters that are ahead are there, but not what else the step changes.
     able = able or any(h.ahead and h.step == step - 1 for h in left.local_states)
     rolled = vote if able else None
@@ -158,10 +162,10 @@ def _assemble(left: Left, step: int, costs: Costs) -> RecoverableStep | None:
     return RecoverableStep(origin=origin, step=step, seconds=max(seconds), exact=not undo)
 
 
-def _best(found: Iterable[versions.Way | None]) -> versions.Way | None:
+def _best(found: Iterable[local_state_versions.Way | None]) -> local_state_versions.Way | None:
     """The cheapest way of several survivors; exact ones first."""
     there = set(found)
-    return next((way for way in versions.WAYS if way in there), None)
+    return next((way for way in local_state_versions.WAYS if way in there), None)
 
 
 def _kept(left: Left, step: int) -> dict[Part, list[PeerSnapshot]]:

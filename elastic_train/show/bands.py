@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from elastic_train.observe.series import Bucket
+from elastic_train.observe.bounded_series import Bucket
 from elastic_train.observe.timeline import OPEN, Happening, Lane
 from elastic_train.planner.plan import on_nodes
 from elastic_train.show.markup import element, text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from elastic_train.observe.series import Series
+from elastic_train.observe.bounded_series import Series
 from elastic_train.show.bands import axis
 from elastic_train.show.markup import element, text
 from elastic_train.show.model import Shown

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from elastic_train.observe.forecast import Forecast, forecast, recent_step_s
+from elastic_train.observe.finish_forecast import Forecast, forecast, recent_step_s
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.show.scale import Scale
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from elastic_train.observe.series import Bucket
+from elastic_train.observe.bounded_series import Bucket
 from elastic_train.observe.timeline import Span
 from elastic_train.show.scale import Scale
 

@@ -37,7 +37,7 @@ from elastic_train.control.events import (
     WorkerLost,
     WorkerReady,
 )
-from elastic_train.control.faults import At
+from elastic_train.control.fault_schedule import At
 from elastic_train.control.policy import Policy
 from elastic_train.recovery.evidence import Live, Mixed, checkpoint_of
 from elastic_train.testing import simulated_log

@@ -10,7 +10,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from elastic_train.control.faults import PHASES, Fault, Moment, storm
+from elastic_train.control.fault_schedule import PHASES, Fault, Moment, storm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

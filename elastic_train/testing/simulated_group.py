@@ -7,7 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from elastic_train.control.commands import Form
-from elastic_train.control.faults import At
+from elastic_train.control.fault_schedule import At
 from elastic_train.recovery.evidence import Live, LocalState, Mixed, Vote
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from elastic_train.control.commands import Form
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Live, LocalState, Mixed
-from elastic_train.recovery.logs import Sent
+from elastic_train.recovery.replayable_steps import Sent
 from elastic_train.testing.simulated_group import SimulatedGroup, SimulatedWorker, vote_of
 
 

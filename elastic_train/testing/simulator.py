@@ -14,7 +14,7 @@ from elastic_train.control.events import (
     TermBegan,
     Tick,
 )
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     AddNode,
     At,
     BreakRank,
@@ -33,7 +33,7 @@ from elastic_train.control.journal_codec import changed, fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
-from elastic_train.observe.records import Record, record, wall_text
+from elastic_train.observe.journal_records import Record, record, wall_text
 from elastic_train.testing.invariants import check_transition
 from elastic_train.testing.simulated_cluster import SimulatedCluster
 from elastic_train.testing.simulated_faults import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.substitute import Substitute
+from elastic_train.recovery.substitute_plan import Substitute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from benchmarks.paired import Middle, middle
 from benchmarks.peers import notes
 from benchmarks.recovery import run
 from elastic_train.control.events import Cause, GroupBroken, GroupReady, StepCommitted, Tick
-from elastic_train.observe.records import FormedGroup, Record, wall_text
+from elastic_train.observe.journal_records import FormedGroup, Record, wall_text
 
 pytestmark = pytest.mark.ring0
 

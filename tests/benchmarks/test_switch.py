@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.peers import ray_train_switch
 from benchmarks.switch.run import Asked, measured
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 from tests.benchmarks.test_measure import KILLED_AT, committed, formed, ready
 
 pytestmark = pytest.mark.ring0

@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from elastic_train.cli import steer
+from elastic_train.cli import logs_stop_save
 from elastic_train.storage.lease import Lease
 
 
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Storage is looked at often."""
-    monkeypatch.setattr(steer, "POLL_S", 0.02)
+    monkeypatch.setattr(logs_stop_save, "POLL_S", 0.02)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.cli.app import app
-from elastic_train.cli.exits import CHECKPOINT, FINISHED, USAGE, USER_ERROR
+from elastic_train.cli.exit_codes import CHECKPOINT, FINISHED, USAGE, USER_ERROR
 from elastic_train.errors import Fenced
 from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store

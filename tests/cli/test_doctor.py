@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from elastic_train.cli.app import app
-from elastic_train.cli.exits import FINISHED, USAGE
+from elastic_train.cli.exit_codes import FINISHED, USAGE
 
 pytestmark = pytest.mark.ring1
 

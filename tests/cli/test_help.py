@@ -11,8 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from elastic_train.cli.app import app
-from elastic_train.cli.exits import FINISHED, USAGE, USER_ERROR
-from elastic_train.cli.job import load_job
+from elastic_train.cli.exit_codes import FINISHED, USAGE, USER_ERROR
+from elastic_train.cli.job_file import load_job
 
 pytestmark = pytest.mark.ring2
 JOB = """

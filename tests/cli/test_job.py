@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cli.exits import STOPPED
+from elastic_train.cli.exit_codes import STOPPED
 
 pytestmark = pytest.mark.ring1
 

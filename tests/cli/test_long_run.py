@@ -6,13 +6,13 @@ import json
 
 import pytest
 
-from elastic_train.cli.exits import OUTCOMES
+from elastic_train.cli.exit_codes import OUTCOMES
+from elastic_train.cli.logs_stop_save import show_logs
 from elastic_train.cli.status import show_events, show_status
-from elastic_train.cli.steer import show_logs
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.run_reading import covered, summary
+from elastic_train.observe.journal_records import from_json, to_json
 from elastic_train.observe.ledger import ledger
-from elastic_train.observe.records import from_json, to_json
 from elastic_train.storage.compacted_journal import spans
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import Journal, read_journal

@@ -12,8 +12,8 @@ from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
 from elastic_train.cli.app import app
-from elastic_train.cli.exits import CHECKPOINT, FINISHED, USAGE, USER_ERROR
-from elastic_train.cli.say import say_json
+from elastic_train.cli.exit_codes import CHECKPOINT, FINISHED, USAGE, USER_ERROR
+from elastic_train.cli.output import say_json
 from elastic_train.observe.text_columns import columns, plain
 
 pytestmark = pytest.mark.ring1

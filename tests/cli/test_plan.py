@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from elastic_train.cli.app import app
-from elastic_train.cli.exits import CHECKPOINT, FINISHED, USAGE
+from elastic_train.cli.exit_codes import CHECKPOINT, FINISHED, USAGE
 from elastic_train.config import Batch, RunSpec
 from elastic_train.train.model.build import draw, tensors
 from elastic_train.train.profile import profiled_shape
@@ -75,7 +75,7 @@ def test_what_cannot_be_planned_ends_with_its_own_code():
 
 
 def test_layers_are_what_a_forward_on_the_meta_device_shows():
-    from elastic_train.cli.job import load_job
+    from elastic_train.cli.job_file import load_job
 
     task = load_job(JOB)(size="nano", seq_len=16, micro_size=2, global_size=4).task
     spec = RunSpec(

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli import steer
-from elastic_train.cli.exits import INFRASTRUCTURE
+from elastic_train.cli import logs_stop_save
+from elastic_train.cli.exit_codes import INFRASTRUCTURE
 from elastic_train.errors import ConfigError
 from elastic_train.storage.commit_log import CommitRecord
 from elastic_train.storage.fsspec_store import open_store
@@ -46,13 +46,13 @@ def test_it_returns_when_the_checkpoint_is_committed(
 ) -> None:
     controller = threading.Thread(target=answer, args=(run, threading.Event()))
     controller.start()
-    assert steer.save_run(str(tmp_path), within_s=120.0) == 0
+    assert logs_stop_save.save_run(str(tmp_path), within_s=120.0) == 0
     controller.join()
     assert "the checkpoint of step 40 is committed" in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_does_not_come_is_told(run: RunDirectory, tmp_path: Path) -> None:
-    assert steer.save_run(str(tmp_path), within_s=0.1) == INFRASTRUCTURE
+    assert logs_stop_save.save_run(str(tmp_path), within_s=0.1) == INFRASTRUCTURE
 
 
 def test_every_request_counts_and_only_in_its_term(run: RunDirectory) -> None:
@@ -86,4 +86,4 @@ def test_a_run_that_nobody_holds_is_not_asked(tmp_path: Path) -> None:
     lease.acquire()
     lease.release()
     with pytest.raises(ConfigError, match="not running"):
-        steer.save_run(str(tmp_path), within_s=1.0)
+        logs_stop_save.save_run(str(tmp_path), within_s=1.0)

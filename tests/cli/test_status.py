@@ -9,7 +9,7 @@ import pytest
 
 from elastic_train.cli.status import show_status
 from elastic_train.control.events import StopRequested
-from elastic_train.observe.records import Record, to_json, wall_text
+from elastic_train.observe.journal_records import Record, to_json, wall_text
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import Journal
 from elastic_train.storage.lease import Lease

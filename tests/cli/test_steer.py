@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cli import steer
-from elastic_train.cli.exits import OUTCOMES, code_of
+from elastic_train.cli import logs_stop_save
+from elastic_train.cli.exit_codes import OUTCOMES, code_of
 from elastic_train.control.commands import Outcome
 from elastic_train.control.events import StopRequested
 from elastic_train.errors import (
@@ -20,7 +20,7 @@ from elastic_train.errors import (
     StorageNotFound,
     UserCodeError,
 )
-from elastic_train.observe.records import Record, to_json, wall_text
+from elastic_train.observe.journal_records import Record, to_json, wall_text
 from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputLine, OutputWriter
@@ -55,7 +55,7 @@ def test_following_a_run_ends_with_its_end_and_its_exit_code(
     journal = Journal(open_store(str(tmp_path)), 1)
     note(journal, "growing")
     threading.Timer(0.1, note, (journal, "over"), {"ended": (outcome, "over")}).start()
-    assert steer.show_logs(str(tmp_path), follow=True, verbose=True) == code
+    assert logs_stop_save.show_logs(str(tmp_path), follow=True, verbose=True) == code
     printed = capsys.readouterr().out
     assert "asked to stop: asked" in printed
     assert "growing" in printed
@@ -64,7 +64,7 @@ def test_following_a_run_ends_with_its_end_and_its_exit_code(
 
 def test_without_follow_it_prints_what_there_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     note(Journal(open_store(str(tmp_path)), 1), "growing")
-    assert steer.show_logs(str(tmp_path), follow=False) == 0
+    assert logs_stop_save.show_logs(str(tmp_path), follow=False) == 0
     printed = capsys.readouterr().out
     assert "asked to stop: asked" in printed
     assert "growing" not in printed, "the reason is said where it is asked for"
@@ -72,9 +72,9 @@ def test_without_follow_it_prints_what_there_is(tmp_path: Path, capsys: pytest.C
 
 def test_a_place_without_a_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(StorageNotFound, match="no run"):
-        steer.show_logs(str(tmp_path), follow=True)
+        logs_stop_save.show_logs(str(tmp_path), follow=True)
     with pytest.raises(StorageNotFound, match="no run"):
-        steer.stop_run(str(tmp_path), wait=False)
+        logs_stop_save.stop_run(str(tmp_path), wait=False)
 
 
 def test_a_request_to_stop_is_for_the_term_that_runs_and_for_no_other(tmp_path: Path) -> None:
@@ -83,12 +83,12 @@ def test_a_request_to_stop_is_for_the_term_that_runs_and_for_no_other(tmp_path: 
     lease.acquire()
     lease.renew(4)
     for _ in range(2):
-        assert steer.stop_run(str(tmp_path), wait=False) == 0
+        assert logs_stop_save.stop_run(str(tmp_path), wait=False) == 0
     assert stop_asked(store, 4) == "`elastic-train stop`"
     assert stop_asked(store, 5) is None
     lease.release()
     with pytest.raises(ConfigError, match="not running"):
-        steer.stop_run(str(tmp_path), wait=False)
+        logs_stop_save.stop_run(str(tmp_path), wait=False)
 
 
 def test_a_late_word_of_an_old_holder_does_not_lead_a_request_astray(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_late_word_of_an_old_holder_does_not_lead_a_request_astray(tmp_path: P
         if holder == "a":
             late = store.read(PATH)
     store.write(PATH, late)
-    assert steer.stop_run(str(tmp_path), wait=False) == 0
+    assert logs_stop_save.stop_run(str(tmp_path), wait=False) == 0
     assert stop_asked(store, 2) == "`elastic-train stop`"
     assert stop_asked(store, 1) is None
 
@@ -110,9 +110,9 @@ def test_somebody_who_renews_the_lease_is_alive_and_nobody_else(tmp_path: Path) 
     store = open_store(str(tmp_path))
     lease = Lease(store, holder="a controller", lease_s=0.1)
     lease.acquire()
-    assert not steer.alive(store, 0.5)
+    assert not logs_stop_save.alive(store, 0.5)
     with renewing(lease):
-        assert steer.alive(store, 100.0)
+        assert logs_stop_save.alive(store, 100.0)
 
 
 def test_every_outcome_and_every_error_has_its_exit_code() -> None:
@@ -143,12 +143,12 @@ def test_logs_have_what_the_job_printed_by_time_and_rank(
         writer = OutputWriter(store, f"w{rank}.1")
         writer.add([printed(-5.0, rank, "early \x1b[31m"), printed(5.0, rank, "late")])
         writer.flush()
-    steer.show_logs(str(tmp_path), follow=False)
+    logs_stop_save.show_logs(str(tmp_path), follow=False)
     said = capsys.readouterr().out
     assert "\x1b" not in said
     order = [said.index(text) for text in (r"rank 0 | early \x1b[31m", "finished at step", "rank 1 | late")]
     assert order == sorted(order)
-    steer.show_logs(str(tmp_path), follow=False, rank=1)
+    logs_stop_save.show_logs(str(tmp_path), follow=False, rank=1)
     assert "rank 0 |" not in capsys.readouterr().out
-    steer.show_logs(str(tmp_path), follow=False, output=False)
+    logs_stop_save.show_logs(str(tmp_path), follow=False, output=False)
     assert "rank" not in capsys.readouterr().out

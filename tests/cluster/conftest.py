@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 import pytest
 from ray.job_submission import JobSubmissionClient
 
+from elastic_train.observe.journal_records import Record, from_json
 from elastic_train.observe.ledger import Ledger, ledger
-from elastic_train.observe.records import Record, from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.testing.ray_processes import RayProcesses, commands_below

@@ -16,7 +16,7 @@ from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import GroupReady, NodesChanged
-from elastic_train.observe.records import FormedGroup
+from elastic_train.observe.journal_records import FormedGroup
 from elastic_train.testing.autoscaling import AutoscalingRay
 from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
 

@@ -11,7 +11,7 @@ from elastic_train.cluster.driver.callbacks import KEPT, Callbacks
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import Cause, CheckpointCommitted, StepCommitted, Tick
-from elastic_train.observe.records import Record, wall_text
+from elastic_train.observe.journal_records import Record, wall_text
 from elastic_train.recovery.evidence import Stored
 
 pytestmark = pytest.mark.ring1

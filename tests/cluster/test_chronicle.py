@@ -7,12 +7,12 @@ import pytest
 from elastic_train.cluster.controller import chronicle as chronicle_module
 from elastic_train.cluster.controller.chronicle import Chronicle
 from elastic_train.control.events import Tick
-from elastic_train.control.faults import storm
+from elastic_train.control.fault_schedule import storm
 from elastic_train.control.journal_codec import changed, fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import State
 from elastic_train.control.transition import transition
-from elastic_train.observe.records import from_json, record, wall_text
+from elastic_train.observe.journal_records import from_json, record, wall_text
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.storage.journal import Journal, read_journal
 from elastic_train.storage.journal_reading import coverings, newest_covering

@@ -15,7 +15,7 @@ from elastic_train.cluster.controller import event_hooks
 from elastic_train.cluster.controller.event_hooks import TRIES, WAITING, EventHook
 from elastic_train.control.changes import Change
 from elastic_train.control.events import Cause, Node, NodesChanged, StepCommitted, StopRequested, WorkerLost
-from elastic_train.observe.records import FormedGroup, Record, wall_text
+from elastic_train.observe.journal_records import FormedGroup, Record, wall_text
 
 pytestmark = pytest.mark.ring1
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cli.exits import FINISHED, STOPPED
+from elastic_train.cli.exit_codes import FINISHED, STOPPED
 from elastic_train.testing.ray_processes import RayProcesses
 from tests.cluster.conftest import Jobs, environment_of, eventually, small_job
 

@@ -19,8 +19,8 @@ from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.worker.spot_notices import SIGTERM_NOTICE_S
 from elastic_train.config import Notices
 from elastic_train.control.events import GroupReady, NodesChanged, StepCommitted, WorkerReady
-from elastic_train.control.faults import DrainNode, FaultSchedule, Moment
-from elastic_train.observe.records import Record, from_json
+from elastic_train.control.fault_schedule import DrainNode, FaultSchedule, Moment
+from elastic_train.observe.journal_records import Record, from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.testing.slow_samples import SlowSamples

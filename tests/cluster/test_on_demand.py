@@ -10,7 +10,7 @@ from elastic_train.cluster.controller.request_watch import RequestWatch
 from elastic_train.cluster.faults.on_demand import ACTIONS, Action, target
 from elastic_train.control.events import Event, FaultInjected
 from elastic_train.errors import ConfigError
-from elastic_train.observe.records import FormedGroup
+from elastic_train.observe.journal_records import FormedGroup
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.storage.run_requests import note_fault
 

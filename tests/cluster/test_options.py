@@ -25,7 +25,7 @@ from elastic_train.cluster.driver.launch import prepare_local_environment
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.errors import CapacityTimeout, ConfigError, NotFinite
-from elastic_train.observe.records import from_json
+from elastic_train.observe.journal_records import from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputReader
 from elastic_train.storage.journal import read_journal

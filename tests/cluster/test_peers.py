@@ -24,7 +24,7 @@ from elastic_train.cluster.ray_calls import named_actors
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Checkpoints, Parallelism
 from elastic_train.control.events import CheckpointCommitted, GroupReady, PeersHeld, StepCommitted
-from elastic_train.control.faults import FaultSchedule, KillNode, KillRank, Moment
+from elastic_train.control.fault_schedule import FaultSchedule, KillNode, KillRank, Moment
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.store import Store
 from elastic_train.testing.slow_samples import SlowSamples

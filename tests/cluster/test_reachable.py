@@ -12,7 +12,7 @@ import pytest
 
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.peer_stores import PeerStores
-from elastic_train.cluster.controller.reachable import Verdict, reachable
+from elastic_train.cluster.controller.probe_addresses import Verdict, reachable
 from elastic_train.config import Batch, RunSpec
 
 pytestmark = pytest.mark.ring1

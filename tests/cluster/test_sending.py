@@ -15,7 +15,7 @@ from ray import cloudpickle
 import elastic_train as et
 from elastic_train.cluster import local_cluster
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.sending import sent
+from elastic_train.cluster.pickle_job import sent
 from elastic_train.errors import ConfigError
 from elastic_train.train.declaration.loop_task import LoopTask
 from tests.tasks.tiny import TinyTask

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from elastic_train.checkpoint.engine.machine_memory import MachineMemory
+from elastic_train.cluster.controller.liveness_watch import NodeWatch, WorkerWatch
 from elastic_train.cluster.controller.node_roster import Roster
-from elastic_train.cluster.controller.reachable import Verdict
-from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch
+from elastic_train.cluster.controller.probe_addresses import Verdict
 from elastic_train.cluster.messages import Heartbeat, Writing
 from elastic_train.cluster.process_witness import sight
 from elastic_train.config import Batch, RunSpec, Timing

@@ -9,15 +9,15 @@ import pytest
 from rich.console import Console
 
 from elastic_train.checkpoint.engine.machine_memory import MachineMemory
-from elastic_train.cluster.driver.doing import doing
 from elastic_train.cluster.driver.live_display import Display, numbers
+from elastic_train.cluster.driver.run_activity import doing
 from elastic_train.cluster.driver.terminal import Screen
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import FaultSchedule, KillNode, Moment
-from elastic_train.observe.records import Record
+from elastic_train.control.fault_schedule import FaultSchedule, KillNode, Moment
+from elastic_train.observe.journal_records import Record
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.storage.job_output import OutputReader
 from elastic_train.storage.memory_store import MemoryStore

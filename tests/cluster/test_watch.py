@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.cluster.controller.watch import Deadlines
+from elastic_train.cluster.controller.liveness_watch import Deadlines
 
 pytestmark = pytest.mark.ring0
 

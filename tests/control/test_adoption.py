@@ -8,7 +8,7 @@ import pytest
 from elastic_train.control.adoption import resume_commands
 from elastic_train.control.commands import Abort, Commit, End, Form, Go, Pause, Save, StartWorker, StopWorker
 from elastic_train.control.events import Adopted, Node, NodesChanged, StopRequested, TermBegan, WorkerReady
-from elastic_train.control.faults import storm
+from elastic_train.control.fault_schedule import storm
 from elastic_train.control.journal_codec import fold
 from elastic_train.control.states import Forming, Pausing, Running, Settling, Waiting
 from elastic_train.control.transition import transition

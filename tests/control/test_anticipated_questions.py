@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_train.control.anticipated_questions import likely
 from elastic_train.control.commands import Form
+from elastic_train.control.plan_ahead import likely
 from elastic_train.control.states import Pausing
 from elastic_train.planner.plan_cache import PlanCache
 from tests.control.conftest import Play

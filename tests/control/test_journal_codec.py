@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from elastic_train.control.dataclass_json import plain, reader
 from elastic_train.control.events import (
     Cause,
     CheckpointCommitted,
@@ -18,7 +19,7 @@ from elastic_train.control.events import (
     StepCommitted,
     Tick,
 )
-from elastic_train.control.faults import storm
+from elastic_train.control.fault_schedule import storm
 from elastic_train.control.journal_codec import (
     EVENTS,
     FLAT,
@@ -29,7 +30,6 @@ from elastic_train.control.journal_codec import (
     encode_state,
     fold,
 )
-from elastic_train.control.plain import plain, reader
 from elastic_train.control.states import Declined, State
 from elastic_train.recovery.evidence import LocalState, Stored, Vote
 from elastic_train.testing.simulator import Simulation, simulated_policy

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from elastic_train.control import deadlines, failure, forming, incidents, lost_answers, transition
+from elastic_train.control import deadlines, failure, forming, incidents, transition, unanswered_commits
 from elastic_train.control.events import CauseKind, NodesChanged
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     AddNode,
     FailStorage,
     KillController,
@@ -63,7 +63,7 @@ def goes_on_without_the_log(state: State, at: float) -> Outcome:
 
 
 def all_attempts_stay(facts: Any, stored: Any, *, trusted: bool) -> Any:
-    found = lost_answers.with_newest(facts, stored, trusted=trusted)
+    found = unanswered_commits.with_newest(facts, stored, trusted=trusted)
     return replace(found, saves=replace(found.saves, attempts=facts.saves.attempts))
 
 
@@ -112,7 +112,7 @@ FAULTS = {
         shows="the journal folds to the state",
     ),
     "a group that was not told to train is waited for for ever": planted(
-        deadlines.told_again,
+        deadlines.resend_commands,
         "begin",
         unchanged,
         CutOff(when=at(4, "forming"), nodes=("b",), seconds=15.0, orders=True),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_train.config import Batch, RunSpec
-from elastic_train.control.faults import KillNode, Moment, storm
+from elastic_train.control.fault_schedule import KillNode, Moment, storm
 from elastic_train.control.policy import Policy
 from elastic_train.testing.simulated_planners import SimplePlanner
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from elastic_train.control.faults import FailStorage, KillNode, KillRank, Moment
+from elastic_train.control.fault_schedule import FailStorage, KillNode, KillRank, Moment
 from elastic_train.control.states import Ended
 from elastic_train.testing.simulated_faults import (
     AnyFault,
@@ -85,7 +85,7 @@ def test_what_no_machine_did_is_charged_to_no_machine(ten):
 @pytest.mark.parametrize("seed", range(10))
 def test_nodes_that_arrive_in_a_long_evaluation_are_taken_after_it(seed):
     """Ten times as long as a group may stand still."""
-    from elastic_train.control.faults import AddNode
+    from elastic_train.control.fault_schedule import AddNode
 
     evaluation = Evaluate(when=Moment(step=3, phase="save"), seconds=600.0, mark_s=20.0)
     coming = [AddNode(when=Moment(step=3, phase="save"), node=f"e{n}") for n in range(2)]

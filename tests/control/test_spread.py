@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_train.control.spread import spread
+from elastic_train.control.spread_over_domains import spread
 from elastic_train.control.states import Worker
 
 pytestmark = pytest.mark.ring0

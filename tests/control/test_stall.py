@@ -7,7 +7,7 @@ import pytest
 from elastic_train.config import Timing
 from elastic_train.control.commands import Abort, End, StopWorker
 from elastic_train.control.events import Cause, Hung, Straggling
-from elastic_train.control.stall import Mark, culprit, limit_of, stalled
+from elastic_train.control.hang_detection import Mark, culprit, limit_of, stalled
 from elastic_train.control.states import Forming, Settling
 from elastic_train.control.stragglers import Pace
 

@@ -9,7 +9,7 @@ import pytest
 
 from elastic_train.config import Batch, Checkpoints, RunSpec
 from elastic_train.control.events import StepCommitted, Tick
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     AddNode,
     BreakRank,
     DrainNode,

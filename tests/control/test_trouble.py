@@ -10,7 +10,7 @@ from elastic_train.config import Checkpoints, Timing
 from elastic_train.control.commands import Form, Save, StartWorker
 from elastic_train.control.events import Cause, FinalReport, SaveFailed, SaveRequested, WorkerLost
 from elastic_train.control.states import Ended, Forming, Running, Waiting
-from elastic_train.control.trouble import again_at
+from elastic_train.control.storage_trouble import again_at
 from elastic_train.recovery.evidence import FromStorage
 
 pytestmark = pytest.mark.ring0

@@ -17,8 +17,8 @@ from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_private import draining_nodes
 from elastic_train.config import Checkpoints, RunSpec, Timing
-from elastic_train.control.faults import FaultSchedule
-from elastic_train.observe.records import Record, from_json
+from elastic_train.control.fault_schedule import FaultSchedule
+from elastic_train.observe.journal_records import Record, from_json
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.testing.single_process_run import train_alone

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cli.exits import FINISHED, STOPPED, USAGE
+from elastic_train.cli.exit_codes import FINISHED, STOPPED, USAGE
 from elastic_train.testing.ray_processes import RayProcesses, commands_below
 from tests.cluster.conftest import Jobs, environment_of, eventually, small_job
 from tests.cluster.small_job import EVERY

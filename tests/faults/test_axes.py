@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_train.config import Checkpoints, Parallelism
-from elastic_train.control.faults import Fault, FaultSchedule, KillNode, KillRank, Moment
+from elastic_train.control.fault_schedule import Fault, FaultSchedule, KillNode, KillRank, Moment
 from tests.faults.conftest import WHOLE, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from elastic_train.cli.look import Reading
+from elastic_train.cli.report_and_ui import Reading
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import CheckpointCommitted, FaultInjected, PartWritten
 from elastic_train.errors import StorageNotFound
-from elastic_train.observe.history import history
 from elastic_train.observe.ledger import ledger
+from elastic_train.observe.reconfigurations import history
 from elastic_train.show.exposition import exposition
 from elastic_train.storage.fsspec_store import child_url
 from elastic_train.testing.slow_samples import SlowSamples

@@ -17,7 +17,7 @@ from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import FaultSchedule, KillController, Moment
+from elastic_train.control.fault_schedule import FaultSchedule, KillController, Moment
 from elastic_train.data.identity import spread
 from elastic_train.data.numbered import NumberedSamples
 from elastic_train.storage.store import Store

@@ -6,7 +6,7 @@ import pytest
 
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import TermBegan, WorkerLost
-from elastic_train.control.faults import FaultSchedule, KillController, KillRank, Moment
+from elastic_train.control.fault_schedule import FaultSchedule, KillController, KillRank, Moment
 from tests.faults.conftest import Runs, assert_copies_and_logs_spare_every_step, assert_same_training
 from tests.faults.test_matrix import PLANS
 

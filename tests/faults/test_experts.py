@@ -9,7 +9,7 @@ import pytest
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Parallelism
-from elastic_train.control.faults import FaultSchedule, KillRank, Moment
+from elastic_train.control.fault_schedule import FaultSchedule, KillRank, Moment
 from elastic_train.testing.single_process_run import train_alone
 from tests.faults.conftest import WHOLE, Runs, assert_same_training
 

@@ -19,7 +19,7 @@ from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import Hung, StepCommitted, WorkerLost, WorkerReady
-from elastic_train.control.faults import FaultSchedule, Moment, StopRank
+from elastic_train.control.fault_schedule import FaultSchedule, Moment, StopRank
 from elastic_train.data.numbered import NumberedSamples
 from elastic_train.errors import InfrastructureError
 from elastic_train.testing.slow_samples import SlowSamples

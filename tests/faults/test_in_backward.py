@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.control.faults import FaultSchedule, KillRank, Moment
+from elastic_train.control.fault_schedule import FaultSchedule, KillRank, Moment
 from elastic_train.testing.single_process_run import train_alone
 from tests.faults.conftest import Runs, assert_same_training
 

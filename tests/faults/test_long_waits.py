@@ -23,7 +23,7 @@ from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import AddNode, FaultSchedule, KillRank, Moment
+from elastic_train.control.fault_schedule import AddNode, FaultSchedule, KillRank, Moment
 from elastic_train.data.numbered import NumberedSamples
 from elastic_train.storage.store import Store
 from elastic_train.testing.slow_samples import SlowSamples

@@ -10,8 +10,15 @@ import pytest
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Batch
-from elastic_train.control.faults import AddNode, FaultSchedule, KillController, KillNode, KillRank, Moment
-from elastic_train.observe.history import history
+from elastic_train.control.fault_schedule import (
+    AddNode,
+    FaultSchedule,
+    KillController,
+    KillNode,
+    KillRank,
+    Moment,
+)
+from elastic_train.observe.reconfigurations import history
 from elastic_train.testing.single_process_run import train_alone
 from elastic_train.train.declaration.loop_task import LoopTask
 from tests.faults.conftest import Runs

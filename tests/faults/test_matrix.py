@@ -13,7 +13,7 @@ from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.faults.memory_exhaustion import why_not
 from elastic_train.config import Parallelism
 from elastic_train.control.events import Straggling, WorkerLost
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     PHASES,
     BreakRank,
     ExhaustMemory,

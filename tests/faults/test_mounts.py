@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli.exits import FINISHED, STOPPED
+from elastic_train.cli.exit_codes import FINISHED, STOPPED
 from elastic_train.control.events import WorkerLost
 from elastic_train.observe.ledger import ledger
 from elastic_train.storage.fsspec_store import open_store

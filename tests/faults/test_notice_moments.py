@@ -12,7 +12,7 @@ from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.control.events import PartWritten, StepCommitted
-from elastic_train.control.faults import AddNode, FaultSchedule, Moment
+from elastic_train.control.fault_schedule import AddNode, FaultSchedule, Moment
 from elastic_train.storage.store import Store
 from elastic_train.testing.single_process_run import train_alone
 from elastic_train.testing.slow_samples import SlowSamples

@@ -11,7 +11,7 @@ import pytest
 from elastic_train.cluster.driver import launch
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Checkpoints
-from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, KillRank, Moment
+from elastic_train.control.fault_schedule import AddNode, FaultSchedule, KillNode, KillRank, Moment
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.planner.question import Planned, Question
 from elastic_train.testing.slow_samples import SlowSamples

@@ -8,7 +8,7 @@ import pytest
 
 from elastic_train.cluster.driver.result import Result
 from elastic_train.config import BoundaryLogs, Checkpoints, Parallelism
-from elastic_train.control.faults import FaultSchedule, KillRank, Moment
+from elastic_train.control.fault_schedule import FaultSchedule, KillRank, Moment
 from elastic_train.train.profile import profiled_shape
 from tests.faults.conftest import WHOLE, Runs, assert_same_training
 

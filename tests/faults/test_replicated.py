@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     AddNode,
     FaultSchedule,
     KillController,

@@ -14,7 +14,7 @@ from torch import nn
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     AddNode,
     DrainNode,
     FailStorage,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cli.exits import FINISHED, STOPPED
+from elastic_train.cli.exit_codes import FINISHED, STOPPED
 from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import WorkerLost, WorkerReady
 from elastic_train.testing.ray_processes import RayProcesses, commands_below

@@ -11,7 +11,7 @@ from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.config import Parallelism
-from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
+from elastic_train.control.fault_schedule import AddNode, FaultSchedule, KillNode, Moment
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import Clusters, Runs, assert_same_training

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import FailStorage, FaultSchedule, KillNode, KillRank, Moment
+from elastic_train.control.fault_schedule import FailStorage, FaultSchedule, KillNode, KillRank, Moment
 from tests.faults.conftest import Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli.exits import FINISHED, STOPPED
+from elastic_train.cli.exit_codes import FINISHED, STOPPED
 from elastic_train.control.events import StepCommitted, WorkerLost
+from elastic_train.observe.journal_records import Record, from_json
 from elastic_train.observe.ledger import ledger
-from elastic_train.observe.records import Record, from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.testing.ray_processes import RayProcesses

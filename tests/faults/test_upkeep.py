@@ -17,7 +17,7 @@ from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.control.events import GroupBroken, Straggling
-from elastic_train.control.faults import FaultSchedule
+from elastic_train.control.fault_schedule import FaultSchedule
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import WHOLE, Runs
 

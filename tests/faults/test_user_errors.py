@@ -14,7 +14,7 @@ from elastic_train.control.events import TermBegan
 from elastic_train.data.numbered import NumberedSamples
 from elastic_train.data.order import SampleOrder
 from elastic_train.errors import UserCodeError
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import WHOLE, Runs, assert_same_training
 from tests.faults.test_matrix import PLANS

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from elastic_train.control.faults import Fault, FaultSchedule
-from elastic_train.observe.records import Record
+from elastic_train.control.fault_schedule import Fault, FaultSchedule
+from elastic_train.observe.journal_records import Record
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
 Recorded = Callable[..., list[Record]]

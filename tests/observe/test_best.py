@@ -6,8 +6,8 @@ import pytest
 
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import CheckpointCommitted
-from elastic_train.observe.best import best
-from elastic_train.observe.records import Record
+from elastic_train.observe.best_checkpoint import best
+from elastic_train.observe.journal_records import Record
 from elastic_train.recovery.evidence import Stored
 
 pytestmark = pytest.mark.ring0

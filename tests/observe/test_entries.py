@@ -10,8 +10,8 @@ import pytest
 from elastic_train.control.changes import Change
 from elastic_train.control.commands import Outcome
 from elastic_train.control.events import CauseKind, StopRequested
-from elastic_train.observe.clauses import place_in_page
-from elastic_train.observe.records import FormedGroup, Record
+from elastic_train.observe.event_text import place_in_page
+from elastic_train.observe.journal_records import FormedGroup, Record
 
 pytestmark = pytest.mark.ring0
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text()

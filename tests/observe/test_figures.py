@@ -17,12 +17,12 @@ from elastic_train.control.events import (
     PartWritten,
     StepCommitted,
 )
-from elastic_train.control.faults import DrainNode, KillNode, KillRank, Moment, storm
-from elastic_train.observe.clauses import onset
-from elastic_train.observe.forecast import forecast
-from elastic_train.observe.history import history
+from elastic_train.control.fault_schedule import DrainNode, KillNode, KillRank, Moment, storm
+from elastic_train.observe.event_text import onset
+from elastic_train.observe.finish_forecast import forecast
 from elastic_train.observe.ledger import ledger
 from elastic_train.observe.metrics import METRICS, PREFIX, samples
+from elastic_train.observe.reconfigurations import history
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.observe.timeline import HAPPENINGS, LANES, OPEN, SPANS, Timeline
 

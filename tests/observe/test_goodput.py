@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from elastic_train.control.faults import DrainNode, FaultSchedule, KillRank, Moment, storm
+from elastic_train.control.fault_schedule import DrainNode, FaultSchedule, KillRank, Moment, storm
 from elastic_train.observe.goodput import Goodput, goodput, words
-from elastic_train.observe.records import wall_text
+from elastic_train.observe.journal_records import wall_text
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
 pytestmark = pytest.mark.ring0

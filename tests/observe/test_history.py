@@ -6,7 +6,7 @@ import pytest
 
 from elastic_train.control.changes import Change
 from elastic_train.control.events import Cause, Hung
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     AddNode,
     DrainNode,
     FaultSchedule,
@@ -17,9 +17,9 @@ from elastic_train.control.faults import (
     StopRank,
     storm,
 )
-from elastic_train.observe.history import history, table
+from elastic_train.observe.journal_records import Record, wall_text
 from elastic_train.observe.ledger import ledger
-from elastic_train.observe.records import Record, wall_text
+from elastic_train.observe.reconfigurations import history, table
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
 pytestmark = pytest.mark.ring0

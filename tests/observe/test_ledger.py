@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.control.faults import KillRank, Moment
+from elastic_train.control.fault_schedule import KillRank, Moment
 from elastic_train.observe.ledger import Ledger, ledger
 
 pytestmark = pytest.mark.ring0

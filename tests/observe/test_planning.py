@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.config import Batch, RunSpec
-from elastic_train.control.faults import AddNode, FaultSchedule, KillNode, Moment
-from elastic_train.observe.records import planning
+from elastic_train.control.fault_schedule import AddNode, FaultSchedule, KillNode, Moment
+from elastic_train.observe.journal_records import planning
 from elastic_train.planner.search import planner_for
 from elastic_train.testing.simulator import Simulation, simulated_policy
 

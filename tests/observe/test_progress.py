@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.events import CheckpointCommitted, TermBegan
-from elastic_train.control.faults import KillRank, Moment
-from elastic_train.observe.records import Record, wall_text
+from elastic_train.control.fault_schedule import KillRank, Moment
+from elastic_train.observe.journal_records import Record, wall_text
 from elastic_train.observe.run_progress import RunProgress, advance
 from elastic_train.observe.status_numbers import live_line
 from elastic_train.recovery.evidence import Stored

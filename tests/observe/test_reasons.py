@@ -8,11 +8,11 @@ from dataclasses import asdict, replace
 import pytest
 
 from elastic_train.control.events import GroupReady, StepCommitted
-from elastic_train.control.faults import AddNode, DrainNode, KillController, KillNode, Moment, storm
+from elastic_train.control.fault_schedule import AddNode, DrainNode, KillController, KillNode, Moment, storm
 from elastic_train.observe.goodput import goodput
-from elastic_train.observe.history import history
+from elastic_train.observe.journal_records import Record, from_json, to_json
 from elastic_train.observe.ledger import ledger
-from elastic_train.observe.records import Record, from_json, to_json
+from elastic_train.observe.reconfigurations import history
 from elastic_train.observe.save_report import saving
 
 pytestmark = pytest.mark.ring0

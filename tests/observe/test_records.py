@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from elastic_train.control.faults import storm
-from elastic_train.observe.records import from_json, to_json, wall_text
+from elastic_train.control.fault_schedule import storm
+from elastic_train.observe.journal_records import from_json, to_json, wall_text
 
 pytestmark = pytest.mark.ring0
 

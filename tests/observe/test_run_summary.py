@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import storm
+from elastic_train.control.fault_schedule import storm
 from elastic_train.observe.goodput import RECENT, goodput
-from elastic_train.observe.history import history
+from elastic_train.observe.journal_records import planning
 from elastic_train.observe.ledger import ledger
-from elastic_train.observe.records import planning
+from elastic_train.observe.reconfigurations import history
 from elastic_train.observe.run_progress import RunProgress, advance
 from elastic_train.observe.run_summary import HEAD, LOSSES, encode_summary, summary_of
 from elastic_train.observe.save_report import peers_held, saving

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.events import PeersHeld, StepCommitted
-from elastic_train.observe.records import FormedGroup, Record
+from elastic_train.observe.journal_records import FormedGroup, Record
 from elastic_train.observe.save_report import saving
 
 pytestmark = pytest.mark.ring0

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from elastic_train.observe.durations import ERROR, Durations
-from elastic_train.observe.series import CAPACITY, Series
+from elastic_train.observe.bounded_series import CAPACITY, Series
+from elastic_train.observe.duration_quantiles import ERROR, Durations
 
 pytestmark = pytest.mark.ring0
 

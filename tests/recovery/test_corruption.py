@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.recovery.corruption import Verdict, judge
+from elastic_train.recovery.replica_corruption import Verdict, judge
 
 pytestmark = pytest.mark.ring0
 

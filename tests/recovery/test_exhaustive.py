@@ -20,8 +20,8 @@ from elastic_train.recovery.evidence import (
     Stored,
     Vote,
 )
+from elastic_train.recovery.local_state_versions import way
 from elastic_train.recovery.rank_coverage import part, parts
-from elastic_train.recovery.versions import way
 
 pytestmark = pytest.mark.ring0
 

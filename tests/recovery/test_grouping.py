@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from elastic_train.recovery.grouping import Boundaries, Logging, curve, exact
+from elastic_train.recovery.boundary_groups import Boundaries, Logging, curve, exact
 
 pytestmark = pytest.mark.ring0
 

@@ -6,8 +6,8 @@ import pytest
 
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.recovery.evidence import Logged
-from elastic_train.recovery.logs import Sent, logged, replayable
-from elastic_train.recovery.substitute import substitute
+from elastic_train.recovery.replayable_steps import Sent, logged, replayable
+from elastic_train.recovery.substitute_plan import substitute
 
 pytestmark = pytest.mark.ring0
 

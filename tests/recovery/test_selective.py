@@ -9,7 +9,7 @@ import pytest
 from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot
 from elastic_train.planner.question import Planned, Question
-from elastic_train.recovery.selective import Selective
+from elastic_train.recovery.selective_logging import Selective
 
 pytestmark = pytest.mark.ring0
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import AddNode, DrainNode, FaultSchedule, KillNode, KillRank, Moment
-from elastic_train.observe.records import Record, wall_text
+from elastic_train.control.fault_schedule import AddNode, DrainNode, FaultSchedule, KillNode, KillRank, Moment
+from elastic_train.observe.journal_records import Record, wall_text
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
 BEGAN = 1.7e9

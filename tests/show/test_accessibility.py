@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.show.model import Shown
 from elastic_train.show.page import document, page

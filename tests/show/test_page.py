@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.show.model import SILENT_S, Shown
 from elastic_train.show.page import page

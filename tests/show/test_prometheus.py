@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from elastic_train.observe.journal_records import Record, to_json
 from elastic_train.observe.metrics import METRICS, PREFIX, samples
-from elastic_train.observe.records import Record, to_json
 from elastic_train.observe.run_summary import summary_of
 from tests.show.scraping import BINARY, MISSING, scraping
 from tests.show.test_server import served, written

@@ -20,10 +20,10 @@ import uvicorn
 from prometheus_client.parser import text_string_to_metric_families
 
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli.look import Reading, write_report
+from elastic_train.cli.report_and_ui import Reading, write_report
 from elastic_train.errors import StorageNotFound
+from elastic_train.observe.journal_records import Record, to_json
 from elastic_train.observe.metrics import METRICS, PREFIX, samples
-from elastic_train.observe.records import Record, to_json
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.show.page import PARTS, fragments
 from elastic_train.show.server import application, news

@@ -15,7 +15,7 @@ from elastic_train.config import RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery.evidence import Vote
-from elastic_train.recovery.substitute import Substitute, substitute
+from elastic_train.recovery.substitute_plan import Substitute, substitute
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.train.boundary.crossing import Crossing

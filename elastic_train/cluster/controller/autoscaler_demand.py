@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import NAMESPACE, controller_name
-from elastic_train.cluster.labels import selected
+from elastic_train.cluster.label_selectors import selected
 from elastic_train.config import RunSpec
 
 log = logging.getLogger(__name__)

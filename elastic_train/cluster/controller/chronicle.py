@@ -13,7 +13,7 @@ from typing import Any
 from elastic_train.control.journal_codec import decode_state, encode_state, fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import State
-from elastic_train.observe.records import Record, from_json, to_json
+from elastic_train.observe.journal_records import Record, from_json, to_json
 from elastic_train.observe.run_summary import RunSummary, encode_summary, summary_of
 from elastic_train.storage.journal import Journal
 from elastic_train.storage.journal_parts import Part

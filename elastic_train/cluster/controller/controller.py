@@ -27,17 +27,16 @@ from elastic_train.cluster.controller.end_run import finish
 from elastic_train.cluster.controller.event_hooks import EventHook
 from elastic_train.cluster.controller.hang_watch import HangWatch
 from elastic_train.cluster.controller.journal_writer import JournalWriter
+from elastic_train.cluster.controller.liveness_watch import NodeWatch, WorkerWatch, at
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.performer import Performer
 from elastic_train.cluster.controller.ray_metrics import RayMetrics
 from elastic_train.cluster.controller.request_watch import RequestWatch
 from elastic_train.cluster.controller.silent_workers import SilentWorkers
-from elastic_train.cluster.controller.watch import NodeWatch, WorkerWatch, at
 from elastic_train.cluster.messages import Heartbeat, Writing
 from elastic_train.cluster.run_updates import Board, Driven, RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.adoption import resume_commands
-from elastic_train.control.anticipated_questions import likely
 from elastic_train.control.commands import Command, End
 from elastic_train.control.events import (
     Adopted,
@@ -49,13 +48,14 @@ from elastic_train.control.events import (
     Tick,
     WorkerLost,
 )
-from elastic_train.control.faults import FaultSchedule
+from elastic_train.control.fault_schedule import FaultSchedule
 from elastic_train.control.journal_codec import changed
+from elastic_train.control.plan_ahead import likely
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Outcome, State
 from elastic_train.control.transition import transition
 from elastic_train.errors import ElasticTrainError, Fenced
-from elastic_train.observe.records import record, wall_text
+from elastic_train.observe.journal_records import record, wall_text
 from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.question import Planner
 from elastic_train.recovery.evidence import Stored

@@ -22,7 +22,7 @@ from elastic_train.control.events import (
     NodesChanged,
     StepCommitted,
 )
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 
 log = logging.getLogger(__name__)
 TRIES = 3

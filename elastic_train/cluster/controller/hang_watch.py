@@ -12,7 +12,7 @@ from elastic_train.cluster.controller.effects import Done, Effect, Effects, Endi
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling
-from elastic_train.control.stall import ORDER, Mark, Stall, culprit, stalled
+from elastic_train.control.hang_detection import ORDER, Mark, Stall, culprit, stalled
 from elastic_train.control.states import Facts, Forming, Pausing, Running, State
 from elastic_train.control.stragglers import Pace
 from elastic_train.planner.plan import Plan

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import ray
 
 from elastic_train.cluster.actor_names import short
-from elastic_train.cluster.controller.reachable import Verdict, reachable
+from elastic_train.cluster.controller.probe_addresses import Verdict, reachable
 from elastic_train.cluster.nodes import Info
 
 

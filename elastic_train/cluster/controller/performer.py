@@ -18,9 +18,9 @@ from elastic_train.cluster.controller.committer import Committer
 from elastic_train.cluster.controller.effect_endings import begin_aside, begin_events
 from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
 from elastic_train.cluster.controller.form_group import Participants, Patience, form
+from elastic_train.cluster.controller.liveness_watch import WorkerWatch
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.peer_stores import HUNG_S, PeerStores
-from elastic_train.cluster.controller.watch import WorkerWatch
 from elastic_train.cluster.controller.worker_processes import WorkerProcesses
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.process_witness import ANSWER_S as WITNESS_S
@@ -51,7 +51,7 @@ from elastic_train.control.events import (
     GroupReady,
     PeersReported,
 )
-from elastic_train.control.faults import FaultSchedule
+from elastic_train.control.fault_schedule import FaultSchedule
 from elastic_train.errors import CheckpointError
 from elastic_train.recovery.evidence import Mixed, checkpoint_of
 

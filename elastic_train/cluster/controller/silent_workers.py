@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
+from elastic_train.cluster.controller.liveness_watch import WorkerWatch
 from elastic_train.cluster.controller.node_roster import Roster
-from elastic_train.cluster.controller.watch import WorkerWatch
 from elastic_train.cluster.process_witness import ANSWER_S, sightings
 
 log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from elastic_train.cluster.actor_names import NAMESPACE, worker_name
 from elastic_train.cluster.controller.effect_endings import why_not
 from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Failed, Lane, Late
+from elastic_train.cluster.controller.liveness_watch import WorkerWatch
 from elastic_train.cluster.controller.node_roster import Roster
-from elastic_train.cluster.controller.watch import WorkerWatch
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.ray_calls import remote
 from elastic_train.cluster.worker.worker_actor import THREADS, WorkerActor

@@ -17,7 +17,7 @@ from elastic_train.config import RunSpec
 from elastic_train.control.commands import End
 from elastic_train.control.events import CheckpointCommitted, StepCommitted
 from elastic_train.errors import ElasticTrainError
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 from elastic_train.storage.fsspec_store import child_url
 
 log = logging.getLogger(__name__)

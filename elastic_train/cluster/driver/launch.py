@@ -26,10 +26,10 @@ from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.cluster.driver.takeover import take_over
 from elastic_train.cluster.faults.cluster_faults import Chaos
-from elastic_train.cluster.labels import selected
+from elastic_train.cluster.label_selectors import selected
 from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.cluster.pickle_job import sent
 from elastic_train.cluster.ray_calls import connect, remote
-from elastic_train.cluster.sending import sent
 from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.question import Planner

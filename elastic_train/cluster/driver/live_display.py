@@ -10,8 +10,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastic_train.cluster.driver.doing import Doing
-from elastic_train.observe.forecast import forecast
+from elastic_train.cluster.driver.run_activity import Doing
+from elastic_train.observe.finish_forecast import forecast
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.text_columns import plain
 from elastic_train.show.scale import duration, number

@@ -8,8 +8,8 @@ from functools import cached_property
 from ray import train
 
 from elastic_train.cluster.run_reading import records
+from elastic_train.observe.journal_records import Record
 from elastic_train.observe.ledger import Ledger, ledger
-from elastic_train.observe.records import Record
 from elastic_train.storage.fsspec_store import open_store
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from elastic_train.cluster.labels import selected
+from elastic_train.cluster.label_selectors import selected
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.hardware import Hardware, Link
@@ -18,7 +18,7 @@ from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, WorkerSlot
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.search import Search, planner_for
-from elastic_train.recovery.selective import Selective, steps_between
+from elastic_train.recovery.selective_logging import Selective, steps_between
 from elastic_train.train.model.meta_shape import model_shape
 from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape

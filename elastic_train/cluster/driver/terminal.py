@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 import time
 
-from elastic_train.cluster.driver.doing import doing
 from elastic_train.cluster.driver.live_display import Display
+from elastic_train.cluster.driver.run_activity import doing
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Prints, RunSpec
 from elastic_train.control.events import CheckpointCommitted
 from elastic_train.errors import StorageError
-from elastic_train.observe.best import best
-from elastic_train.observe.clauses import place_in_page
+from elastic_train.observe.best_checkpoint import best
+from elastic_train.observe.event_text import place_in_page
 from elastic_train.observe.goodput import words
-from elastic_train.observe.history import table
-from elastic_train.observe.records import Record, wall_text
+from elastic_train.observe.journal_records import Record, wall_text
+from elastic_train.observe.reconfigurations import table
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.status_numbers import live_line
 from elastic_train.observe.text_columns import columns, plain

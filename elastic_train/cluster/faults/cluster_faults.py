@@ -21,7 +21,7 @@ from elastic_train.cluster.faults.fault_injector import claim
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     AddNode,
     DamageCheckpoint,
     DrainNode,

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from elastic_train.cluster.faults.memory_exhaustion import exhaust
 from elastic_train.cluster.faults.own_node import kill_own_node, wake_later
-from elastic_train.control.faults import (
+from elastic_train.control.fault_schedule import (
     BreakRank,
     ExhaustMemory,
     Fault,

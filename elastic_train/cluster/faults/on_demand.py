@@ -24,7 +24,7 @@ from elastic_train.cluster.actor_names import NAMESPACE, short, worker_of
 from elastic_train.cluster.faults.own_node import kill_own_node, wake_later
 from elastic_train.cluster.ray_calls import answer, named_actors, remote
 from elastic_train.errors import ConfigError
-from elastic_train.observe.records import FormedGroup
+from elastic_train.observe.journal_records import FormedGroup
 
 Action = Literal["kill", "stop", "drain", "cut"]
 ACTIONS = get_args(Action)

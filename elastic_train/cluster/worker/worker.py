@@ -38,7 +38,7 @@ from elastic_train.cluster.worker.training_thread import TrainingThread
 from elastic_train.cluster.worker.worker_reporter import WorkerReporter
 from elastic_train.config import RunSpec
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.faults import FaultSchedule
+from elastic_train.control.fault_schedule import FaultSchedule
 from elastic_train.errors import GroupBroken as GroupIsBroken
 from elastic_train.errors import UserCodeError
 from elastic_train.geometry.fragments import Fragments

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from elastic_train.recovery.evidence import Vote
-from elastic_train.recovery.logs import Span
+from elastic_train.recovery.replayable_steps import Span
 from elastic_train.train.boundary.crossing import Crossing
 from elastic_train.train.boundary.log_buffers import KeptTensor, LogBuffers, copied
 

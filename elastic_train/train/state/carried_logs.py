@@ -8,7 +8,7 @@ from pathlib import Path
 
 from elastic_train.config import RunSpec
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.logs import Sent
+from elastic_train.recovery.replayable_steps import Sent
 from elastic_train.train.boundary.boundary_log import FLUSH_S, BoundaryLog, Room
 from elastic_train.train.state.shards import Shards
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from elastic_train.errors import ReplicasDiffer
 from elastic_train.geometry.digest import MASK
-from elastic_train.recovery.corruption import judge
+from elastic_train.recovery.replica_corruption import judge
 from elastic_train.train.state.live_fragments import parts
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.state.tensor_digest import tensor_digest

@@ -10,7 +10,7 @@ import numpy as np
 from elastic_train.errors import GroupBroken
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import LocalState
-from elastic_train.recovery.logs import Sent
+from elastic_train.recovery.replayable_steps import Sent
 from elastic_train.train.boundary.boundary_log import BoundaryLog
 from elastic_train.train.state.carried_logs import reported
 from elastic_train.train.state.fragment_index import FragmentIndex

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-from elastic_train.cli.exits import OUTCOMES, STOPPED, exits
-from elastic_train.cli.say import say
+from elastic_train.cli.exit_codes import OUTCOMES, STOPPED, exits
+from elastic_train.cli.output import say
 from elastic_train.config import Prints
 from elastic_train.errors import ConfigError, ElasticTrainError, UserCodeError
 

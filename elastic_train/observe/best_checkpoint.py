@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from elastic_train.config import Checkpoints
 from elastic_train.control.events import CheckpointCommitted
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 
 
 def best(records: Iterable[Record], checkpoints: Checkpoints) -> str:

@@ -13,9 +13,9 @@ from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.resharding import as_words
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
-from elastic_train.cli.exits import CHECKPOINT, FINISHED
-from elastic_train.cli.places import absence_told, run_there
-from elastic_train.cli.say import say, say_json, say_line
+from elastic_train.cli.exit_codes import CHECKPOINT, FINISHED
+from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.run_paths import absence_told, run_there
 from elastic_train.errors import NoCheckpoint
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.plan import bytes_text

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from elastic_train.cli.say import say
+from elastic_train.cli.output import say
 from elastic_train.errors import (
     CapacityTimeout,
     CheckpointError,

@@ -9,12 +9,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from elastic_train.checkpoint.run_directory import RunDirectory
-from elastic_train.cli.exits import INFRASTRUCTURE, OUTCOMES
-from elastic_train.cli.say import say, say_line
+from elastic_train.cli.exit_codes import INFRASTRUCTURE, OUTCOMES
+from elastic_train.cli.output import say, say_line
 from elastic_train.cluster.run_reading import covered
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
-from elastic_train.observe.clauses import place_in_page
-from elastic_train.observe.records import Record, from_json
+from elastic_train.observe.event_text import place_in_page
+from elastic_train.observe.journal_records import Record, from_json
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.status_numbers import live_line
 from elastic_train.observe.timeline import MINOR

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from elastic_train.checkpoint.run_directory import CONFIG, RunDirectory
-from elastic_train.cli.say import say
+from elastic_train.cli.output import say
 from elastic_train.cluster.run_reading import Following
 from elastic_train.errors import ConfigError, StorageNotFound
 from elastic_train.show.model import Shown

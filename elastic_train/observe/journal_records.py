@@ -13,10 +13,10 @@ from typing import Any, Literal
 
 from elastic_train.control.changes import Change
 from elastic_train.control.commands import End, Form
+from elastic_train.control.dataclass_json import plain as plain_of
+from elastic_train.control.dataclass_json import reader
 from elastic_train.control.events import Event
 from elastic_train.control.journal_codec import decode, encode
-from elastic_train.control.plain import plain as plain_of
-from elastic_train.control.plain import reader
 from elastic_train.control.states import Outcome
 from elastic_train.planner.plan import on_nodes
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed

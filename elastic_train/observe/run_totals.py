@@ -19,9 +19,9 @@ from elastic_train.control.events import (
     SaveFailed,
     StepCommitted,
 )
-from elastic_train.observe.durations import Durations
-from elastic_train.observe.history import Reconfiguration
-from elastic_train.observe.records import Record
+from elastic_train.observe.duration_quantiles import Durations
+from elastic_train.observe.journal_records import Record
+from elastic_train.observe.reconfigurations import Reconfiguration
 
 RECENT = 256
 """Steps whose seconds are remembered one by one, for the stall of a save."""

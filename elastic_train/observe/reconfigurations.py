@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from elastic_train.control.changes import Change, ChangeKind
 from elastic_train.control.events import GroupReady, StepCommitted
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

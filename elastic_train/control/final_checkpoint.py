@@ -13,7 +13,7 @@ from elastic_train.control.events import Cause
 from elastic_train.control.failure import break_group
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Outcome, Pausing, Running, State
-from elastic_train.control.trouble import again_at, reported, rests, spent, troubled
+from elastic_train.control.storage_trouble import again_at, reported, rests, spent, troubled
 
 
 def heard(state: State, step: int, at: float, policy: Policy) -> State:

@@ -18,8 +18,8 @@ from elastic_train.control.events import (
     Straggling,
     TermBegan,
 )
-from elastic_train.observe.history import Reconfiguration
-from elastic_train.observe.records import Record
+from elastic_train.observe.journal_records import Record
+from elastic_train.observe.reconfigurations import Reconfiguration
 
 Told = tuple[str, str, tuple[str, ...]]
 """A kind, a clause, and the nodes that it is about."""

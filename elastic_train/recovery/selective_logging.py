@@ -8,7 +8,7 @@ from elastic_train.config import Checkpoints
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible
 from elastic_train.planner.question import Planned, Planner, Question
-from elastic_train.recovery.grouping import exact
+from elastic_train.recovery.boundary_groups import exact
 from elastic_train.recovery.logging_forecast import boundaries
 
 STEPS_BETWEEN = 50

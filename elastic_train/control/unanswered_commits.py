@@ -13,7 +13,7 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import LogRead
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Commitment, Facts, Outcome, State, Waiting
-from elastic_train.control.trouble import over, reported, rests, spent, troubled
+from elastic_train.control.storage_trouble import over, reported, rests, spent, troubled
 from elastic_train.recovery.evidence import Stored
 from elastic_train.recovery.lineage import alive, back_to
 

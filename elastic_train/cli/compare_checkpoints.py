@@ -1,4 +1,4 @@
-"""`ckpt diff`: what differs between two checkpoints, of this or other systems."""
+"""`ckpt diff`: compare two checkpoints, of this or other systems."""
 
 from __future__ import annotations
 

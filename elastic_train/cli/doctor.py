@@ -1,4 +1,4 @@
-"""`doctor`: whether a storage path can hold runs, tried out from here."""
+"""`doctor`: test whether a storage path can hold runs, from this machine."""
 
 from __future__ import annotations
 

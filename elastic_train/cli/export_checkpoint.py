@@ -1,4 +1,4 @@
-"""`ckpt export`: a checkpoint in another system's form, without Ray or torch."""
+"""`ckpt export`: write a checkpoint in another system's format, without Ray or torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckpt import`: another system's checkpoint as the first one of a run, without Ray or torch."""
+"""`ckpt import`: make another system's checkpoint the first one of a run, without Ray or torch."""
 
 from __future__ import annotations
 

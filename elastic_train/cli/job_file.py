@@ -1,4 +1,4 @@
-"""Running a job file: `trainer(**options) -> ElasticTrainer` becomes a command whose options are flags."""
+"""Run a job file: `trainer(**options) -> ElasticTrainer` becomes a command whose options are flags."""
 
 from __future__ import annotations
 

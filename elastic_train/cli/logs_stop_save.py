@@ -1,4 +1,4 @@
-"""`logs` and `stop`: watching a run and ending it, through its storage alone."""
+"""`logs`, `stop` and `save`: follow and steer a run through its storage alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`report` and `ui`: a run as a file and as a page, read from its storage alone."""
+"""`report` and `ui`: show a run as an HTML file or a local page, read from its storage alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""RUN on the command line: a path that is there, or an error that says what is not."""
+"""Resolve RUN on the command line to a run directory, or say what is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckpt ls | show | verify`: what storage holds, read without Ray or torch."""
+"""`ckpt ls | show | verify`: read checkpoints from storage, without Ray or torch."""
 
 from __future__ import annotations
 

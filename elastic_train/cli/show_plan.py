@@ -1,4 +1,4 @@
-"""`plan`: the candidates for a job on given nodes, and why one of them is chosen. Nothing is started."""
+"""`plan`: list candidate plans for a job on given nodes and explain the choice. Nothing is started."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`ckpt plan`: what the ranks of a plan would read of a checkpoint, and the memory that it takes."""
+"""`ckpt plan`: compute what the ranks of a plan would read of a checkpoint, and the memory it takes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`status` and `events`: folds of the journal, which lies in storage."""
+"""`status` and `events`: read a run's state and history from the journal in its storage."""
 
 from __future__ import annotations
 

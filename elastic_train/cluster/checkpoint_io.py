@@ -31,7 +31,7 @@ READ_BYTES = 64 * 2**20
 
 
 def document_path(directory: str, writer: int = 0) -> str:
-    """Where the first writer, and that of each stage, leave scalars for whoever assembles the checkpoint."""
+    """Where the first writer, and that of each stage, leave scalars for the assembly of the checkpoint."""
     return f"{directory}/w{writer:05d}.json"
 
 

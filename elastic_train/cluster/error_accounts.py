@@ -1,4 +1,4 @@
-"""Whose fault something is: the job's, the machines', storage's or ours. Told by type, never by words."""
+"""Attribute an error to the job, the machines, storage or us, by its type and never by its text."""
 
 from __future__ import annotations
 

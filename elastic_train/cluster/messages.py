@@ -1,4 +1,4 @@
-"""What controller and workers say to each other beside events: small frozen values."""
+"""Messages between controller and workers beside events: small frozen values."""
 
 from __future__ import annotations
 

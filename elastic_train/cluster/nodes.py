@@ -1,4 +1,4 @@
-"""What Ray knows of one node: its failure domain, and what its object store moved to disk."""
+"""Query Ray about one node: its failure domain, and what its object store spilled to disk."""
 
 from __future__ import annotations
 

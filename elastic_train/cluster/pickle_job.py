@@ -1,4 +1,4 @@
-"""The job as bytes for other processes. What cannot travel is named, with the way out."""
+"""Pickle the job for other processes, and name what cannot be pickled, with the remedy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a process that says nothing still lives, asked on its own machine and outside of it.
+"""Find whether a silent process still lives, from its own machine and without its help.
 
 Code that holds the GIL lets no thread of its process speak, heartbeats included. That is slow and not dead:
 the process is there, and is neither stopped nor a zombie.

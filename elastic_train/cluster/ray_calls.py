@@ -1,4 +1,4 @@
-"""Ray's calls with types that say what they are: any object, checked where it is used."""
+"""Typed wrappers of Ray calls: an answer is `object` and is checked where it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rendezvous store as a process of its own, so that no member's death takes it along."""
+"""The rendezvous store in an actor of its own, so that it survives the death of any member."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run's storage says of it, read from the newest state on: no cluster is needed."""
+"""Read a run's journal from storage, from its newest kept state on. No cluster is needed."""
 
 from __future__ import annotations
 

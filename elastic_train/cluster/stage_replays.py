@@ -1,4 +1,4 @@
-"""Which workers bring back which lost stages. The controller's part, which loads no torch."""
+"""Assign workers to replay lost pipeline stages. The controller's part, which loads no torch."""
 
 from __future__ import annotations
 

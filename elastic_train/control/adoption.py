@@ -1,4 +1,4 @@
-"""A controller's first moments: a new run, a run that goes on, and the workers it finds alive."""
+"""Start or resume a run in a new controller term, and adopt the workers that are alive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transition meant for the run, as a value: its kind and its subjects.
+"""The kind of change that a transition was (growth, drain, node lost, ...), with its subjects.
 
 Reports, counts and hooks read this. Reasons are sentences for people, and may be reworded.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints on their way: parts, commits, retention, and the one that has to succeed, the last.
+"""Collect the parts of a checkpoint, order its commit, apply retention, and handle failed saves.
 
 A checkpoint is whole when every rank of its generation's plan wrote its part. Parts count as long as their
 step belongs to the lineage, even if their group is over by then: what is durable is durable. A save that
@@ -159,7 +159,7 @@ def peers_held(state: State, event: PeersHeld) -> Outcome:
 
 
 def checkpoint_committed(state: State, event: CheckpointCommitted, policy: Policy) -> Outcome:
-    """A fact of storage, whoever wrote it. Retention moves after it."""
+    """Note a checkpoint that is durable, and apply retention."""
     stored = event.stored
     facts = state.facts
     saves = _without(facts.saves, stored.generation, stored.step)

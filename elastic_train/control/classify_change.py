@@ -1,4 +1,4 @@
-"""Which change a transition was, read from its event and the states on both sides of it."""
+"""Classify the change of a transition from its event and the states before and after."""
 
 from __future__ import annotations
 

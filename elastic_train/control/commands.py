@@ -1,4 +1,4 @@
-"""What a controller may do. Each command is idempotent; each effect, success or failure, ends in an event."""
+"""Commands of the controller. Each is idempotent; each effect, success or failure, ends in an event."""
 
 from __future__ import annotations
 

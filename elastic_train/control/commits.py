@@ -1,4 +1,4 @@
-"""A commit that was ordered ends: committed, refused, or given up because nobody answers.
+"""Order checkpoint commits, repeat those without an answer, and give them up after a deadline.
 
 A commit is idempotent, so one without an answer is ordered again, later each time. Until then a recovery from
 storage waits for it, and so does the end of a run.

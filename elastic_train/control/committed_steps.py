@@ -1,4 +1,4 @@
-"""Committed steps: what they prove, when control asks for a checkpoint, and the last one."""
+"""Handle committed steps: progress, pace measurements, and asking for a checkpoint that is due."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dataclasses as JSON-able values and back, exactly.
+"""Serialise frozen dataclasses to JSON values and back, exactly.
 
 Reading follows the field types of the class; unknown fields are ignored and missing ones take their defaults,
 so that a release reads what its neighbours wrote. Numbers that JSON does not have are written as strings,

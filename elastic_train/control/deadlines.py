@@ -1,4 +1,4 @@
-"""Time: the deadlines of every phase. Nothing else judges a deadline; `waits` says when they are."""
+"""Apply the deadlines of every phase on each tick. `waits` computes when they are."""
 
 from __future__ import annotations
 

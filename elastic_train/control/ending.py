@@ -1,4 +1,4 @@
-"""The end of a run. Terminal states are final."""
+"""End a run. Terminal states are final."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can happen to a run. Every event carries `at`, seconds on the controller's own clock."""
+"""Events of a run. Every event carries `at`, seconds on the controller's own clock."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class Adopted:
     silent: tuple[str, ...] = ()
 
 
-# -- words of workers, fenced by generation ------------------------------------------------------------------
+# -- reports of workers, fenced by generation ----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,7 +287,7 @@ class CheckpointRejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerFailed:
-    """What this controller itself could not do, by a fault of ours: the run ends with its words."""
+    """A fault of the controller itself: the run ends with its message."""
 
     at: float
     detail: str

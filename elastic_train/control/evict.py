@@ -1,4 +1,4 @@
-"""Leaving a node that is slow, where a person asked for it and the steps that are left are worth the switch.
+"""Evict a node that is slow, if `evict_slower_than` is set and the remaining steps are worth the switch.
 
 It is left as a node that drains: the group pauses at a step boundary, what the slow worker holds is handed
 on, and no step is lost. Afterwards the node is quarantined, and may come back.

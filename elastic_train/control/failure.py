@@ -1,9 +1,9 @@
-"""From the first sign of a failure to the verdict.
+"""Failure handling: abort the group, collect final reports, find the cause, and recover or end the run.
 
 The first sign aborts the group; the cause waits for every living member's final report. A cause that is not a
 collective's explains those that are: a broken collective is how survivors feel somebody else's end. Then
 either the run ends, because the job's own code raised, the failure is deterministic, or the budget is spent;
-or it goes on with whoever is left. What counts against the budget is decided in `incidents`.
+or it goes on with the workers that are left. What counts against the budget is decided in `incidents`.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def _without_bad_logs(state: State, cause: Cause) -> State:
 
 
 def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
-    """The deadline for final reports has passed: whoever did not speak is lost."""
+    """The deadline for final reports has passed: workers without one count as lost."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Settling)
     causes = list(phase.causes)

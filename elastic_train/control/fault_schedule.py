@@ -1,4 +1,4 @@
-"""Fault schedules as values: the same for the simulator and for a real cluster.
+"""Fault schedules for fault injection, the same for the simulator and for a real cluster.
 
 A fault happens at a moment: when a rank is at a phase of a step. Nodes are named by labels that whoever
 performs the schedule maps to machines.

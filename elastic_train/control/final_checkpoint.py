@@ -1,4 +1,4 @@
-"""The checkpoint that has to succeed: the one of the last step, without which a run has not finished.
+"""Retry the checkpoint of the last step, without which a run has not finished.
 
 While its group lives it is asked for again and again, for as long as trouble of storage is borne.
 """

@@ -1,4 +1,4 @@
-"""From waiting to a group: when to form, with whom, from what.
+"""Decide when to form a group, from which workers, under which plan and from which source of state.
 
 A first group forms when every worker that was started is up, or when enough are up and nobody came for the
 join window. After a failure or a pause state is held in memory and nobody waits for a cold start: whoever is

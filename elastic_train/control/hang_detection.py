@@ -1,4 +1,4 @@
-"""Whether a group stands still, judged from its members' own marks, and who holds it up.
+"""Hang detection: find from heartbeats whether a group stands still, and which rank holds it up.
 
 A deadline is relative to the measured time of a step: a rank that is ten times slower makes slow steps, not a
 hang. Phases whose length nobody knows beforehand, first steps and saves and evaluations, have the long one.

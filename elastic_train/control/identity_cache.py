@@ -1,4 +1,4 @@
-"""The last result of a function of a frozen value, for as long as it is asked about the same value."""
+"""Cache the last result of a function of a frozen value, keyed by the value's identity."""
 
 from __future__ import annotations
 

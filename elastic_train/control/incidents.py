@@ -1,4 +1,4 @@
-"""What counts as one failure: an incident, however many words tell of it and in whatever order they come.
+"""Incidents: group the reports of one failure, in any order, and count it once.
 
 An incident begins with the first sign that a group is over. Everything that is heard until its members' last
 words, and every loss of a member that only shows while the survivors form the next group, belongs to it.

@@ -1,7 +1,7 @@
 """Encode events and states as JSON-able dicts, decode them exactly, and fold a journal.
 
-An event is written as its fields and its type's name (dataclass_json.py). A state is what the fold of all events up to
-some place gives, so that a journal need not be folded from its beginning.
+An event is written as its fields and its type's name (dataclass_json.py). A state is what the fold of all
+events up to some place gives, so that a journal need not be folded from its beginning.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who is there: nodes, workers, and which nodes get new workers.
+"""Membership of nodes and workers: start workers where there is room, quarantine nodes that fail.
 
 A worker that ends before it took part in a committed step was of no use: a flap of its node. A node with too
 many of them in a window is quarantined, each time for twice as long, and comes back when the time is over.

@@ -1,4 +1,4 @@
-"""Steps without a finite loss and gradient. Each is skipped; too many in a row are the job's own failure.
+"""Count steps without a finite loss and gradient (NaN, inf). Too many in a row end the run.
 
 A row is its first and last step. It is cut by a finite step, also by one that a later generation runs again.
 """

@@ -1,4 +1,4 @@
-"""Planner questions to answer ahead: after the loss of a node, or once starting workers are there."""
+"""Plan ahead: planner questions for the loss of a node and for workers that are starting."""
 
 from __future__ import annotations
 

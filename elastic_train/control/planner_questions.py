@@ -1,4 +1,4 @@
-"""What the planner is asked: who is there, what is held, and what a change costs, as the run measured it.
+"""Build planner questions: worker slots, the plan whose shards are held, and measured costs of a change.
 
 Where a group trains, a change costs its switch and staying costs nothing. Where there is none, every plan
 costs a switch, so bytes and throughput decide. Until a graceful switch was measured it is taken to cost what

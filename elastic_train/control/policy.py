@@ -1,4 +1,4 @@
-"""The policy: what a person configured, and the planner, as one value that a transition is given."""
+"""The policy of a run: configured limits and timings, and the planner, as one value for transitions."""
 
 from __future__ import annotations
 

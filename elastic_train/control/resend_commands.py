@@ -1,4 +1,4 @@
-"""What a group was told and does not show is told again: a call may be lost on its way to a worker.
+"""Resend Go and Pause to a group that shows no effect of them: a call may be lost on its way.
 
 Going and pausing are idempotent. A group that never begins is over in the end.
 """

@@ -1,4 +1,4 @@
-"""Which checkpoints stay: the newest of this lineage, the best by metric, and the one in use. Never none."""
+"""Checkpoint retention: keep the newest of this lineage, the best by metric, and the one in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When to save, on every tier. Whoever saves asks here.
+"""Save schedule: when to take snapshots and checkpoints, on every tier.
 
 How often is the interval that balances the cost of saving against the work a failure loses.
 

@@ -1,4 +1,4 @@
-"""What a snapshot to peer memory takes from training, found from the steps beside it.
+"""Estimate what a snapshot to peer memory costs, from the times of the steps beside it.
 
 A snapshot costs more than its copy: digests, the transfer to another node and its arrival there take
 processor time and memory bandwidth while training goes on. What that is, only the steps can tell: those

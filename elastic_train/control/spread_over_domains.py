@@ -1,4 +1,4 @@
-"""In which order workers are taken, so that the first of them stand in many domains and on many nodes.
+"""Order workers so that the first of them spread over many failure domains and nodes.
 
 Near linear in the workers: each choice touches one domain and one node.
 """

@@ -221,7 +221,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """For enough workers. `prompt`: form at once with whoever is ready, because state is held in memory."""
+    """Wait for enough workers. `prompt`: form at once with those that are ready, to use state in memory."""
 
     since: float
     prompt: bool = False

@@ -1,4 +1,4 @@
-"""Stopping on request: at the next step boundary with a checkpoint, at the second request at once.
+"""Stop on request: at the next step boundary with a checkpoint, or at once on the second request.
 
 The request outlives every phase. A group that breaks while it stops, or is only being formed when the request
 comes, recovers first if more is committed than is saved: what is finished is kept wherever evidence of it is

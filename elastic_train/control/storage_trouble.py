@@ -1,6 +1,6 @@
-"""Trouble of storage: an account of its own, in time.
+"""Storage trouble: back off, keep training, and give up after `storage_trouble_s` of being blocked.
 
-Storage that fails says nothing about machines. Whoever needs it asks again, later each time; a run that can
+Storage that fails says nothing about machines. What needs it asks again, later each time; a run that can
 train without it trains on. Only a run that cannot go on, or cannot end as it should, without storage gives
 up, once it was held up for as long as `storage_trouble_s`.
 """
@@ -17,7 +17,7 @@ LONGEST_S = 60.0
 
 
 def troubled(saves: Saves, problem: str, policy: Policy, at: float, *, blocked: bool = False) -> Saves:
-    """Storage failed once more. Words that come while nobody asks it again tell of the same time."""
+    """Storage failed once more. Reports that come before it is asked again are of the same failure."""
     known = saves.trouble
     forgotten_s = policy.timing.storage_trouble_s
     if known is None or (known.blocked is None and at - known.last > forgotten_s):

@@ -1,4 +1,4 @@
-"""Ranks that are slower than their peers, step after step: named with their node and by how much.
+"""Straggler detection: ranks that are slower than their peers for several steps, and by what factor.
 
 Compared is each rank's own time in forward and backward of a micro-batch, without what it waits for others,
 among the ranks of its stage: stages are not alike.

@@ -1,7 +1,7 @@
 """The controller as a function: (state, event, policy) -> (state, commands, reason).
 
-Facts of the cluster and of storage count whoever tells them; words of workers count only for the generation
-that is current. What follows from the new facts in the phase that the run is in is decided by `_follow`,
+Facts of the cluster and of storage count from any sender; reports of workers count only for the current
+generation. What follows from the new facts in the phase that the run is in is decided by `_follow`,
 until nothing more follows.
 """
 

@@ -1,4 +1,4 @@
-"""Commits whose answer was lost: they may have come true.
+"""Read the commit log where a commit had no answer: it may have succeeded.
 
 What storage holds is read before a run goes back to it, so that nobody starts before the newest checkpoint of
 the log.

@@ -1,4 +1,4 @@
-"""What a run waits for, and until when: no phase without an effect that ends, or a deadline.
+"""List what a run waits for and the deadline of each wait. Every phase has one, or an effect that ends.
 
 Deadlines follow from what is known: what the last save took, when a group was last seen to move, how long
 storage has failed. `deadlines` judges them. The simulator holds that there always is one.

@@ -1,1 +1,1 @@
-"""What already happened: records, and their folds into ledger, status, goodput. Pure; others do the I/O."""
+"""Journal records and their folds into ledger, status, metrics and goodput. Pure; others do the I/O."""

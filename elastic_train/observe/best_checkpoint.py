@@ -1,4 +1,4 @@
-"""The best checkpoint by a metric, as the journal tells it."""
+"""Find the best checkpoint by a metric, from the journal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A quantity over the time of a run in bounded memory: neighbours are merged, their extremes stay."""
+"""A time series in bounded memory: neighbours are merged, their extremes stay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long something takes, as a distribution: quantiles with a relative error of 2 % from counts alone.
+"""Quantiles of durations from a histogram of counts, with a relative error of 2 %.
 
 The counts are by logarithm (C. Masson et al., DDSketch, VLDB 2019): as many as there are orders of magnitude,
 whatever the number of values.

@@ -1,4 +1,4 @@
-"""What happened, in one clause. The controller's reason beside it is whole and may be long."""
+"""Describe an event in one short clause. The controller's full reason stands beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a run will be through: an expected time and the range that its own history allows."""
+"""Forecast when a run will finish: an expected time and a range, from its own history."""
 
 from __future__ import annotations
 

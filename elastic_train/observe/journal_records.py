@@ -1,4 +1,4 @@
-"""One line of the journal: an event, why the controller did what it did, and what that was.
+"""Journal records: an event, the controller's reason and its outcome, as one line of JSON.
 
 Folds of records need neither the policy nor the planner: what a person wants to know of the decision is in
 the record. Durations are taken from the wall time of the records, because a new term's clock starts anew.

@@ -1,4 +1,4 @@
-"""The reconfigurations of a run, in plain words: why, from what to what, how long, what it lost."""
+"""Reconfigurations of a run: cause, plans before and after, duration, and steps lost."""
 
 from __future__ import annotations
 

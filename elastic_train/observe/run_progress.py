@@ -1,4 +1,4 @@
-"""Where a run stands, folded from its journal one record at a time."""
+"""Progress of a run (step, loss, speed, phase), folded from its journal one record at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run stands and what became of it, folded one record at a time, so that nobody needs all of them.
+"""Summary of a run, folded from its journal one record at a time in bounded memory.
 
 It is kept beside the state that covers old parts of the journal, and is bounded whatever a run's age.
 """

@@ -1,4 +1,4 @@
-"""What a run's faults, steps and saves came to, in numbers: one fold over its journal, of bounded size.
+"""Totals of a run's faults, steps and saves: one fold over its journal, of bounded size.
 
 An interruption is a reconfiguration that nobody asked for. Its recovery is divided by what the run was doing:
 `settle` until the final reports, `wait` for enough workers, `form` until every rank holds its state,

@@ -1,4 +1,4 @@
-"""How often a run saves, and why, in a sentence: from its configuration and what its controller decided."""
+"""Explain how often a run saves, from its configuration and its controller's decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of a run: what it was doing, on which nodes, what happened to it, and its curves.
+"""Timeline of a run for the page and the report: activity, nodes, events and curves.
 
 One fold over the journal, bounded whatever a run's age: the oldest happenings and the nodes that went first
 are given up one by one, short neighbours of the same band are merged.

@@ -1,4 +1,4 @@
-"""Which boundaries of a pipeline to log, under a budget of bytes: adjacent machines are merged into groups.
+"""Choose which pipeline boundaries to log under a budget of bytes, by merging adjacent machines.
 
 Only what crosses between groups is logged, and a failure anywhere in a group replays the whole group: fewer
 bytes, longer recovery. This is the selective logging of SWIFT (arXiv 2302.06173, section 5), which merges

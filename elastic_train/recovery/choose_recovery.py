@@ -104,7 +104,7 @@ def options(evidence: Evidence) -> tuple[RecoverableStep, ...]:
 
 
 def holders(evidence: Evidence, origin: Origin) -> tuple[str, ...]:
-    """The workers whose holdings the origin takes fragments from."""
+    """The workers whose local states the origin takes fragments from."""
     if not isinstance(origin, Live | Mixed):
         return ()
     return tuple(
@@ -126,7 +126,7 @@ def votes(evidence: Evidence) -> dict[tuple[int, int], Vote]:
 
 
 def _serves(local_state: LocalState, origin: Live | Mixed) -> bool:
-    """Whether anything of a holding gets to the origin's step."""
+    """Whether any part of a local state gets to the origin's step."""
     found = {
         local_state_versions.way(local_state, n, origin.step, origin.vote)
         for n in local_state_versions.names((local_state,))

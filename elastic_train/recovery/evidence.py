@@ -1,4 +1,4 @@
-"""What workers still hold after a failure, and where a new generation may start from."""
+"""Evidence after a failure: state that workers still hold, and sources that a generation may start from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lineage: which generations a state went through, oldest first, and from which step each went on."""
+"""The lineage of a state: the generations that led to it, oldest first, and the step each started from."""
 
 from __future__ import annotations
 

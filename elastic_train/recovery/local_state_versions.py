@@ -1,7 +1,7 @@
-"""Brings a survivor's local state to a step: as it is, rolled forward, or undone.
+"""Ways to bring a survivor's local state to a step: as it is, rolled forward, or undone.
 
-A holding may be at two steps at once, where updates run inside backward: then the question is asked for each
-parameter. A roll forward is exact to the bit; an undo is exact up to rounding.
+A local state may be at two steps at once, where updates run inside backward: then the question is asked for
+each parameter. A roll forward is exact to the bit; an undo is exact up to rounding.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ REST = ""
 
 
 def way(local_state: LocalState, name: str, step: int, vote: Vote | None) -> Way | None:
-    """How a parameter of a holding gets to `step`, given the outcome of the vote on it; None: not at all."""
+    """How a parameter of a local state gets to `step`, given the vote's outcome; None: not at all."""
     at = local_state.step + (name in local_state.ahead)
     if at == step:
         return "live"
@@ -40,7 +40,7 @@ def names(local_states: Iterable[LocalState]) -> tuple[str, ...]:
 
 
 def steps(local_states: Iterable[LocalState]) -> frozenset[int]:
-    """Steps to which some of the holdings could get."""
+    """Steps to which some of the local states could get."""
     found: set[int] = set()
     for h in local_states:
         found.add(h.step)

@@ -1,4 +1,4 @@
-"""Whether the remaining ranks hold every part of the state.
+"""Check whether the remaining ranks hold every part of the state.
 
 Ranks that differ only in `dp_replicate` hold the same shards, so one of them is enough. Every other
 coordinate of the mesh has to be there.

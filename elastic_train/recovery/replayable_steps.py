@@ -1,4 +1,4 @@
-"""Steps of a lost pipeline stage that its neighbours' logs can replay."""
+"""Find the steps of a lost pipeline stage that its neighbours' step logs can replay."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Silent data corruption: which replica is wrong where the digests of replicas differ."""
+"""Silent data corruption: find the replica that is wrong where the digests of replicas differ."""
 
 from __future__ import annotations
 

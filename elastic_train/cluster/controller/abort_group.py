@@ -1,4 +1,4 @@
-"""Tells the workers of a generation that it is over, and finds out which of them cannot hear it."""
+"""Abort a generation's workers, and find those that cannot be reached."""
 
 from __future__ import annotations
 

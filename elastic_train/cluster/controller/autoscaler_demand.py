@@ -1,4 +1,4 @@
-"""Tells Ray's autoscaler how many workers the runs of a cluster could use. Nothing ever waits for an answer.
+"""Ask Ray's autoscaler for the workers that the runs of a cluster could use. Nothing waits for an answer.
 
 A request names the whole of what is wanted, holds nodes that are there, and is global to the cluster: the
 last one that anybody makes counts. So each run notes its own request where all runs of the cluster see it,

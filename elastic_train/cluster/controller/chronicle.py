@@ -1,4 +1,4 @@
-"""What the controller writes down: records in the journal, and now and then the state that they lead to.
+"""Write journal records, and from time to time the state that they lead to; read both at a start.
 
 A start folds what came after the newest state, whatever the age of the run. A state that this release can't
 read is passed over: then everything is folded.

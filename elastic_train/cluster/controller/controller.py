@@ -1,6 +1,6 @@
 """The controller actor: folds events through `control.transition`, journals, performs.
 
-One thread decides. Everything else, workers' words, watches, effects, puts events into its inbox. Ray
+One thread decides. Everything else (workers, watches, effects) puts events into its inbox. Ray
 restarts the actor when its process dies; it then begins a new term, folds the journal, and adopts the living
 workers.
 """
@@ -109,7 +109,7 @@ class Controller:
     # -- called by workers
 
     def deliver(self, worker: str, words: Sequence[Event], heartbeat: Heartbeat) -> bool:
-        """A worker's words and its heartbeat. False: it was given up and has to end."""
+        """Take a worker's events and heartbeat. False: it was given up and has to end."""
         if not self._watch.heard(worker, heartbeat):
             return False
         self._hear(words)
@@ -199,7 +199,7 @@ class Controller:
         self._finish(End(outcome="fenced" if fenced else "infrastructure", detail=detail), typed)
 
     def _begin(self) -> bool:
-        """Own the run, fold its journal, take over whoever is alive. False if it had only to tell its end."""
+        """Own the run, fold its journal, adopt living workers. False if the run had only to be ended."""
         again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
         state, newest = awaited(
             self._effects,

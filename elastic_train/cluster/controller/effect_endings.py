@@ -1,4 +1,4 @@
-"""How an effect's end is told where it was not done, and effects that end in events."""
+"""Begin effects that end in events, and turn an effect's failure into a cause."""
 
 from __future__ import annotations
 

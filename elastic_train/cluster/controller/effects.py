@@ -1,4 +1,4 @@
-"""The one way in which a controller does anything outside its deciding thread.
+"""Effects: run the controller's commands on other threads, each with a lane, a deadline and one end.
 
 An effect has a name, a lane of its urgency, a deadline and a call. It ends exactly once: done, refused,
 failed or late. Lanes are served side by side, so what is urgent never waits behind what is slow. A call that

@@ -1,4 +1,4 @@
-"""Performs Form: every member joins, takes its part of the state from where the origin says, and proves it.
+"""Perform Form: every member joins, fetches its part of the state from the origin, and verifies it.
 
 The order is fixed: holders settle at one step and say what they hold; members rendezvous and say what they
 need; the transfer plan says which bytes go where; members fetch from each other through Ray objects; the

@@ -1,4 +1,4 @@
-"""Watching: nodes by polling, workers by a pending call, by their heartbeats, and by a probe of their raylet.
+"""Watch nodes by polling, and workers by a pending call, by heartbeats, and by a probe of their raylet.
 
 Every sign becomes an event; nothing is concluded here beyond "this process is gone" and "this node is there".
 """

@@ -1,4 +1,4 @@
-"""Ray's list of the cluster's nodes: one look for all who ask within a moment, however many they are."""
+"""Cache Ray's list of the cluster's nodes, so that many callers within a moment share one query."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run's peer stores: started on each node with workers, paired across failure domains, queried."""
+"""Start peer stores on nodes with workers, pair them across failure domains, and query them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Performs the controller's commands as effects, each of which ends in an event."""
+"""Perform the controller's commands as effects, each of which ends in an event."""
 
 from __future__ import annotations
 

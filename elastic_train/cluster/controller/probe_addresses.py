@@ -1,4 +1,4 @@
-"""Which of many addresses accept connections, tried side by side under one deadline and without threads.
+"""Probe which of many addresses accept TCP connections, side by side under one deadline, without threads.
 
 A dead process refuses at once, a cut-off host doesn't answer. The kernel repeats a lost packet only after a
 second, so whoever is silent for half of the time is tried once more.

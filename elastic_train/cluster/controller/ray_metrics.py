@@ -1,4 +1,4 @@
-"""A run's metrics among those of its cluster: Ray's agents export them beside their own."""
+"""Export a run's metrics through Ray's metrics agents."""
 
 from __future__ import annotations
 

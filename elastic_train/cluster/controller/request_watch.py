@@ -1,4 +1,4 @@
-"""Watches for stop and save requests, which are files in the run's storage."""
+"""Poll the run's storage for stop and save requests, which are files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks at workers that say nothing, before anybody is given up: silence is a suspicion and not a death."""
+"""Check workers whose heartbeats stopped, by other means, before they count as lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The processes of a run's workers: started, known by their names, ended."""
+"""Start, name and end the worker processes of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The driver: checks the ground, starts the controller, shows what happens, returns the result."""
+"""Launch a run from the driver: preflight, start of the controller, display, result."""
 
 from __future__ import annotations
 

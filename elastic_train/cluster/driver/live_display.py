@@ -1,4 +1,4 @@
-"""The live display of a terminal: one run in three lines, below what it has said so far."""
+"""Live display in a terminal: a run's state in three lines below its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `fit` returns: Ray Train's Result, and the run's own history beside it."""
+"""The result of `fit`: Ray Train's Result with the run's own history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run does while it does not train, in words, and how far it has come: from its heartbeats."""
+"""Describe what a run does while it does not train, and its progress, from heartbeats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The planner of a run on the cluster that is there, made on the driver before anything is started.
+"""Build the planner of a run for the present cluster, on the driver, before anything is started.
 
 A run is data-parallel as long as that fits. The model's layers are looked at only where a person fixes
 another axis, or where some number of workers within the bounds has too little memory for data-parallel plans.

@@ -1,4 +1,4 @@
-"""What the driver prints: a live display in a terminal, lines elsewhere, a clause for each event."""
+"""Driver output: a live display in a terminal, lines elsewhere, a clause for each event."""
 
 from __future__ import annotations
 

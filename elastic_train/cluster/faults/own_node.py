@@ -1,4 +1,4 @@
-"""What a process does to its own node, and to processes there."""
+"""Fault primitives on this node: kill it, and resume a stopped process later."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How often a peer store's snapshots come, and what they take: said from time to time, for people."""
+"""Measure how often a peer store's snapshots come and what memory they take, and report it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots in one peer store: of its own node's workers, and copies of another node's.
+"""The snapshots of one peer store: those of its node's workers, and copies of another node's.
 
 A snapshot for peer memory begins only after the vote said that the one before it is complete on every rank,
 so of two the older is complete wherever the newer isn't yet. A checkpoint's does not wait: a third one stays.
@@ -99,7 +99,7 @@ class SnapshotStore:
             return each_once(tuple(self._reports))
 
     def copied_bytes(self) -> int:
-        """What is held for other nodes, in this node's object store."""
+        """Bytes of other nodes' snapshots in this node's object store."""
         return sum(snapshot.buffer.nbytes for snapshot in self._copy().values() if _is_copy(snapshot))
 
     def generations(self) -> frozenset[int]:

@@ -24,7 +24,7 @@ Ask = Callable[[Fragments], Answer]
 
 
 def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tuple[Ask, Fragments]]) -> None:
-    """From the member's own holding and from the others, all of them side by side."""
+    """Fill from the member's own local state and from the others, all side by side."""
     waiting = deque[tuple[Answer, Fragments]]()
     asked = _in_turns(others)
     for ask, boxes in asked:

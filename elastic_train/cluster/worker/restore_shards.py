@@ -1,4 +1,4 @@
-"""A member's shards filled from a committed checkpoint, whoever wrote it: each byte leaves storage once."""
+"""Restore a member's shards from a committed checkpoint of any plan, reading each byte once."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class SharedMemoryTier:
     """Everything between a snapshot that is whole and the tiers that hold it.
 
     `every` is its cadence in steps; "auto" weighs what a snapshot costs against what it saves. `steps` are
-    those that this worker knows of: whoever goes on from a snapshot has to know them too.
+    those that this worker knows of: a run that goes on from a snapshot has to know them too.
     """
 
     every_step = True

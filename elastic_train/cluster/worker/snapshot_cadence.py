@@ -1,4 +1,4 @@
-"""How often snapshots go to peer memory: steps and seconds since the last one, against what one takes."""
+"""Decide when a snapshot to peer memory is due, from the time since the last one and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Notices that this machine is about to go: a cloud's spot interruption, or SIGTERM.
+"""Spot interruption notices and SIGTERM: report that this machine is about to go.
 
 Each becomes a drain of the node, as Ray knows it, so that there is one way in which a node leaves: its
 workers hand over what they hold and are gone before the deadline. Every worker watches for its own node,

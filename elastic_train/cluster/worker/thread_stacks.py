@@ -1,4 +1,4 @@
-"""Python stacks of this process's threads, as text."""
+"""Dump the Python stacks of this process's threads as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One thread that does everything a Member does on "the training thread", one call after the other."""
+"""The training thread: runs the calls of a Member one after the other."""
 
 from __future__ import annotations
 

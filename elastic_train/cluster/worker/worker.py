@@ -1,4 +1,4 @@
-"""The worker: owns one Member, runs it on a training thread, and speaks for it.
+"""The worker: owns one Member, runs it on a training thread, and reports for it.
 
 Its public methods are called through an actor, on the threads that `worker_actor` names for them. Those for
 control never wait for a step; what belongs to the training thread waits for its turn on it. A worker never
@@ -136,7 +136,7 @@ class Worker:
     # -- forming a group
 
     def offer(self, origin: Live) -> Offer:
-        """Bring the holding that `origin` names to its step and say what it consists of."""
+        """Bring the local state that `origin` names to its step, and return its fragments and document."""
 
         def settle() -> Offer:
             undone = self._owner.roll(origin.generation, origin.step, origin.vote, origin.undo)
@@ -155,7 +155,7 @@ class Worker:
         senders: Sequence[Any],
         peer_stores: Sequence[Any],
     ) -> None:
-        """Bring a lost stage back with others, and hold this rank's part beside what is held already."""
+        """Bring a lost stage back with others, and keep this rank's part beside its own local state."""
         self._generation = stage_replay.during
         self._on_training(
             stage_replay.during,
@@ -185,7 +185,7 @@ class Worker:
         document: dict[str, Any],
         rest: tuple[Stored, Fragments] | None = None,
     ) -> Filled:
-        """Fill the new shards from the own holding, from the holders named, and from storage the rest."""
+        """Fill the new shards from the own local state, from the holders named, and the rest from storage."""
 
         def fill() -> Filled:
             self._owner.continued = origin.generation
@@ -234,7 +234,7 @@ class Worker:
         return self._owner.held.read(generation, step, wanted)
 
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
-        """Digest of boxes of a holding, so that what was moved can be compared with what was there."""
+        """Digest of boxes of a local state, so that what was moved can be compared with what was there."""
         return self._owner.held.digest_of(generation, step, boxes)
 
     def sent(

@@ -1,4 +1,4 @@
-"""A worker as its controller names it: its methods, and on which threads they run, without what they need.
+"""The worker's actor class: method names and concurrency groups, without importing torch.
 
 Naming `Worker` itself would load torch in the controller, for seconds and in the way of every start.
 """

@@ -1,4 +1,4 @@
-"""What a worker reports: heartbeats, committed steps, and how each generation ended."""
+"""Worker reports: heartbeats, committed steps, and the final report of each generation."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class WorkerReporter:
         self._say(generation, broken)
 
     def final_report(self, generation: int, *, again: bool = False) -> None:
-        """What is held, and the error that was met. `again`: whoever asks may not have heard it."""
+        """Report local states and the error that was met. `again`: the first report may be lost."""
         if again or generation not in self._settled:
             self._say(generation)
 

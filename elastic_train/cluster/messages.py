@@ -89,7 +89,7 @@ class SealedSnapshot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reported:
+class PeerReport:
     """What peer stores could serve now, and the steps that they know of, oldest first."""
 
     snapshots: tuple[PeerSnapshot, ...] = ()

@@ -20,7 +20,9 @@ from elastic_train.control.transition import transition
 EVENTS: Mapping[str, type] = {kind.__name__: kind for kind in get_args(events.Event)}
 
 GROUPS: Mapping[str, type] = {
-    name: kind for name, kind in get_type_hints(Facts).items() if is_dataclass(kind)
+    name: kind
+    for name, kind in get_type_hints(Facts).items()
+    if isinstance(kind, type) and is_dataclass(kind)
 }
 FLAT: Mapping[tuple[str, str], str] = {
     ("lineage", "chain"): "lineage",

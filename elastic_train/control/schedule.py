@@ -107,7 +107,7 @@ def peer_is_due(every: int | Literal["auto"], *, steps: int, seconds: float, cos
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Boundary:
+class BoundaryDecision:
     """What is taken at a step boundary: a snapshot at all, for storage too, waiting for room; `owed` is made
     up for at a later one.
     """
@@ -130,7 +130,7 @@ def at_boundary(
     may_be_best: bool,
     no_room_for_storage: bool,
     peers_wanted: bool,
-) -> Boundary:
+) -> BoundaryDecision:
     """What every rank takes after `step`; `asked` for by the controller or a person, `owed` from before.
 
     The last step's and a pause's checkpoints wait for room, and so does that of a state which may be the
@@ -140,7 +140,7 @@ def at_boundary(
     due = owed or best or asked or last or (every != "auto" and step % every == 0)
     wait = due and (last or pausing or best or pressure == "wait")
     storage = wait or (due and not no_room_for_storage)
-    return Boundary(
+    return BoundaryDecision(
         snapshot=storage or peers_wanted,
         storage=storage,
         wait=wait,

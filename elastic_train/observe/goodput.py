@@ -40,14 +40,14 @@ def words(account: Goodput) -> str:
 
 def goodput(records: Sequence[Record], *, submitted: float | None = None) -> Goodput:
     """The account of a run that was `submitted` at these wall seconds, by default at its first record."""
-    account = Account()
+    account = GoodputAccount()
     for record in records:
         account.add(record)
     return account.told(submitted=submitted)
 
 
 @dataclass(slots=True, kw_only=True)
-class Account:
+class GoodputAccount:
     """What became of the time, folded one record at a time. Steps that are run again after more than
     `RECENT` others are taken at the mean.
     """

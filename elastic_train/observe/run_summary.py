@@ -11,7 +11,7 @@ from typing import Any
 
 from elastic_train.control.dataclass_json import plain, reader
 from elastic_train.control.events import GroupReady, PeersHeld, StepCommitted
-from elastic_train.observe.goodput import Account
+from elastic_train.observe.goodput import GoodputAccount
 from elastic_train.observe.journal_records import Record
 from elastic_train.observe.ledger import LedgerEntry, entry_of
 from elastic_train.observe.reconfigurations import Changes
@@ -31,7 +31,7 @@ class RunSummary:
 
     progress: RunProgress = field(default_factory=RunProgress)
     changes: Changes = field(default_factory=Changes)
-    account: Account = field(default_factory=Account)
+    account: GoodputAccount = field(default_factory=GoodputAccount)
     figures: Figures = field(default_factory=Figures)
     timeline: Timeline = field(default_factory=Timeline)
     losses: dict[int, float] = field(default_factory=dict[int, float])  # of the newest kept steps

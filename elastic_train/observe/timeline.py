@@ -30,7 +30,7 @@ OPEN = -1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class ActivitySpan:
     """What the run did, and on which plan. `doing` is training or a cause of badput."""
 
     began: float
@@ -50,7 +50,7 @@ class Stretch:
 
 
 @dataclass(slots=True, kw_only=True)
-class Lane:
+class NodeLane:
     """One node."""
 
     node: str
@@ -96,8 +96,8 @@ class Timeline:
 
     began: float = 0.0
     now: float = 0.0
-    spans: list[Span] = field(default_factory=list[Span])  # the last one lasts
-    lanes: list[Lane] = field(default_factory=list[Lane])  # by when the node was first there
+    spans: list[ActivitySpan] = field(default_factory=list[ActivitySpan])  # the last one lasts
+    lanes: list[NodeLane] = field(default_factory=list[NodeLane])  # by when the node was first there
     given_up: int = 0  # lanes
     happenings: list[Happening] = field(default_factory=list[Happening])
     count: int = 0  # of happenings, ever
@@ -164,7 +164,7 @@ class Timeline:
             self.spans[-1] = last = replace(last, ended=seconds)
         if last is None or (last.doing, last.generation) != (doing, generation):
             self.spans.append(
-                Span(
+                ActivitySpan(
                     began=seconds,
                     ended=seconds,
                     doing=doing,
@@ -195,7 +195,7 @@ class Timeline:
         known = {lane.node: lane for lane in self.lanes}
         for name in there:
             if name not in known:
-                known[name] = Lane(node=name)
+                known[name] = NodeLane(node=name)
                 self.lanes.append(known[name])
         for lane in self.lanes:
             lane.put(seconds, there.get(lane.node, ""))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elastic_train.observe.bounded_series import Bucket
-from elastic_train.observe.timeline import OPEN, Happening, Lane
+from elastic_train.observe.timeline import OPEN, Happening, NodeLane
 from elastic_train.planner.plan import on_nodes
 from elastic_train.show.markup import element, text
 from elastic_train.show.model import Shown
@@ -140,7 +140,7 @@ def _costs(happenings: Iterable[Happening]) -> dict[int, Happening]:
     return found
 
 
-def _lane(shown: Shown, lane: Lane, costs: dict[int, Happening]) -> str:
+def _lane(shown: Shown, lane: NodeLane, costs: dict[int, Happening]) -> str:
     bars = "".join(
         _bar(shown, s.began, s.ended, f"on-{s.status}", f"{lane.node} {s.status} from {clock(s.began)}")
         for s in lane.stretches

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from elastic_train.observe.bounded_series import Bucket
-from elastic_train.observe.timeline import Span
+from elastic_train.observe.timeline import ActivitySpan
 from elastic_train.show.scale import Scale
 
 Place = Callable[[float, float], str]
 """A point of the picture, as text, for a time and a value."""
 
 
-def pieces(buckets: Sequence[Bucket], spans: Sequence[Span]) -> Iterator[list[Bucket]]:
+def pieces(buckets: Sequence[Bucket], spans: Sequence[ActivitySpan]) -> Iterator[list[Bucket]]:
     """Buckets between which the run trained without a break."""
     breaks = [span.began for span in spans if span.doing != "training"]
     piece: list[Bucket] = []

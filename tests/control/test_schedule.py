@@ -11,7 +11,7 @@ from elastic_train.control.schedule import (
     LEAST_SHARE,
     PRIOR_MTBF_S,
     UNCOVERED_MTBF_S,
-    Boundary,
+    BoundaryDecision,
     IntervalInputs,
     at_boundary,
     explained,
@@ -82,7 +82,7 @@ def test_peer_memory_is_filled_as_often_as_it_costs_two_percent_and_never_less_t
     assert peer_interval_s(1000.0) == pytest.approx(math.sqrt(2 * 1000.0 * PRIOR_MTBF_S))
 
 
-def boundary(step: int = 7, **given: Any) -> Boundary:
+def boundary(step: int = 7, **given: Any) -> BoundaryDecision:
     settings: dict[str, Any] = {
         "last": False,
         "pausing": False,
@@ -98,9 +98,11 @@ def boundary(step: int = 7, **given: Any) -> Boundary:
 
 
 def test_nothing_is_taken_at_a_boundary_where_nothing_is_due():
-    assert boundary() == Boundary(snapshot=False, storage=False, wait=False, owed=False)
+    assert boundary() == BoundaryDecision(snapshot=False, storage=False, wait=False, owed=False)
     assert boundary(pausing=True) == boundary(), "a pause by itself saves nothing"
-    assert boundary(peers_wanted=True) == Boundary(snapshot=True, storage=False, wait=False, owed=False)
+    assert boundary(peers_wanted=True) == BoundaryDecision(
+        snapshot=True, storage=False, wait=False, owed=False
+    )
 
 
 @pytest.mark.parametrize("why", [{"asked": True}, {"owed": True}, {"last": True}, {"every": 7}])

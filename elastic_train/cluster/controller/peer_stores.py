@@ -15,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster.actor_names import NAMESPACE, peer_store_name
 from elastic_train.cluster.controller.node_roster import Roster
-from elastic_train.cluster.messages import Reported
+from elastic_train.cluster.messages import PeerReport
 from elastic_train.cluster.nodes import domain_of
 from elastic_train.cluster.peer_store.peer_store import CONCURRENCY, PeerStore
 from elastic_train.cluster.peer_store.segments import sweep
@@ -131,18 +131,18 @@ class PeerStores:
                     self._chosen[node] = (handles[node], *chosen)
                     handles[node].pair.remote(list(chosen))
 
-    def reported(self, within_s: float) -> Reported:
+    def reported(self, within_s: float) -> PeerReport:
         """What the peer stores that answer in time hold; those that are dead are forgotten."""
         reached = self._roster.reachable()
         asked = {node: handle.reported.remote() for node, handle in self.handles().items() if node in reached}
         if not asked:
-            return Reported()
+            return PeerReport()
         done, _ = ray.wait(list(asked.values()), num_returns=len(asked), timeout=within_s)
-        found: list[Reported] = []
+        found: list[PeerReport] = []
         for node, call in asked.items():
             if call in done and (reported := self._answered(node, call)) is not None:
                 found.append(reported)
-        return Reported(
+        return PeerReport(
             snapshots=tuple(snapshot for reported in found for snapshot in reported.snapshots),
             steps=each_once(report for reported in found for report in reported.steps),
         )

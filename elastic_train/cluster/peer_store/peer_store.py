@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from elastic_train.cluster.checkpoint_io import PartWriter
-from elastic_train.cluster.messages import Offer, Reported, SealedSnapshot
+from elastic_train.cluster.messages import Offer, PeerReport, SealedSnapshot
 from elastic_train.cluster.nodes import node_info, spilled_bytes
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
 from elastic_train.cluster.peer_store import segments
@@ -172,8 +172,8 @@ class PeerStore:
     # -- for whoever recovers: the same questions that a worker answers
 
     @ray.method(concurrency_group=CONTROL)
-    def reported(self) -> Reported:
-        return Reported(snapshots=self._snapshot_store.evidence(), steps=self._snapshot_store.steps())
+    def reported(self) -> PeerReport:
+        return PeerReport(snapshots=self._snapshot_store.evidence(), steps=self._snapshot_store.steps())
 
     @ray.method(concurrency_group=CONTROL)
     def offer(self, origin: Live) -> Offer:

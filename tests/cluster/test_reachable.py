@@ -13,6 +13,7 @@ import pytest
 from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.peer_stores import PeerStores
 from elastic_train.cluster.controller.probe_addresses import Verdict, reachable
+from elastic_train.cluster.controller.run_context import RunContext
 from elastic_train.config import Batch, RunSpec
 
 pytestmark = pytest.mark.ring1
@@ -119,7 +120,8 @@ def test_pairing_while_all_nodes_come_up_lists_them_once_and_tells_each_peer_sto
         max_workers=nodes,
     )
     roster = Roster(cluster.list, reach=cluster.reach, clock=lambda: 0.0)  # all within a moment
-    peer_stores = PeerStores(run="r", term=1, spec=spec, controller=None, environment={}, roster=roster)
+    context = RunContext(run="r", term=1, spec=spec, controller=None, environment={})
+    peer_stores = PeerStores(context, roster)
     handles = {f"{number:04d}0000": Paired() for number in range(nodes)}
     for node, handle in handles.items():
         peer_stores.adopt(node, handle)

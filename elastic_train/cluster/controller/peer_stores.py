@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -15,13 +15,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster.actor_names import NAMESPACE, peer_store_name
 from elastic_train.cluster.controller.node_roster import Roster
+from elastic_train.cluster.controller.run_context import RunContext
 from elastic_train.cluster.messages import PeerReport
 from elastic_train.cluster.nodes import domain_of
 from elastic_train.cluster.peer_store.peer_store import CONCURRENCY, PeerStore
 from elastic_train.cluster.peer_store.segments import sweep
 from elastic_train.cluster.ray_calls import answer, remote
 from elastic_train.cluster.reported_events import each_once
-from elastic_train.config import RunSpec
 from elastic_train.control.peer_pairs import buddies
 
 log = logging.getLogger(__name__)
@@ -38,16 +38,10 @@ class PeerStores:
 
     def __init__(
         self,
-        *,
-        run: str,
-        term: int,
-        spec: RunSpec,
-        controller: Any,
-        environment: Mapping[str, str],
+        context: RunContext,
         roster: Roster | None = None,
     ) -> None:
-        self._run, self._term, self._spec = run, term, spec
-        self._controller, self._environment = controller, dict(environment)
+        self._context, self._spec = context, context.spec
         self._roster = roster if roster is not None else Roster()
         self._handles: dict[str, Any] = {}  # by node
         self._started: dict[str, float] = {}  # when, of those that never answered
@@ -80,6 +74,7 @@ class PeerStores:
         """Start a node's peer store if it has none. Returns at once; `pair` tells it whose copies it may
         hold.
         """
+        context = self._context
         info = self._roster.of(node) if self._spec.checkpoints.peers is not None else None
         with self._lock:
             if node in self._handles or info is None or self._stopped:
@@ -89,15 +84,15 @@ class PeerStores:
             self._handles[node] = (
                 remote(PeerStore, concurrency_groups=CONCURRENCY)
                 .options(
-                    name=peer_store_name(self._run, self._term, node),
+                    name=peer_store_name(context.run, context.term, node),
                     namespace=NAMESPACE,
                     lifetime="detached",
                     num_cpus=0,
                     max_restarts=0,
                     scheduling_strategy=NodeAffinitySchedulingStrategy(info["NodeID"], soft=False),
-                    runtime_env={"env_vars": self._environment},
+                    runtime_env={"env_vars": dict(context.environment)},
                 )
-                .remote(run=self._run, node=node, spec=self._spec, controller=self._controller)
+                .remote(run=context.run, node=node, spec=context.spec, controller=context.controller)
             )
 
     def ensure(self, nodes: Collection[str]) -> None:

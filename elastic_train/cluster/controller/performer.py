@@ -3,30 +3,29 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, assert_never
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from elastic_train.cluster import ray_private
 from elastic_train.cluster.controller.abort_group import abort
 from elastic_train.cluster.controller.committer import Committer
 from elastic_train.cluster.controller.effect_endings import begin_aside, begin_events
-from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Lane
+from elastic_train.cluster.controller.effects import Effects, Lane
 from elastic_train.cluster.controller.form_group import Participants, Patience, form
+from elastic_train.cluster.controller.inbox import Inbox
 from elastic_train.cluster.controller.liveness_watch import WorkerWatch
 from elastic_train.cluster.controller.node_roster import Roster
+from elastic_train.cluster.controller.peer_pairing import PeerPairing
 from elastic_train.cluster.controller.peer_stores import HUNG_S, PeerStores
+from elastic_train.cluster.controller.rendezvous_store import RendezvousStore
+from elastic_train.cluster.controller.run_context import RunContext
 from elastic_train.cluster.controller.worker_processes import WorkerProcesses
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.process_witness import ANSWER_S as WITNESS_S
-from elastic_train.cluster.ray_calls import answer, remote
-from elastic_train.cluster.rendezvous_actor import Rendezvous
-from elastic_train.config import RunSpec
+from elastic_train.cluster.ray_calls import answer
 from elastic_train.control.commands import (
     Abort,
     AskPeers,
@@ -51,7 +50,6 @@ from elastic_train.control.events import (
     GroupReady,
     PeersReported,
 )
-from elastic_train.control.fault_schedule import FaultSchedule
 from elastic_train.errors import CheckpointError
 from elastic_train.recovery.evidence import Mixed, checkpoint_of
 
@@ -68,51 +66,35 @@ SLACK_S = 5.0
 
 
 class Performer:
-    """Knows the run's processes and does to them what it is told."""
+    """Starts, steers and ends the run's processes. `ended` is called with the last command."""
 
     def __init__(
         self,
+        context: RunContext,
         *,
-        run: str,
-        term: int,
-        spec: RunSpec,
-        job: bytes,
-        controller: Any,
-        environment: Mapping[str, str],
-        faults: tuple[FaultSchedule, Mapping[str, str]] | None,
+        inbox: Inbox,
         watch: WorkerWatch,
         committer: Committer,
         effects: Effects,
         roster: Roster,
-        post: Callable[[Event], None],
-        now: Callable[[], float],
         ended: Callable[[End], None],
     ) -> None:
-        self._spec, self._environment = spec, dict(environment)
+        self._spec, self._inbox = context.spec, inbox
         self._watch, self._committer = watch, committer
-        self._effects, self._roster = effects, roster
-        self._post, self._now, self._ended = post, now, ended
+        self._effects, self._roster, self._ended = effects, roster, ended
         self._groups: dict[int, tuple[str, ...]] = {}  # members by generation
-        self._rendezvous: Any = None
-        self.peer_stores = PeerStores(
-            run=run, term=term, spec=spec, controller=controller, environment=environment, roster=roster
-        )
+        self._store = RendezvousStore(context.environment, start_s=context.spec.timing.form_s)
+        self.peer_stores = PeerStores(context, roster)
+        self.pairing = PeerPairing(self.peer_stores, effects, standby=self._standby_nodes, within_s=QUICK_S)
         self.workers = WorkerProcesses(
-            run=run,
-            term=term,
-            spec=spec,
-            arguments={"job": job, "controller": controller, "faults": faults},
-            environment=environment,
+            context,
             effects=effects,
             roster=roster,
             watch=watch,
-            post=post,
+            post=inbox.post,
             beside=self.peer_stores.start,
-            changed=self.pair,
+            changed=self.pairing.begin,
         )
-        self._store_lock = threading.Lock()
-        self._pair_lock = threading.Lock()
-        self._pairing = False  # is about to happen
 
     def perform(self, command: Command) -> None:
         """Start the effect and return."""
@@ -148,14 +130,10 @@ class Performer:
                 assert_never(command)
 
     def wind_up(self, why: str) -> None:
-        """Have the run's processes end. The peer stores are let go by `peer stores.stop`, which waits for
-        them.
-        """
+        """End the run's workers and its rendezvous store. `peer_stores.stop`, which waits, ends the rest."""
         self._effects.close(Lane.STARTING, Lane.FORMING)
         self.workers.stop_all(why)
-        if self._rendezvous is not None:
-            with suppress(RayError):
-                ray.kill(self._rendezvous)
+        self._store.end()
 
     def adopt(self, worker: str, handle: Any, ready: Ready, generation: int) -> None:
         """Take over a worker that an earlier incarnation of this controller started."""
@@ -165,24 +143,7 @@ class Performer:
     def prepare_store(self) -> None:
         """Start the rendezvous store ahead of the first group, which would start one itself."""
         within_s = self._spec.timing.form_s + SLACK_S
-        begin_aside(self._effects, "the rendezvous store", self._store, within_s=within_s)
-
-    def pair(self) -> None:
-        """Have it settled who holds whose copies: nodes whose workers all stand by are free for it."""
-        with self._pair_lock:
-            if self._pairing:  # and looks at what is there by then
-                return
-            self._pairing = True
-
-        def ended(ending: Ending[None]) -> None:
-            self._pairing = False
-            if not isinstance(ending, Done):
-                log.warning("the peer stores were not paired: %s", ending)
-
-        name = "pairing the peer stores"
-        self._effects.begin(
-            Effect(name=name, lane=Lane.FORMING, within_s=QUICK_S, call=self._pair, ended=ended)
-        )
+        begin_aside(self._effects, "the rendezvous store", self._store.address, within_s=within_s)
 
     def stacks(self, workers: Sequence[str]) -> dict[str, str]:
         """The stack of each worker's training thread. Those that don't answer in time are left out."""
@@ -205,7 +166,7 @@ class Performer:
                 getattr(handle, method).remote(*((generation, *arguments)), **named)
 
     def _go(self, generation: int) -> None:
-        self.pair()
+        self.pairing.begin()
         ready = self.workers.ready()
         for worker in self._groups.get(generation, ()):
             handle = self.workers.handle(worker)
@@ -214,13 +175,12 @@ class Performer:
                     generation, self.peer_stores.of(ready[worker].node) if worker in ready else None
                 )
 
-    def _pair(self) -> None:
-        with self._pair_lock:
-            self._pairing = False
+    def _standby_nodes(self) -> set[str]:
+        """Nodes with workers, none of which has a rank."""
         group = self._groups.get(max(self._groups, default=0), ())
         ready = self.workers.ready()
         seated = {ready[worker].node for worker in group if worker in ready}
-        self.peer_stores.pair({one.node for one in ready.values()} - seated)
+        return {one.node for one in ready.values()} - seated
 
     def _form(self, command: Form) -> None:
         """Ends in GroupReady, GroupBroken or CheckpointRejected."""
@@ -238,7 +198,7 @@ class Performer:
             Lane.FORMING,
             self._form_limit_s(command),
             lambda: (self._formed(command),),
-            post=self._post,
+            post=self._inbox.post,
             otherwise=lambda cause: GroupBroken(
                 at=0.0, generation=command.generation, worker="", cause=cause
             ),
@@ -251,7 +211,7 @@ class Performer:
         return timing.user_code_s + WAITS * timing.form_s + (timing.progress_s if replays else 0.0)
 
     def _formed(self, command: Form) -> Event:
-        began = self._now()
+        began = self._inbox.now()
         ready, logs = self.workers.ready(), self._spec.boundary_logs
         participants = Participants(
             peer_stores=self.peer_stores.handles(),
@@ -269,7 +229,7 @@ class Performer:
         # Control judges first: it knows whether the group reads from storage, whose fault that would be.
         patience = Patience(limit_s=self._spec.timing.form_s + SLACK_S, busy=busy)
         try:
-            formed = form(command, participants, self._store(), patience)
+            formed = form(command, participants, self._store.address(), patience)
         except CheckpointError as error:
             stored = checkpoint_of(command.origin)
             if stored is None:  # what was read is memory of this run, not a checkpoint
@@ -283,7 +243,7 @@ class Performer:
             at=0.0,
             generation=command.generation,
             step=formed.step,
-            seconds=self._now() - began,
+            seconds=self._inbox.now() - began,
             transfer_s=formed.transfer_s,
             near_bytes=formed.near_bytes,
             far_bytes=formed.far_bytes,
@@ -308,7 +268,9 @@ class Performer:
             return PeersReported(at=0.0, generation=command.generation, snapshots=())
 
         name, within_s = f"asking the peers of generation {command.generation}", verdict_s + SLACK_S
-        begin_events(self._effects, name, Lane.URGENT, within_s, reported, post=self._post, otherwise=nothing)
+        begin_events(
+            self._effects, name, Lane.URGENT, within_s, reported, post=self._inbox.post, otherwise=nothing
+        )
 
     def _abort(self, command: Abort) -> None:
         """Each worker's final report follows from itself, or WorkerLost; who says nothing has a deadline for
@@ -333,23 +295,3 @@ class Performer:
 
         name, within_s = f"aborting generation {command.generation}", verdict_s + WITNESS_S + SLACK_S
         begin_aside(self._effects, name, reported, within_s=within_s, lane=Lane.URGENT)
-
-    def _store(self) -> tuple[str, int]:
-        """The rendezvous store's address; a new store where the old one is gone."""
-        with self._store_lock:
-            return self._find_store()
-
-    def _find_store(self) -> tuple[str, int]:
-        if self._rendezvous is not None:
-            with suppress(RayError, GetTimeoutError):
-                return answer(self._rendezvous.address.remote(), 5.0)
-        self._rendezvous = (
-            remote(Rendezvous)
-            .options(
-                num_cpus=0,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(ray_private.this_node(), soft=False),
-                runtime_env={"env_vars": self._environment},
-            )
-            .remote()
-        )
-        return answer(self._rendezvous.address.remote(), self._spec.timing.form_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -16,10 +16,10 @@ from elastic_train.cluster.controller.effect_endings import why_not
 from elastic_train.cluster.controller.effects import Done, Effect, Effects, Ending, Failed, Lane, Late
 from elastic_train.cluster.controller.liveness_watch import WorkerWatch
 from elastic_train.cluster.controller.node_roster import Roster
+from elastic_train.cluster.controller.run_context import RunContext
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.ray_calls import remote
 from elastic_train.cluster.worker.worker_actor import THREADS, WorkerActor
-from elastic_train.config import RunSpec
 from elastic_train.control.commands import StartWorker
 from elastic_train.control.events import Cause, Event, WorkerReady
 
@@ -31,17 +31,13 @@ OF_WORKERS = {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}
 
 class WorkerProcesses:
     """Safe from several threads. `beside` is called where a worker's node gets its first worker, `changed`
-    where one came up or is gone. `arguments` are those of every Worker.
+    where one came up or is gone.
     """
 
     def __init__(
         self,
+        context: RunContext,
         *,
-        run: str,
-        term: int,
-        spec: RunSpec,
-        arguments: Mapping[str, Any],
-        environment: Mapping[str, str],
         effects: Effects,
         roster: Roster,
         watch: WorkerWatch,
@@ -49,8 +45,7 @@ class WorkerProcesses:
         beside: Callable[[str], None],
         changed: Callable[[], None],
     ) -> None:
-        self._run, self._term, self._spec = run, term, spec
-        self._arguments, self._environment = dict(arguments), dict(environment)
+        self._context, self._spec = context, context.spec
         self._effects, self._roster, self._watch, self._post = effects, roster, watch, post
         self._beside, self._changed = beside, changed
         self._handles: dict[str, Any] = {}
@@ -166,11 +161,11 @@ class WorkerProcesses:
 
     def _process(self, command: StartWorker, node_id: str) -> Any:
         """A new worker's actor."""
-        spec, name = self._spec, command.worker
+        context, spec, name = self._context, self._spec, command.worker
         return (
             remote(WorkerActor, concurrency_groups=THREADS)
             .options(
-                name=worker_name(self._run, self._term, name),
+                name=worker_name(context.run, context.term, name),
                 namespace=NAMESPACE,
                 lifetime="detached",
                 num_cpus=spec.cpus_per_worker,
@@ -184,11 +179,13 @@ class WorkerProcesses:
                 node=command.node,
                 spec=spec,
                 device="cuda" if spec.gpus_per_worker else "cpu",
-                **self._arguments,
+                job=context.job,
+                controller=context.controller,
+                faults=context.faults,
             )
         )
 
     def _environment_of_workers(self) -> dict[str, Any]:
         """Ours, and over it a person's own."""
         own = dict(self._spec.worker_environment)
-        return own | {"env_vars": self._environment | own.get("env_vars", {}) | OF_WORKERS}
+        return own | {"env_vars": dict(self._context.environment) | own.get("env_vars", {}) | OF_WORKERS}

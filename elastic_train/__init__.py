@@ -24,9 +24,10 @@ if TYPE_CHECKING:
         Timing,
     )
     from elastic_train.train.custom.context import Context
-    from elastic_train.train.task import Evaluation, Rules, Task
+    from elastic_train.train.task import Average, Evaluation, Rules, Task
 
 __all__ = [
+    "Average",
     "Batch",
     "BoundaryLogs",
     "Checkpoints",
@@ -59,6 +60,7 @@ _HOMES = {
     "ResumeFrom": "config",
     "Timing": "config",
     "Context": "train.custom.context",
+    "Average": "train.task",
     "Evaluation": "train.task",
     "Rules": "train.task",
     "Task": "train.task",

@@ -15,7 +15,7 @@ from elastic_train.data.order import SampleOrder
 from elastic_train.train.dataset import collated
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.rng import Randomness
-from elastic_train.train.task import Task
+from elastic_train.train.task import Task, takes_step
 
 State = Mapping[tuple[str, str], np.ndarray]
 """Whole tensors by name and state."""
@@ -53,7 +53,9 @@ def reference(
             made = combine([data[i] for i in micro.ids], micro)
             batch = placed(made, torch.device("cpu"), torch.float64)
             with randomness.micro_batch(step, micro.index):
-                loss, counted = task.loss(call(task.inputs(batch)), batch)
+                loss, counted = task.loss(
+                    call(task.inputs(batch)), batch, *((step,) if takes_step(task) else ())
+                )
             loss.backward()
             total, count = total + float(loss.detach()), count + int(counted)
         for parameter in named.values():

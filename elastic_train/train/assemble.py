@@ -23,7 +23,7 @@ from elastic_train.train.model.user_hooks import hang
 from elastic_train.train.parallel.parallelize import divide
 from elastic_train.train.parallel.pipeline_stages import blocks_of
 from elastic_train.train.state.shards import Shards, WholeModel
-from elastic_train.train.task import Task
+from elastic_train.train.task import Task, average_of
 from elastic_train.train.user_code_guard import UserCodeGuard
 
 
@@ -75,6 +75,14 @@ def assemble(
     # After the trial: a scheduler hooks itself into optimizer.step.
     with guard.at("building the schedule", 0):
         schedule = scheduler_of(task.schedule(optimizer), optimizer)
+    average = average_of(task)
+    if average is not None and spec.optimizer_in_backward:
+        raise ConfigError(
+            field="optimizer_in_backward",
+            problem="the task keeps an average of its parameters, which is moved once per step, after all of "
+            "them.",
+            remedy="Leave optimizer_in_backward off, or average() out of the task.",
+        )
     buffers, found = tensors(blueprint.buffers), None
     if isinstance(task, LoopTask):
         with guard.at("declaring what is registered", 0):
@@ -103,6 +111,7 @@ def assemble(
         moving=moving,
         built=built(blueprint.model),
         schedule=schedule,
+        decay=average.decay if average is not None else None,
         device=device,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.collate import Collate, stacked
+from elastic_train.train.model.surroundings import Surroundings
 from elastic_train.train.state import scalar_state as documents
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.task import Task
@@ -100,6 +101,7 @@ def check_at_start(data: Data, task: Task, spec: RunSpec, shards: Shards, guard:
     """
     seed = spec.batch.seed
     with guard.at("checking the data set", 0):
+        _check_surroundings(data.dataset, seed)
         check_repeatable(data.dataset, seed=seed, seeding=seeded_sections.sample)
         if data.build_s < REBUILT_S:
             again = identify(_built(task, seed), seed=seed, seeding=seeded_sections.sample)
@@ -114,6 +116,19 @@ def check_at_start(data: Data, task: Task, spec: RunSpec, shards: Shards, guard:
             dist.all_reduce(extremes, dist.ReduceOp.MAX)
         if extremes[0] != -extremes[1]:
             raise unlike("the data set has other samples on other ranks")
+
+
+def _check_surroundings(dataset: NumberedSamples, seed: int) -> None:
+    """ConfigError where reading a sample again changes what the data set's code keeps outside of it."""
+    around = Surroundings.of([type(dataset)])
+    marks: list[dict[str, Hashable]] = []
+    for _ in range(2):  # the first may fill a cache
+        with seeded_sections.sample(seed, 0, 0):
+            dataset[0]
+        marks.append(around.prints())
+    for place, mark in marks[1].items():
+        if marks[0].get(place) != mark:
+            raise unlike(f"reading a sample changes {place}")
 
 
 def _check_fit(data: Data, task: Task, spec: RunSpec) -> None:

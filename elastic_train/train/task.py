@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,10 @@ class Evaluation:
     What is no sum over samples needs all predictions: `keep(output, micro_batch)` returns tensors or lists
     with a row for each sample, or a dict or tuple of these, and `summary(kept)` gets them put together, in
     the order of the data set and on one rank, and returns a mapping from names to numbers.
+
+    `patience` ends the run, with a checkpoint, after so many evaluations in a row that were no better than
+    the best one before, by the metric `watch`, "" for the only one; `order` says whether less is better or
+    more.
     """
 
     dataset: Any
@@ -40,8 +45,24 @@ class Evaluation:
     every: int = 0
     keep: Callable[[Any, Any], Any] | None = None
     summary: Callable[[Any], Mapping[str, Any]] | None = None
+    patience: int | None = None
+    watch: str = ""
+    order: Literal["min", "max"] = "min"
 
     def __post_init__(self) -> None:
+        if self.patience is not None and (not isinstance(self.patience, int) or self.patience < 1):
+            raise ConfigError(
+                field="task.evaluation.patience",
+                problem=f"must be a number of evaluations, 1 or more, or None, got {self.patience!r}.",
+            )
+        if self.patience is None and (self.watch, self.order) != ("", "min"):
+            raise ConfigError(
+                field="task.evaluation.watch", problem="watch and order have no effect without patience."
+            )
+        if self.order not in ("min", "max"):
+            raise ConfigError(
+                field="task.evaluation.order", problem=f"must be 'min' or 'max', got {self.order!r}."
+            )
         if (self.keep is None) != (self.summary is None):
             raise ConfigError(
                 field="task.evaluation",
@@ -57,6 +78,34 @@ class Evaluation:
             raise ConfigError(
                 field="task.evaluation.metric",
                 problem=f"must be a function of output and micro-batch, got {type(self.metric).__name__}.",
+            )
+
+    def watched(self, names: Collection[str]) -> str:
+        """The metric that patience looks at; ConfigError where it is none of these."""
+        if self.watch in names or (not self.watch and len(names) == 1):
+            return self.watch or next(iter(names))
+        raise ConfigError(
+            field="task.evaluation.watch",
+            problem=f"there is no metric {self.watch!r}." if self.watch else "there are several metrics.",
+            remedy=f"There is {', '.join(map(repr, sorted(names)))}.",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Average:
+    """An exponential moving average of the trained parameters, moved after each update.
+
+    `average = decay * average + (1 - decay) * parameter`, and a copy after the first update, as torch's
+    AveragedModel. Evaluations are of the average, unless `evaluated` is False.
+    """
+
+    decay: float
+    evaluated: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ConfigError(
+                field="task.average.decay", problem=f"must be at least 0 and below 1, got {self.decay!r}."
             )
 
 
@@ -164,8 +213,12 @@ class Task:
         """Build the optimizer over (fqn, parameter) pairs of the whole model."""
         raise NotImplementedError
 
-    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler | None:
-        """A learning rate scheduler, stepped once per committed step; None for constant rates."""
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        """A learning rate scheduler, stepped once per committed step; None for constant rates.
+
+        A pair of a scheduler and the name of a metric of the evaluation: it is stepped after each evaluation,
+        by that metric if it is a ReduceLROnPlateau.
+        """
         return None
 
     def dataset(self) -> Any:
@@ -191,8 +244,22 @@ class Task:
         return micro_batch
 
     def loss(self, output: Any, micro_batch: Any) -> tuple[torch.Tensor, Any]:
-        """The summed loss of a micro-batch and what it is a sum over: the number of its tokens or samples."""
+        """The summed loss of a micro-batch and what it is a sum over: the number of its tokens or samples.
+
+        Where it takes a third argument, `step`, that is the number of the step, from 1 on.
+        """
         raise NotImplementedError
+
+    def metrics(self, output: Any, micro_batch: Any) -> Mapping[str, tuple[Any, Any]]:
+        """What to report of each step beside its loss: by name, a sum and what it is a sum over.
+
+        It is called with what the model gave in training, without gradients.
+        """
+        return {}
+
+    def average(self) -> Average | None:
+        """An average of the parameters to keep and to evaluate; None for none."""
+        return None
 
     def gradients(self, gradients: Gradients) -> None:
         """Edit the gradient of the mean loss before the update: clip by value or by group, add noise.
@@ -210,7 +277,10 @@ class Task:
 
 
 REQUIRED = ("model", "optimizer", "dataset", "loss")
-OPTIONAL = ("init", "schedule", "collate", "inputs", "gradients", "evaluation", "parallelize")
+OPTIONAL = (
+    *("init", "schedule", "collate", "inputs", "metrics", "average", "gradients"),
+    *("evaluation", "parallelize"),
+)
 LOOKALIKES = {
     **dict.fromkeys(
         ("collate_fn", "collator", "data_collator", "collate_batch", "collate_samples"), "collate"
@@ -220,9 +290,26 @@ LOOKALIKES = {
     **dict.fromkeys(
         ("clip_gradients", "configure_gradient_clipping", "on_before_optimizer_step"), "gradients"
     ),
+    **dict.fromkeys(("compute_metrics", "training_metrics", "train_metrics"), "metrics"),
+    **dict.fromkeys(("ema", "averaged", "configure_ema"), "average"),
     **dict.fromkeys(("init_weights", "initialize_weights"), "init"),
 }
 """What other frameworks call the same thing: nothing here would call it, and nobody would notice."""
+
+
+def takes_step(task: Task) -> bool:
+    """Whether its loss wants to know the number of the step."""
+    return "step" in inspect.signature(task.loss).parameters
+
+
+def average_of(task: Task) -> Average | None:
+    """ConfigError where the task's method returns something else."""
+    made = task.average()
+    if made is not None and not isinstance(made, Average):
+        raise ConfigError(
+            field="task.average", problem=f"returned {type(made).__name__}, not an Average or None."
+        )
+    return made
 
 
 def evaluation_of(task: Task) -> Evaluation | None:

@@ -23,6 +23,7 @@ from elastic_train.train.model.collate import caller, collate
 from elastic_train.train.model.plain_build import default_dtype
 from elastic_train.train.model.rng import Randomness, derive, seed_all
 from elastic_train.train.model.several_models import Models
+from elastic_train.train.model.tensor_names import canonical
 from elastic_train.train.task import Task
 
 SEED, STEPS, SAMPLES = 3, 6, 24
@@ -223,7 +224,7 @@ def _weights(model: nn.Module) -> dict[str, np.ndarray]:
         name: (value.float() if value.dtype == torch.bfloat16 else value).detach().numpy()
         for name, value in whole.items()
     }
-    return {name: value for name, value in found.items() if value.size}
+    return {canonical(name): value for name, value in found.items() if value.size}
 
 
 class PlainStep:

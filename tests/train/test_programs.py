@@ -11,14 +11,19 @@ import pytest
 
 from elastic_train.testing.gloo_pool import GlooPool
 from tests.train import programs_edits as edits
+from tests.train import programs_hidden as hidden
 from tests.train import programs_loops as loops
 from tests.train import programs_models as of_models
 from tests.train import programs_optimizers as of_optimizers
 from tests.train import programs_schedules as of_schedules
 from tests.train import programs_state as of_state
+from tests.train import programs_unusual as unusual
 from tests.train.programs import ALONE, Program, hold
 
-pytestmark = pytest.mark.ring2
+pytestmark = [
+    pytest.mark.ring2,
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # torch.compile looks at it
+]
 
 IN_STEP = r"model\.net\.a\.weight: its gradient was changed inside the step"
 OF_SHARDS = r"parallelism\.dp_shard: .*uses a parameter while it is sharded"
@@ -74,7 +79,7 @@ TABLE = [
     Program(make=of_models.only_counts, most=1, ways=ALONE, refused=r"model\.calls: .* get_extra_state"),
     Program(make=of_models.moving_attribute, refused=r"model\.seen: forward changes this attribute"),
     Program(make=of_models.own_generator, refused=r"model\.generator: forward changes this attribute"),
-    Program(make=of_models.hidden_generator, refused=r"model: forward gives another output"),
+    Program(make=of_models.hidden_generator, refused=r"forward changes .*\._generator"),
     Program(make=of_models.extra_state, refused=r"model\.scale: forward changes this attribute"),
     Program(make=of_models.extra_state, most=1, ways=ALONE),
     Program(make=of_models.cached),
@@ -94,7 +99,7 @@ TABLE = [
     Program(make=of_state.weighs_by_past_losses, refused=r"task\.loss: .* the task's attribute 'mean'"),
     Program(make=of_state.weighs_by_past_losses, most=1, ways=ALONE, refused=r"the task's attribute 'mean'"),
     Program(make=of_state.counts_calls, refused=r"task\.loss: .* the task's attribute 'calls'"),
-    Program(make=of_state.counts_in_a_global, refused=r"task\.loss: it gives another value"),
+    Program(make=of_state.counts_in_a_global, refused=r"task\.loss: each call changes .*\._seen"),
     Program(make=of_state.counts_inputs, refused=r"task\.inputs: .* the task's attribute 'calls'"),
     Program(make=of_state.keeps_its_last_loss),
     Program(make=of_state.penalises_its_model, refused_on={"fsdp2": OF_SHARDS}),
@@ -172,6 +177,63 @@ TABLE = [
     Program(make=loops.hook_of_the_loop, refused_on={"fsdp2": r"model\.net\.a\.weight: has a hook"}),
     Program(make=loops.penalty, refused_on={"fsdp2": OF_SHARDS}),
     Program(make=loops.other_method, refused_on={"fsdp2": OF_SHARDS}),
+    Program(make=hidden.least_loss, refused=r"task\.loss: .* the task's attribute 'least'"),
+    Program(make=hidden.first_loss, refused=r"task\.loss: .* the task's attribute 'first'"),
+    Program(make=hidden.keeps_its_output),
+    Program(make=hidden.keeps_its_losses),
+    Program(make=hidden.keeps_losses_in_a_global),
+    Program(make=hidden.reads_its_losses, refused=r"task\.loss: .* the task's attribute 'losses'"),
+    Program(make=hidden.on_class, refused=r"forward changes .*OnClass\.calls"),
+    Program(make=hidden.in_global, refused=r"forward changes .*\._CALLS"),
+    Program(make=hidden.in_list, refused=r"forward changes .*\._HISTORY"),
+    Program(make=hidden.in_bank, refused=r"forward changes .*\._BANK"),
+    Program(make=hidden.in_closure, refused=r"forward changes 'calls' in .*_counting"),
+    Program(make=hidden.in_global_closure, refused=r"forward changes 'calls' in .*_counting"),
+    Program(make=hidden.in_default, refused=r"forward changes .*_remembers\.default 0"),
+    Program(make=hidden.on_function, refused=r"forward changes .*_attributed\.calls"),
+    Program(make=hidden.in_object, refused=r"forward changes .*\._TRACKER"),
+    Program(make=hidden.in_function, refused=r"backward changes .*Doubling\.calls"),
+    Program(make=hidden.in_tensor_hook, refused=r"backward changes .*\._AT_BACKWARD"),
+    Program(make=hidden.global_generator, refused=r"forward changes .*\._rng"),
+    Program(make=hidden.rare_generator, refused=r"forward changes .*\._python"),
+    Program(make=hidden.cached_mask),
+    Program(make=hidden.first_call, refused=r"model\.scale: forward changes this attribute"),
+    Program(make=hidden.lazy_table),
+    Program(make=hidden.least, refused=r"model\.least: forward changes this attribute"),
+    Program(make=hidden.act_norm, refused=r"model\.shift: forward changes this parameter"),
+    Program(make=unusual.parametrized),
+    Program(make=unusual.functional_dropout),
+    Program(make=unusual.tied_late),
+    Program(make=unusual.casts),
+    Program(make=unusual.double_backward),
+    Program(make=unusual.hooks_parts),
+    Program(make=unusual.mutates_outside, refused=r"model\.mean: forward changes this buffer"),
+    Program(make=unusual.flips_grad, refused_on={"fsdp2": r"requires_grad was changed in forward"}),
+    Program(make=unusual.checkpointed),
+    Program(make=unusual.shared_inside),
+    Program(make=hidden.counts_steps_in_a_global, refused=r"AdamW\.step\(\) changes .*\._STEPS"),
+    Program(make=hidden.counts_steps_on_the_class, refused=r"WithGlobal\.step\(\) changes .*\.steps"),
+    Program(make=hidden.tensor_rate),
+    Program(
+        make=hidden.counts_reads, refused=r"task\.dataset: reading a sample changes .*CountsReads\.reads"
+    ),
+    Program(make=unusual.carries_hidden_state, refused=r"batch: 'last' goes from one micro-batch"),
+    Program(make=unusual.appends_to_a_queue, refused=r"batch: 'queue' goes from one micro-batch"),
+    Program(make=unusual.numbers_micro_batches, refused=r"batch: the number 'number' of a micro-batch"),
+    Program(make=unusual.writes_a_tensor, refused=r"batch: 'mean' goes from one micro-batch"),
+    Program(make=unusual.keeps_attributes, refused=r"batch: 'mean' goes from one micro-batch"),
+    Program(make=unusual.adds_up_losses),
+    Program(make=unusual.draws_in_the_body),
+    Program(make=unusual.rates_as_tensors),
+    Program(make=unusual.swaps_data, refused_on={"fsdp2": r"dp_shard: .*swaps_data assigns to the \.data"}),
+    Program(make=unusual.accumulates_in_a_module, refused=r"batch: model\.net\.scale goes from one"),
+    Program(
+        make=edits.counts_in_a_variable, refused=r"loop: the variable 'mean' goes from one step to the next"
+    ),
+    Program(make=unusual.compiled),
+    Program(make=unusual.compiled_in_place),
+    Program(make=unusual.compiled_blocks),
+    Program(make=unusual.compiled_norm),
 ]
 
 

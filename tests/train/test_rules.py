@@ -13,13 +13,17 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from elastic_train.errors import ConfigError
 from elastic_train.models.llama import Llama
 from elastic_train.models.sizes import LlamaConfig
+from elastic_train.planner.plan import Mesh
 from elastic_train.train.model.build import Blueprint, draw, tensors
 from elastic_train.train.model.rng import Randomness
+from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.parallel.pipeline_stages import blocks_of, cut_stage
 from elastic_train.train.parallel.tensor_parallel import Regions, styles
+from elastic_train.train.state.plan_layouts import plan_on
 from elastic_train.train.task import Rules
 from tests.tasks.chain import ChainTask
 from tests.tasks.tiny import TinyTask
+from tests.train.equality import spec
 
 pytestmark = pytest.mark.ring2
 
@@ -160,3 +164,16 @@ def test_a_mask_on_a_cut_activation_is_refused(p: float) -> None:
                 model(torch.ones(1, 2))
         else:
             model(torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp"])
+def test_what_is_compiled_is_not_cut(axis: str) -> None:
+    class Compiled(ChainTask):
+        def model(self) -> nn.Module:
+            model = super().model()
+            model.compile(backend="eager")
+            return model
+
+    plan = plan_on(ChainTask(), spec(), Mesh(**{axis: 2}))
+    with pytest.raises(ConfigError, match=rf"parallelism.{axis}: the model, or a part of it, is compiled"):
+        check_rules(Compiled(), spec(), plan)

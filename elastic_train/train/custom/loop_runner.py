@@ -10,18 +10,22 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 
+from elastic_train.errors import ConfigError
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.best_metric import LOSS
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
+from elastic_train.train.custom.micro_batch_variables import Between
 from elastic_train.train.custom.running_context import RunningContext
 from elastic_train.train.declaration.abort import Broken, Paused
 from elastic_train.train.declaration.declare import declared
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.plain_build import seed_as_a_script_does
+from elastic_train.train.state.sharded_trial import sets_data
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.evaluate import Evaluator
+from elastic_train.train.step.repeatable import surroundings_of
 from elastic_train.train.step.stepper import Stepper
 from elastic_train.train.step.training_loop import Loop, RunEnd, StepReport
 from elastic_train.train.step.vote import StepStatistics
@@ -46,6 +50,14 @@ class UsersLoop(Loop):
         task, shards = self._task, self._shards
         assert isinstance(task, LoopTask)
         assert shards.registered is not None
+        sets = sets_data(task) if shards.plan.mesh.dp_shard > 1 else None
+        if sets is not None:
+            raise ConfigError(
+                field="parallelism.dp_shard",
+                problem=f"{sets}.",
+                remedy="Write into the tensor, by copy_(...) under torch.no_grad(), or use "
+                "Parallelism(dp_shard=1).",
+            )
         self._outcome: StepStatistics | None = None  # of a step whose boundary was not passed
         self._last = self._known(shards.applied)
         self._metrics: dict[str, float] = {}
@@ -59,6 +71,7 @@ class UsersLoop(Loop):
             steps_per_epoch=self._order.steps_per_epoch,
             seed=self._spec.batch.seed,
             edits=task.edits,
+            between=None if shards.step else Between(shards.model, surroundings_of(task, shards.model)),
         )
         done = False
         seed_as_a_script_does(self._spec.batch.seed)  # what is drawn before the first batch

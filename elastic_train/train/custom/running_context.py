@@ -18,7 +18,8 @@ from elastic_train.errors import ConfigError
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import Agreed, LoopStepper
-from elastic_train.train.custom.loop_variables import carried
+from elastic_train.train.custom.loop_variables import carried, flowing
+from elastic_train.train.custom.micro_batch_variables import Between, frame_of_job
 from elastic_train.train.declaration.abort import Paused, aborting
 from elastic_train.train.declaration.declare import Declaration
 from elastic_train.train.model import module_state
@@ -70,7 +71,10 @@ class RunningContext:
         steps_per_epoch: int,
         seed: int,
         edits: Edits,
+        between: Between | None,
     ) -> None:
+        """`between` looks at what a new run's loop does to its first micro-batch."""
+        self._between = between
         shards = engine.shards
         self.rank, self.world_size = shards.rank, shards.plan.world_size
         self.device, self.max_steps = shards.device, max_steps
@@ -122,7 +126,7 @@ class RunningContext:
 
     def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[StepBatch]:
         self._enter()
-        frame, said = sys._getframe(1), self.rank > 0 or self.at > 0
+        frame, said = sys._getframe(1), self.at > 0
         while True:
             if self._at_head:
                 raise ConfigError(
@@ -138,7 +142,17 @@ class RunningContext:
             step = self.at + 1
             if not said:
                 said = True
-                for name in carried(frame):
+                names = carried(frame)
+                needed = flowing(frame.f_code, set(names))
+                if needed is not None:
+                    raise ConfigError(
+                        field="loop",
+                        problem=f"the variable {needed!r} goes from one step to the next, and training "
+                        "depends on it: it would begin anew whenever the group changes.",
+                        remedy="Keep it in an object with state_dict and load_state_dict, and declare that "
+                        "by ctx.register(...) before the first batch.",
+                    )
+                for name in names if self.rank == 0 else ():
                     log.warning(
                         "loop: the variable %r goes from one step to the next and is not kept: it begins "
                         "anew whenever the group changes. Register what training depends on, by ctx.register",
@@ -268,14 +282,22 @@ class RunningContext:
         self.in_tail = False
 
     def _iterated(self, micro_batches: Iterator[Any]) -> Iterator[Any]:
-        self._current = micro_batches
+        self._current, between = micro_batches, self._between
+        self._between = None
         while True:
             with aborting():
                 try:
                     batch = next(micro_batches)
                 except StopIteration:
                     return
+            frame = frame_of_job(sys._getframe(1)) if between is not None else None
+            if between is None or frame is None:
+                yield batch
+                continue
+            between.first(frame)
             yield batch
+            between.check(frame)
+            between = None
 
     def _known(self, name: str, what: str, known: Mapping[str, Any]) -> Any:
         if name not in known:

@@ -49,8 +49,15 @@ class Declaration:
         for group, before in zip(optimizer.param_groups, self.settings[name], strict=True):
             for key in [key for key in group if key != "params" and key not in before]:
                 del group[key]
-            group.update(before)
+            group.update(_apart(before))
         return optimizer
+
+
+def _apart(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """With tensors of their own: a loop may write into a rate that is one."""
+    return {
+        key: value.clone() if isinstance(value, torch.Tensor) else value for key, value in settings.items()
+    }
 
 
 def declare(loop: Loop) -> Declaration:
@@ -153,7 +160,7 @@ class _First(_Declaring):
             )
         self._declaration.optimizers[name] = optimizer
         self._declaration.settings[name] = [
-            {key: value for key, value in group.items() if key != "params"}
+            _apart({key: value for key, value in group.items() if key != "params"})
             for group in optimizer.param_groups
         ]
         return optimizer

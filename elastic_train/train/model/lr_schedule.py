@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,8 +24,11 @@ Leaf = int | float | str | bool | None
 class Schedule:
     """A torch scheduler, and which entries of its state and of the optimizer's groups its steps change."""
 
-    def __init__(self, scheduler: LRScheduler, optimizer: torch.optim.Optimizer) -> None:
-        self._scheduler = scheduler
+    def __init__(
+        self, scheduler: LRScheduler, optimizer: torch.optim.Optimizer, metric: str | None = None
+    ) -> None:
+        """`metric` is that of the evaluation whose results it is stepped by; None: by steps."""
+        self._scheduler, self.metric = scheduler, metric
         self._optimizer = optimizer
         self._moving: set[str] = set()
         self._driven: set[str] = {"lr", "initial_lr"}
@@ -42,6 +45,24 @@ class Schedule:
 
     def step(self, loss: float) -> None:
         """After a committed step; `loss` is for schedulers that look at it."""
+        if self.metric is None:
+            self._step(loss)
+
+    def measured(self, metrics: Mapping[str, float]) -> None:
+        """After an evaluation."""
+        if self.metric is not None:
+            self._step(metrics[self.metric])
+
+    def check_measured(self, names: Collection[str]) -> None:
+        """ConfigError where an evaluation does not measure what the schedule is stepped by."""
+        if self.metric is not None and self.metric not in names:
+            raise ConfigError(
+                field="task.schedule",
+                problem=f"it is to be stepped by {self.metric!r}, which no evaluation measures.",
+                remedy=f"There is {', '.join(map(repr, sorted(names)))}." if names else "Give evaluation().",
+            )
+
+    def _step(self, loss: float) -> None:
         state = dict(_leaves(self._scheduler.state_dict()))
         groups = [dict(group) for group in self._optimizer.param_groups]
         if isinstance(self._scheduler, ReduceLROnPlateau):
@@ -101,7 +122,7 @@ class Schedule:
     def advance(self, steps: int) -> list[str]:
         """Go where the code's own schedule is after so many steps, unless losses matter to it."""
         name = type(self._scheduler).__name__
-        if isinstance(self._scheduler, ReduceLROnPlateau):
+        if isinstance(self._scheduler, ReduceLROnPlateau) or self.metric is not None:
             return [f"schedule: {name} starts anew, without the losses before step {steps}"]
         with warnings.catch_warnings():  # torch warns of schedules that are ahead of their optimizer
             warnings.simplefilter("ignore", UserWarning)
@@ -114,13 +135,16 @@ def scheduler_of(made: object, optimizer: torch.optim.Optimizer) -> Schedule | N
     """What `Task.schedule` returned, as a Schedule."""
     if made is None:
         return None
+    metric = None
+    if isinstance(made, tuple) and len(made) == 2 and isinstance(made[1], str):
+        made, metric = made
     if not isinstance(made, LRScheduler):
         raise ConfigError(
             field="task.schedule",
             problem=f"returned {type(made).__name__}, not a torch learning rate scheduler.",
         )
     check_functions(made, "task.schedule")
-    return Schedule(made, optimizer)
+    return Schedule(made, optimizer, metric)
 
 
 def check_functions(schedule: object, field: str) -> None:

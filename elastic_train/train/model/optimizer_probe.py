@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,6 +17,7 @@ from elastic_train.train.model.moving_state import Moving, check_storable, print
 from elastic_train.train.model.optimizer import Groups, twin
 from elastic_train.train.model.rng import preserved
 from elastic_train.train.model.several_models import Optimizers
+from elastic_train.train.model.surroundings import Surroundings
 from elastic_train.train.model.value_prints import print_of
 
 STEPS = 2
@@ -77,7 +79,7 @@ def moving_of(
     tensors = [[nn.Parameter(t.clone()) for t in group] for group in draws[0]]
     with preserved(device):
         tried = twin(optimizer, tensors)  # type: ignore[arg-type]
-        before, hooks = prints(tried), _hooks(tried)
+        before, hooks, around = prints(tried), _hooks(tried), _surroundings(tried)
         try:
             for draw in draws[1:]:
                 _step(tried, tensors, draw)
@@ -91,6 +93,14 @@ def moving_of(
                 field="task.optimizer",
                 problem=f"the hook {name} of {type(optimizer).__name__}.step() keeps state of its own, which "
                 "would be lost whenever the group changes.",
+                remedy="Keep it in optimizer.state[parameter], or in numbers of a parameter group.",
+            )
+    for place, mark in _surroundings(tried).items():
+        if around.get(place) != mark:
+            raise ConfigError(
+                field="task.optimizer",
+                problem=f"{type(optimizer).__name__}.step() changes {place}, which would begin anew whenever "
+                "the group changes, and be another's in each process.",
                 remedy="Keep it in optimizer.state[parameter], or in numbers of a parameter group.",
             )
     return moving
@@ -130,13 +140,26 @@ def check_apart(
 
 def _hooks(optimizer: torch.optim.Optimizer) -> dict[str, Hashable]:
     """What hooks of `step` hold beside the optimizer, by their names."""
+    return {
+        getattr(hook, "__qualname__", repr(hook)): print_of(cells_of(hook)) for hook in _called(optimizer)
+    }
+
+
+def _called(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """The hooks of its steps."""
     parts = optimizer.parts.values() if isinstance(optimizer, Optimizers) else (optimizer,)
-    found: dict[str, Hashable] = {}
-    for part in parts:
-        for kind in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
-            for hook in vars(part).get(kind, {}).values():
-                found[getattr(hook, "__qualname__", repr(hook))] = print_of(cells_of(hook))
-    return found
+    kinds = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+    return [hook for part in parts for kind in kinds for hook in vars(part).get(kind, {}).values()]
+
+
+def _surroundings(optimizer: torch.optim.Optimizer) -> dict[str, Hashable]:
+    """What the code of an optimizer, and of hooks of its steps, keeps outside of them."""
+    parts = list(optimizer.parts.values()) if isinstance(optimizer, Optimizers) else [optimizer]
+    return Surroundings.of([*map(type, parts), *map(_function, _called(optimizer))]).prints()
+
+
+def _function(hook: Any) -> Any:
+    return hook if hasattr(hook, "__code__") else type(hook)
 
 
 def _draws(

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.compiled import Around, inside, is_compiled_in_place
 from elastic_train.train.model.copies import EngineHook
 from elastic_train.train.model.dropout import Slice, keyed_dropout
 from elastic_train.train.model.tensor_names import canonical
@@ -96,6 +97,7 @@ class Randomness:
 
     A block is an element of a ModuleList, ModuleDict or Sequential. Its own seed, from its name, makes its
     masks independent of what ran before it in this process, so a pipeline may be cut between any two blocks.
+    Where a block is compiled by torch, what is in it draws from the block's seed.
     A module that is called again within a micro-batch draws anew. Random operations between the blocks of the
     outermost module follow the seed of the micro-batch or of the block before them.
 
@@ -118,10 +120,17 @@ class Randomness:
         self._around = around or _seeding
         self._draws: Draws | None = None  # of the micro-batch under way
         self._hooks: list[Any] = []
+        within = inside(model)
         for name, block in _blocks(model):
+            if id(block) in within:
+                continue  # what is compiled draws as one
             salt = derive(0, "block", name)
-            self._hooks.append(block.register_forward_pre_hook(EngineHook(partial(self._enter, name, salt))))
-            self._hooks.append(block.register_forward_hook(EngineHook(partial(self._leave, name, salt))))
+            enter, leave = partial(self._enter, name, salt), partial(self._leave, name, salt)
+            if is_compiled_in_place(block):
+                self._hooks.append(Around(block, lambda own, args, _, call=enter: call(own, args), leave))
+                continue
+            self._hooks.append(block.register_forward_pre_hook(EngineHook(enter)))
+            self._hooks.append(block.register_forward_hook(EngineHook(leave)))
 
     @contextmanager
     def micro_batch(self, step: int, index: int) -> Iterator[Draws]:

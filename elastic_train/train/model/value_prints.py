@@ -6,6 +6,7 @@ import random
 import zlib
 from collections import deque
 from collections.abc import Hashable, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -14,36 +15,55 @@ from torch import nn
 
 SMALL = 64
 """Elements up to which a tensor on the host is compared by value, and above by its version."""
-_DEPTH = 4
+ENDS = 1 << 21
+"""Elements at each end of an array that are read: one may be mapped from a file larger than memory."""
+LARGE = 4096
+"""Entries of a container above which it is told by its identity, its length, and its ends."""
+_DEPTH, _TOLD = 4, 16
+_SAID = (bool, int, float, complex, str, bytes, range, slice, np.generic, torch.device, torch.dtype)
+"""Kinds of values that their repr says whole; each read may make another object of them."""
 
 
 def print_of(value: Any, depth: int = 0, *, content: bool = False) -> Hashable:
     """Equal for equal values, other where one changed; what cannot be looked into is told by its identity.
 
-    With `content` tensors are read, however large; those that a forward computed with a history are none.
+    With `content` tensors are read, of large ones the ends; those that a device computed with a history are
+    none.
     """
-    if value is None or isinstance(value, bool | int | float | complex | str | bytes):
+    if value is None or isinstance(value, _SAID):
         return type(value).__name__, repr(value)
     if isinstance(value, nn.Parameter):
         return "id", id(value)  # parameters are watched as such
     if isinstance(value, torch.Tensor):
         return _read(value) if content else _of_tensor(value)
     if isinstance(value, np.ndarray):
-        return "array", value.shape, zlib.crc32(repr(value.tolist()).encode())
+        return _of_array(value)
     generator = _of_generator(value)
     if generator is not None:
         return "generator", generator
     if depth >= _DEPTH or isinstance(value, nn.Module | torch.optim.Optimizer | type) or callable(value):
         return "id", id(value)
+    if isinstance(value, Mapping | list | tuple | deque | set | frozenset) and len(value) > LARGE:
+        ends = (*value[:_TOLD], *value[-_TOLD:]) if isinstance(value, list | tuple) else ()
+        told = tuple(print_of(inner, depth + 1, content=content) for inner in ends)
+        return "large", id(value), len(value), told
     if isinstance(value, Mapping):
         return "mapping", tuple((_key(k), print_of(v, depth + 1, content=content)) for k, v in value.items())
     if isinstance(value, list | tuple | deque):
         return type(value).__name__, tuple(print_of(inner, depth + 1, content=content) for inner in value)
     if isinstance(value, set | frozenset):
         return "set", frozenset(print_of(inner, depth + 1, content=content) for inner in value)
-    if hasattr(value, "__dict__") and not type(value).__module__.startswith("torch."):
+    if hasattr(value, "__dict__") and not _is_torchs(type(value).__module__):
         return type(value).__name__, print_of(vars(value), depth + 1, content=content)
+    if is_dataclass(value):  # with slots
+        held = {entry.name: getattr(value, entry.name, None) for entry in fields(value)}
+        return type(value).__name__, print_of(held, depth + 1, content=content)
     return "id", id(value)
+
+
+def _is_torchs(module: str) -> bool:
+    """Whether objects are handles on what torch does, which say nothing of themselves."""
+    return module.startswith("torch.") and not module.startswith("torch.distributions.")
 
 
 def _of_generator(value: Any) -> Hashable | None:
@@ -57,6 +77,14 @@ def _of_generator(value: Any) -> Hashable | None:
     return hash(value.getstate()) if isinstance(value, random.Random) else None
 
 
+def _of_array(array: np.ndarray) -> Hashable:
+    kind = "array", array.dtype.str, array.shape
+    if array.dtype.hasobject:
+        return *kind, zlib.crc32(repr(array.tolist()).encode())
+    ends = (array,) if array.size <= 2 * ENDS else (array.flat[:ENDS], array.flat[-ENDS:])
+    return *kind, tuple(zlib.crc32(np.ascontiguousarray(end).tobytes()) for end in ends)
+
+
 def _of_tensor(tensor: torch.Tensor) -> Hashable:
     plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided
     if plain and tensor.numel() <= SMALL:
@@ -65,10 +93,14 @@ def _of_tensor(tensor: torch.Tensor) -> Hashable:
 
 
 def _read(tensor: torch.Tensor) -> Hashable:
-    if tensor.grad_fn is not None or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+    computed = tensor.grad_fn is not None and tensor.device.type != "cpu"  # to rounding alone
+    if computed or type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return "tensor", ""
-    bits = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return "tensor", str(tensor.dtype), tuple(tensor.shape), zlib.crc32(bits.numpy().data)
+    own = tensor.detach()
+    if own.numel() > 2 * ENDS and own.is_contiguous():
+        own = torch.cat([own.view(-1)[:ENDS], own.view(-1)[-ENDS:]])
+    bits = own.cpu().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return "tensor", str(tensor.dtype), tuple(tensor.shape), tensor._version, zlib.crc32(bits.numpy().data)
 
 
 def _key(key: Any) -> Hashable:

@@ -20,6 +20,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
 from elastic_train.train.collectives.mesh_position import Stages
 from elastic_train.train.model.build import Blueprint, draw, tensors
+from elastic_train.train.model.compiled import is_compiled
 from elastic_train.train.model.copies import let_copy
 from elastic_train.train.model.several_models import Models
 from elastic_train.train.model.tensor_names import canonical
@@ -48,6 +49,7 @@ def divide(
     """
     size = plan.mesh
     _check_context(plan)
+    _check_compiled(blueprint.model, plan)
     stacks = check_experts(blueprint.model, rules, size.ep) if size.ep > 1 else {}
     chosen = styles(blueprint.model, rules, size.tp) if size.tp > 1 else {}
     spread = plan.sequence_parallel and size.tp > 1
@@ -72,10 +74,22 @@ def divide(
     return Divided(blueprint=blueprint, stages=stages, regions=regions)
 
 
+def _check_compiled(model: nn.Module, plan: Plan) -> None:
+    """ConfigError where a plan would cut what is compiled as one."""
+    axis = next((name for name in ("tp", "pp", "ep") if getattr(plan.mesh, name) > 1), None)
+    if axis is not None and is_compiled(model):
+        raise ConfigError(
+            field=f"parallelism.{axis}",
+            problem="the model, or a part of it, is compiled by torch.compile, and is cut here.",
+            remedy=f"Compile models that are replicated or sharded alone, with Parallelism({axis}=1).",
+        )
+
+
 def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
     """ConfigError where the task's rules do not allow the plan; nothing is started."""
     blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
     _check_context(plan)
+    _check_compiled(blueprint.model, plan)
     if plan.mesh.ep > 1:
         check_experts(blueprint.model, rules, plan.mesh.ep)
     if plan.mesh.tp > 1:

@@ -49,6 +49,7 @@ def describe(shards: Shards) -> dict[str, Any]:
         "step": shards.step,
         "vote": list(shards.applied.values) if shards.applied else None,
         "evaluated": shards.evaluated,
+        "watched": dict(shards.watched),
         "trainable": list(shards.whole.trainable),
         "aliases": dict(shards.whole.aliases),
         "optimizer": {
@@ -127,6 +128,7 @@ def restore(
     elif (shards.schedule is None) != (document["schedule"] is None):
         notes.append("schedule: " + ("the code has none" if shards.schedule is None else "it starts anew"))
     shards.step, shards.evaluated = document["step"], document["evaluated"]
+    shards.watched = dict(document.get("watched", {}))
     if document["vote"] is not None:
         shards.applied = Vote(step=document["step"], values=tuple(document["vote"]))
     return notes

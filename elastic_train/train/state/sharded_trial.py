@@ -17,10 +17,11 @@ from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.build import allocate, draw, tensors
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.plain_build import DTYPE_OF
+from elastic_train.train.model.surroundings import Surroundings
 from elastic_train.train.model.user_hooks import hang
 from elastic_train.train.parallel.parallelize import divide
 from elastic_train.train.state.plan_layouts import alone, plan_on
-from elastic_train.train.task import Task
+from elastic_train.train.task import Task, takes_step
 
 CPU = torch.device("cpu")
 
@@ -28,14 +29,25 @@ CPU = torch.device("cpu")
 def sharding_fails(task: Task, spec: RunSpec) -> str | None:
     """What forward or backward raises where parameters are sharded and not where they are whole.
 
-    None where they run, where they need values (a branch on data), and for loops, whose steps are their own.
+    None where they run, where they need values (a branch on data), and for most loops, whose steps are their
+    own.
     """
     if isinstance(task, LoopTask):
-        return None
+        return sets_data(task)
     failure = _raised(task, spec, Mesh(dp_shard=2))
     if failure is None or _raised(task, spec, Mesh()) is not None:
         return None
     return failure
+
+
+def sets_data(task: LoopTask) -> str | None:
+    """Which function of a loop puts other data into tensors: of one that is cut, torch lets that go by."""
+    found = Surroundings.of([task.loop]).sets_data
+    return (
+        f"{min(found)} assigns to the .data of a tensor, which does nothing where it is cut"
+        if found
+        else None
+    )
 
 
 def _raised(task: Task, spec: RunSpec, mesh: Mesh) -> str | None:
@@ -54,7 +66,8 @@ def _raised(task: Task, spec: RunSpec, mesh: Mesh) -> str | None:
                 batch = pytree.tree_map_only(
                     torch.Tensor, lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), batch
                 )
-                loss, _ = task.loss(caller(blueprint.model)(task.inputs(batch)), batch)
+                numbered = (1,) if takes_step(task) else ()
+                loss, _ = task.loss(caller(blueprint.model)(task.inputs(batch)), batch, *numbered)
                 loss.backward()
         except Exception as error:  # noqa: BLE001 - whatever the job's code raises there, it is what is asked
             return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

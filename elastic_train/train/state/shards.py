@@ -88,6 +88,8 @@ class Shards:
     pending: PendingStep = field(default_factory=PendingStep)
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # finite ones of the last step
     evaluated: int = 0  # the last step after which an evaluation was completed
+    watched: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what patience knows of evaluations
+    decay: float | None = None  # of the average of parameters; None: there is none
     registered: Registered | None = None  # of a user's loop: its tensors are among the buffers
     log: BoundaryLog | None = None  # of what this rank sends to other stages
     substituted: SubstitutedRanks | None = None  # of lost ranks, whose steps these shards run again

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.compiled import inside, is_compiled_in_place, untraced
 from elastic_train.train.model.copies import EngineHook
 from elastic_train.train.model.tensor_names import NamedTensors, Slot, buffers_of
 from elastic_train.train.state.live_fragments import numpy_bits
@@ -80,6 +81,7 @@ class ChangingBuffers:
         self._width = sum(2 * norm.width + 1 for norm in self._norms)
         self._rows: dict[int, Tensor] = {}
         self._row: Tensor | None = None
+        within = inside(model)
         for norm in self._norms:
             if world_size > 1 and isinstance(norm.module, nn.SyncBatchNorm):
                 raise ConfigError(
@@ -87,7 +89,9 @@ class ChangingBuffers:
                     problem="SyncBatchNorm normalises over ranks, so the model would depend on the plan.",
                     remedy="Use BatchNorm: its statistics are those of a micro-batch under every plan.",
                 )
-            norm.module.register_forward_hook(EngineHook(partial(self._record, norm)))
+            record = partial(self._record, norm)
+            traced = id(norm.module) in within or is_compiled_in_place(norm.module)
+            norm.module.register_forward_hook(EngineHook(untraced(record) if traced else record))
         own = {fqn for norm in self._norms for fqn in norm.fqns.values()}
         self._watched = {
             fqn: _watched(slots[0]) for fqn, slots in named.slots.items() if world_size > 1 and fqn not in own

@@ -11,7 +11,7 @@ import hashlib
 import math
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whol
 from elastic_train.train.step.kept_parameters import KeptParameters
 from elastic_train.train.step.predictions import Kept, on_host, summarised
 from elastic_train.train.step.stage_transfer import StageBoundary
-from elastic_train.train.task import EVAL_LOSS, Evaluation, Task
+from elastic_train.train.task import EVAL_LOSS, Evaluation, Task, takes_step
 from elastic_train.train.user_code_guard import UserCodeGuard
 
 Sums = dict[str, tuple[float, float]]
@@ -64,10 +64,11 @@ class Evaluator:
         place: MeshPosition | None = None,
         regions: Regions | None = None,
         dumps: Dumps = pickle.dumps,
+        averages: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        """`parameters` are those that this rank keeps. `place` is needed under tensor or pipeline
-        parallelism, where several ranks run a micro-batch, and `regions` where tensor parallelism cuts what
-        the loss is computed from."""
+        """`parameters` are those that this rank keeps; `averages` puts others in their places meanwhile.
+        `place` is needed under tensor or pipeline parallelism, where several ranks run a micro-batch, and
+        `regions` where tensor parallelism cuts what the loss is computed from."""
         self._task, self._evaluation, self._spec = task, evaluation, spec
         self._model, self._plan, self._rank, self._device = model, plan, rank, device
         self._group, self._guard = group, guard
@@ -77,6 +78,7 @@ class Evaluator:
         self._parameters = KeptParameters(parameters, several=max(plan.world_size, spec.max_workers) > 1)
         rules = task.parallelize()
         self._call = caller(model, rules.beside, "" if self._place.last else rules.hands_on)
+        self._averages, self._takes_step = averages, takes_step(task)
         self._seed = derive(spec.batch.seed, "evaluation")
         with guard.at("building the evaluation", 0):
             dataset = numbered(evaluation.dataset)
@@ -149,7 +151,12 @@ class Evaluator:
 
     @contextmanager
     def _untouched(self) -> Iterator[KeptParameters]:
-        with preserved(self._device), extra_kept(self._model, self._device), _evaluating(self._model):
+        with (
+            preserved(self._device),
+            extra_kept(self._model, self._device),
+            self._averages(),
+            _evaluating(self._model),
+        ):
             yield self._parameters
 
     def _work(self) -> list[tuple[MicroBatch, bool]]:
@@ -178,7 +185,11 @@ class Evaluator:
                     return None
                 metric = self._evaluation.metric
                 with of_parts(self._regions):
-                    value = self._task.loss(output, batch) if metric is None else metric(whole(output), batch)
+                    numbered = (step,) if self._takes_step else ()
+                    if metric is None:
+                        value = self._task.loss(output, batch, *numbered)
+                    else:
+                        value = metric(whole(output), batch)
                 keep = self._evaluation.keep
                 if keep is not None and self._place.speaks:
                     self._kept[micro.index] = on_host(keep(whole(output), batch))

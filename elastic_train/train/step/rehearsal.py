@@ -11,7 +11,8 @@ from __future__ import annotations
 import copy
 import zlib
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,16 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.compiled import Around, is_compiled_in_place
 from elastic_train.train.model.module_state import keeps_extra_state
 from elastic_train.train.model.rng import Randomness
 from elastic_train.train.model.several_models import Models
+from elastic_train.train.model.surroundings import Kept, Surroundings, is_own
 from elastic_train.train.model.tensor_names import canonical
 from elastic_train.train.model.value_prints import print_of
 from elastic_train.train.state.live_fragments import numpy_bits
 from elastic_train.train.step.changing_buffers import ChangingBuffers
+from elastic_train.train.step.repeated_calls import depends, with_others
 
 _TORCHS = frozenset({"training", "_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"})
 SAMPLED = 1 << 16
@@ -35,7 +39,8 @@ SAMPLED = 1 << 16
 ALONE = "or allow the run one worker, with ScalingConfig(num_workers=1)."
 
 Place = tuple[str, str]
-"""A module's path, and the name of its attribute."""
+"""A module's path, and the name of its attribute; no path where it is outside of modules."""
+OUTSIDE = "*"
 
 
 class Rehearsal:
@@ -50,10 +55,12 @@ class Rehearsal:
         parameters: Mapping[str, nn.Parameter],
         device: torch.device,
         several: bool,
+        surroundings: Surroundings | None = None,
     ) -> None:
         """`parameters` are those that this rank keeps; `several`: whether more than one rank may ever run
-        the model.
+        the model. `surroundings` are of the job's code.
         """
+        self._surroundings = surroundings or Surroundings()
         self._roots = {} if model is None else {"": model}
         if isinstance(model, Models):
             self._roots = dict(model.named_children())
@@ -70,8 +77,17 @@ class Rehearsal:
     def micro_batch(self) -> Iterator[None]:
         """The forward of a micro-batch belongs inside. The first is looked at."""
         self._open()
+        trained = {fqn: p.requires_grad for fqn, p in self._parameters.items() if isinstance(p, DTensor)}
         try:
             yield
+            for fqn, before in trained.items():
+                if self._parameters[fqn].requires_grad != before:
+                    raise ConfigError(
+                        field=f"model.{fqn}",
+                        problem="requires_grad was changed in forward, which FSDP2 does not notice.",
+                        remedy="Use Parallelism(dp_shard=1), or leave parameters trainable and their "
+                        "gradients out, by detach().",
+                    )
         finally:
             for hook in self._hooks:
                 hook.remove()
@@ -82,10 +98,10 @@ class Rehearsal:
     def backward(self) -> Iterator[None]:
         """The backward of a micro-batch belongs inside. The first is looked at: what hooks keep shows."""
         models, self._backwards = self._backwards, {}
-        before = {path: _attributes(root, path) for path, root in models.items()}
+        before = {path: self._attributes(root, path) for path, root in models.items()}
         yield
         for path, root in models.items():
-            for place, mark in _attributes(root, path).items():
+            for place, mark in self._attributes(root, path).items():
                 if before[path].get(place) != mark:
                     raise _moves(place, self._several, "backward")
 
@@ -100,10 +116,13 @@ class Rehearsal:
     def _open(self) -> None:
         self._before = {}
         for path, root in self._roots.items():
-            self._hooks.append(
-                root.register_forward_pre_hook(self._rehearse(path), prepend=True, with_kwargs=True)
-            )
-            self._hooks.append(root.register_forward_hook(self._compare(path)))
+            if is_compiled_in_place(root):
+                self._hooks.append(Around(root, self._rehearse(path), self._compare(path)))
+            else:
+                self._hooks.append(
+                    root.register_forward_pre_hook(self._rehearse(path), prepend=True, with_kwargs=True)
+                )
+                self._hooks.append(root.register_forward_hook(self._compare(path)))
             for inner, module in root.named_modules():
                 if isinstance(module, FSDPModule) and self._several:
                     self._watch_gathered(module, f"{path}.{inner}".strip("."))
@@ -117,17 +136,36 @@ class Rehearsal:
             # Alone, a forward may change what it likes: then the first one counts once.
             extra = [] if self._several else _extra_states(root)
             kept = {} if self._several else {p: p.detach().clone() for p in self._parameters.values()}
-            args, kwargs = pytree.tree_map_only(torch.Tensor, again, (args, kwargs))
-            try:
+
+            def call(others: bool) -> list[torch.Tensor]:
+                given = with_others((args, kwargs)) if others else (args, kwargs)
+                inputs, named = pytree.tree_map_only(torch.Tensor, again, given)
+                for parameter, value in kept.items():
+                    parameter.data.copy_(value)
                 with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
-                    there = _built(root)
-                    output = root(*args, **kwargs)
-                    _check_built(there, root, path)
-                    self._first[path] = _attributes(root, path), leaves_of(output)
-                    after = marks_of(self._parameters)
-                    self._check_parameters(before, after)
-                    changed = [p for fqn, p in self._parameters.items() if before[fqn] != after[fqn]]
-                    self._before |= {p: kept[p] for p in changed if p in kept}
+                    return leaves_of(root(*inputs, **named))
+
+            try:
+                start, held = self._attributes(root, path), self._kept(root)
+                there = _built(root)
+                output = call(False)
+                _check_built(there, root, path)
+                self._first[path] = self._attributes(root, path), output
+                lasting = depends(
+                    start,
+                    self._first[path][0],
+                    held,
+                    first=output,
+                    call=call,
+                    prints=lambda: self._attributes(root, path),
+                    alike=partial(kept_alike, device=self._device),
+                )
+                if lasting is not None and not self._is_kept(lasting, root, path):
+                    raise _moves(lasting, self._several)
+                after = marks_of(self._parameters)
+                self._check_parameters(before, after)
+                changed = [p for fqn, p in self._parameters.items() if before[fqn] != after[fqn]]
+                self._before |= {p: kept[p] for p in changed if p in kept}
             finally:
                 self._inside = False
                 for module, state in extra:
@@ -145,12 +183,11 @@ class Rehearsal:
             self._first[path] = {}, []  # only the first call
             if not attributes and not first:
                 return
-            declared = {path for path, module in _modules(root, path) if keeps_extra_state(module)}
-            for place, mark in _attributes(root, path).items():
-                kept = place[0] in declared and not self._several
-                if attributes.get(place) != mark and not kept:
+            declares = any(keeps_extra_state(module) for module in root.modules())
+            for place, mark in self._attributes(root, path).items():
+                if attributes.get(place) != mark and not self._is_kept(place, root, path):
                     raise _moves(place, self._several)
-            if not kept_alike(first, leaves_of(output), self._device) and (self._several or not declared):
+            if not kept_alike(first, leaves_of(output), self._device) and (self._several or not declares):
                 raise ConfigError(
                     field=f"model.{path}" if path else "model",
                     problem="forward gives another output for the same samples and random numbers when it is "
@@ -160,6 +197,27 @@ class Rehearsal:
                 )
 
         return hook
+
+    def _attributes(self, root: nn.Module, path: str) -> dict[Place, Hashable]:
+        """Of what modules keep, and what surrounds them."""
+        return {
+            (inner, name): print_of(value, content=True)
+            for inner, module in _modules(root, path)
+            for name, value in vars(module).items()
+            if _is_watched(name) and not (self._surroundings.unread(name) and is_own(module))
+        } | {(OUTSIDE, name): mark for name, mark in self._surroundings.prints().items()}
+
+    def _is_kept(self, place: Place, root: nn.Module, path: str) -> bool:
+        """Whether a module carries it, where no more than one rank ever runs it."""
+        return not self._several and any(
+            inner == place[0] and keeps_extra_state(module) for inner, module in _modules(root, path)
+        )
+
+    def _kept(self, root: nn.Module) -> Kept:
+        kept = Kept(self._surroundings)
+        for module in root.modules():
+            kept.hold(vars(module), _is_watched)
+        return kept
 
     def _watch_gathered(self, unit: Any, path: str) -> None:
         """Between FSDP2's own hooks, where parameters are gathered: what is written there is lost."""
@@ -262,9 +320,10 @@ def _check_built(before: Mapping[str, int], root: nn.Module, path: str) -> None:
 
 def _moves(place: Place, several: bool, when: str = "forward") -> ConfigError:
     path, name = place
+    what = f"{when} changes {name}" if path == OUTSIDE else f"{when} changes this attribute"
     return ConfigError(
-        field=f"model.{path}.{name}" if path else f"model.{name}",
-        problem=f"{when} changes this attribute, which depends on what ran before: it would differ between "
+        field="model" if path == OUTSIDE else f"model.{path}.{name}" if path else f"model.{name}",
+        problem=f"{what}, which depends on what ran before: it would differ between "
         "ranks, and begin anew whenever the group changes.",
         remedy="Compute it from the samples, and draw from the generators of torch, numpy and random, which "
         "are seeded for each micro-batch. "
@@ -272,13 +331,8 @@ def _moves(place: Place, several: bool, when: str = "forward") -> ConfigError:
     )
 
 
-def _attributes(root: nn.Module, path: str) -> dict[Place, Hashable]:
-    return {
-        (inner, name): print_of(value, content=True)
-        for inner, module in _modules(root, path)
-        for name, value in vars(module).items()
-        if name not in _TORCHS and not name.endswith("_hooks") and not name.startswith("_fsdp")
-    }
+def _is_watched(name: str) -> bool:
+    return name not in _TORCHS and not name.endswith("_hooks") and not name.startswith("_fsdp")
 
 
 def _modules(root: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
@@ -322,12 +376,9 @@ def again(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-def _uncached(device: torch.device) -> torch.autocast:
+def _uncached(device: torch.device) -> AbstractContextManager[Any]:
     """As outside, without a cache of cast weights that would be used again."""
     kind = device.type
-    return torch.autocast(
-        kind,
-        dtype=torch.get_autocast_dtype(kind),
-        enabled=torch.is_autocast_enabled(kind),
-        cache_enabled=False,
-    )
+    if not torch.is_autocast_enabled(kind):
+        return nullcontext()
+    return torch.autocast(kind, dtype=torch.get_autocast_dtype(kind), cache_enabled=False)

@@ -28,11 +28,13 @@ from elastic_train.train.step.micro_batch_work import Flight, Tally, Work
 from elastic_train.train.step.optimizer_in_backward import InBackward, opening
 from elastic_train.train.step.pipeline_schedule import passes_of
 from elastic_train.train.step.rehearsal import Rehearsal, check_unchanged, versions
-from elastic_train.train.step.repeatable import Repeatable
+from elastic_train.train.step.repeatable import Repeatable, surroundings_of
 from elastic_train.train.step.split_backward import backward_to_input
 from elastic_train.train.step.stage_transfer import ReplayedBoundary, StageBoundary
+from elastic_train.train.step.training_metrics import TrainingMetrics, measures
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.step.workload import GroupContext, Workload
+from elastic_train.train.task import takes_step
 
 
 class Stepper:
@@ -79,6 +81,8 @@ class Stepper:
         self._sums.choose(trainable)
         if self._updates is not None:
             self._updates.watch(fqn for fqn, p in trainable.items() if data is None or is_sharded(p))
+        self._takes_step = takes_step(task)
+        self.measured = TrainingMetrics(task, shards) if measures(task) and replayed is None else None
         self._randomness = Randomness(
             shards.model,
             seed=spec.batch.seed,
@@ -87,16 +91,20 @@ class Stepper:
             part=shards.regions.part if shards.regions else None,
         )
         # What a run is made of is looked at once, at its start.
+        starts = shards.step == 0 and replayed is None
+        surroundings = surroundings_of(task, shards.model) if starts else None
         self._rehearsal = Rehearsal(
-            shards.model if shards.step == 0 and replayed is None else None,
+            shards.model if starts else None,
             buffers=self._buffers,
             randomness=self._randomness,
             parameters=shards.parameters,
             device=shards.device,
             several=self._several,
+            surroundings=surroundings,
         )
-        starts = shards.step == 0 and replayed is None
-        self._repeatable = Repeatable(task, self._randomness.rehearsing, shards.device, active=starts)
+        self._repeatable = Repeatable(
+            task, self._randomness.rehearsing, shards.device, surroundings=surroundings
+        )
 
     def gradients(self, step: int) -> StepStatistics:
         """The summed gradient of the step into `grad`, on all ranks; this rank's numbers for the vote.
@@ -114,6 +122,8 @@ class Stepper:
         self._shards.drop_gradients()
         self._sums.presence.reset()
         self._tally = Tally()
+        if self.measured is not None:
+            self.measured.begin()
         work = self.work(step)
         before = versions(self._shards.parameters) if self._updates is None else {}
         for _ in self.passes(step, work):
@@ -277,8 +287,11 @@ class Stepper:
             output = self._call(None if batch is None else self._repeatable("inputs", batch), received)
             if place.last:
                 with of_parts(shards.regions):
-                    output, counted = whole(self._repeatable("loss", output, batch))
-                count = checked_loss(output, counted)
+                    made, numbered = output, (step,) if self._takes_step else ()
+                    output, counted = whole(self._repeatable("loss", output, batch, *numbered))
+                    count = checked_loss(output, counted)
+                    if self.measured is not None and not job.filler:
+                        self.measured.add(whole(made), batch)
                 if not job.filler:
                     self._tally.add(output, count, micro)
         if boundary is not None and not place.last:

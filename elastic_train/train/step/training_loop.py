@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar, Literal
 
 from elastic_train.control.schedule import at_boundary
 from elastic_train.data.order import fold_digests
+from elastic_train.errors import ConfigError
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.best_metric import Best
+from elastic_train.train.model.average import in_place
 from elastic_train.train.snapshot.saver import Saver
 from elastic_train.train.state.compare_replicas import compare_replicas
 from elastic_train.train.state.shards import Shards
@@ -19,10 +23,11 @@ from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.step.gradients import check_edits, edited, edits
 from elastic_train.train.step.rehearse_ahead import rehearse
 from elastic_train.train.step.stepper import Stepper
+from elastic_train.train.step.stopping import is_over, looked_at
 from elastic_train.train.step.update import commit, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.step.workload import GroupContext, Workload
-from elastic_train.train.task import evaluation_of
+from elastic_train.train.task import average_of, evaluation_of
 
 SNAPSHOT_S, POLL_S = 10.0, 0.05
 """How long a step waits for the snapshot before, and how often it looks whether its group was broken."""
@@ -98,6 +103,11 @@ class Loop:
         with guard.at("building the evaluation", shards.step or 0):
             evaluation = evaluation_of(task)
             self._best.check(evaluation)
+        self._evaluation, self._measured = evaluation, dict[str, float]()
+        average = average_of(task)
+        averages = nullcontext[None]
+        if average is not None and average.evaluated:
+            averages = partial(in_place, shards.optimizer, shards.parameters)
         self._evaluator = evaluation and Evaluator(
             task,
             evaluation,
@@ -112,7 +122,10 @@ class Loop:
             place=shards.place,
             regions=shards.regions,
             dumps=workload.loader.dumps,
+            averages=averages,
         )
+        if evaluation is None and shards.schedule is not None:
+            shards.schedule.check_measured(())
 
     def run(self) -> RunEnd:
         """Until the last step or a voted pause."""
@@ -123,21 +136,25 @@ class Loop:
                 self._evaluator.close()
 
     def _run(self) -> RunEnd:
-        vote = self._shards.applied
+        vote, self._last = self._shards.applied, None
         if vote is not None:
             outcome = StepStatistics.unpacked(vote.values)
             report = self._report(vote, outcome)
             if outcome.squares < 0:  # completed by a roll forward: nobody saw its vote
                 self._on_step(report)
+            self._last = report
             self._evaluate(report)  # if the generation before did not get to the end of it
         elif self._at() == 0:
             max_steps = self._spec.max_steps
             evaluator = self._evaluator
             names = rehearse(self._stepper, evaluator, self._shards, self._order, max_steps, self._mark)
             if evaluator is not None:
-                self._best.check_measured(names, complete=not evaluator.summarises)
+                self._check_names(names, complete=not evaluator.summarises)
         while (step := self._at()) < self._spec.max_steps:
-            outcome, _ = self._committed(step + 1)
+            if is_over(self._evaluation, self._shards.watched):
+                self._end_early()
+                break
+            outcome, self._last = self._committed(step + 1)
             self._compare(step + 1)
             if self._saver is not None:
                 self._save(self._saver, step + 1, outcome)
@@ -163,7 +180,7 @@ class Loop:
         self._requests.pause ^= pause
         self._requests.save ^= save
         outcome = StepStatistics.unpacked(vote.values)
-        report = self._report(vote, outcome)
+        report = replace(self._report(vote, outcome), metrics=tuple(sorted(self._measure(step).items())))
         self._on_step(report)
         if self._saver is not None:
             self._saver.fence()
@@ -174,6 +191,32 @@ class Loop:
             self._saver.step_took(time.monotonic() - began)
         self._evaluate(report)
         return outcome, report
+
+    def _measure(self, step: int) -> dict[str, float]:
+        """What the task measures of the step itself."""
+        if self._stepper.measured is None:
+            return {}
+        with self._guard.collective("summing metrics", step):
+            self._measured = self._stepper.measured.means()
+        return self._measured
+
+    def _check_names(self, names: tuple[str, ...], *, complete: bool) -> None:
+        """ConfigError, before step 1, for metrics that an evaluation was to measure and does not."""
+        self._best.check_measured(names, complete=complete)
+        if complete and self._evaluation is not None and self._evaluation.patience is not None:
+            self._evaluation.watched(names)
+        if complete and self._shards.schedule is not None:
+            self._shards.schedule.check_measured(names)
+
+    def _end_early(self) -> None:
+        """Patience is at its end: this step is the last."""
+        step = self._at()
+        if self._last is not None:
+            found = tuple(sorted((self._measured | dict(self._found)).items()))
+            self._on_step(replace(self._last, metrics=found, last=True))
+        if self._saver is not None:
+            self._mark("save", step, -1)
+            self._saver.take(self._shards, storage=True, wait=True)
 
     def _wait_for(self, saver: Saver) -> None:
         """Where a snapshot belongs to every so many steps, the one before has to be whole on all ranks."""
@@ -187,11 +230,22 @@ class Loop:
         if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
             return
         self._mark("evaluation", step, -1)
-        metrics = evaluator.run(step, self._mark)
-        self._shards.evaluated = step
+        metrics, shards = evaluator.run(step, self._mark), self._shards
         self._best.check_measured(metrics)
+        for name in metrics.keys() & self._measured.keys():
+            raise ConfigError(
+                field="task.metrics",
+                problem=f"{name!r} is what the evaluation measures, too: reports would mix the two.",
+                remedy=f"Name it 'train_{name}'.",
+            )
+        if shards.schedule is not None:
+            shards.schedule.check_measured(metrics)
+            shards.schedule.measured(metrics)
+        if self._evaluation is not None and self._evaluation.patience is not None:
+            shards.watched = looked_at(self._evaluation, shards.watched, metrics)
+        shards.evaluated = step
         self._found = metrics
-        self._on_step(replace(report, metrics=tuple(sorted(metrics.items()))))
+        self._on_step(replace(report, metrics=tuple(sorted((self._measured | metrics).items()))))
 
     def _compare(self, step: int) -> None:
         """After the first step of a generation, and then as often as was said, or costs little."""
@@ -246,7 +300,7 @@ class Loop:
 
     def _metrics_of(self, outcome: StepStatistics) -> dict[str, float]:
         """Of the present state, those that are numbers."""
-        reported = {"loss": outcome.mean_loss, **self._found}
+        reported = {"loss": outcome.mean_loss, **self._measured, **self._found}
         return {name: value for name, value in reported.items() if math.isfinite(value)}
 
     def _may_be_best(self) -> bool:

@@ -17,6 +17,7 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import UndoRefused
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.collectives.gradient_reduction import local_gradient
+from elastic_train.train.model.average import averaging
 from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.vote import StepStatistics
@@ -49,7 +50,7 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
             _scale(shards.parameters.values(), gradient_factor(statistics, spec))
         # Noise of an optimizer is the same on all ranks, and so is what is drawn after the step.
         seed_all(derive(spec.batch.seed, "update", vote.step), shards.device)
-        with shards.moving.watching(shards.optimizer):
+        with shards.moving.watching(shards.optimizer), averaging(shards.optimizer, shards.decay):
             shards.optimizer.step()
         shards.moving.capture(shards.optimizer)
         if shards.schedule is not None:

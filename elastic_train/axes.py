@@ -1,6 +1,6 @@
 """Parallel axes of a plan, in one table: pipeline, replicated and sharded data, context, tensor, experts.
 
-`Mesh` and `Parallelism` have a field for each, `AxisLimits` and `Candidates` for those that it searches.
+`Mesh`, `Parallelism` and `Candidates` have a field for each, `AxisLimits` for those of `MODEL`.
 """
 
 from __future__ import annotations

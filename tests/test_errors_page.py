@@ -10,7 +10,7 @@ import pytest
 
 from elastic_train import errors
 from elastic_train.cli.exit_codes import OUTCOMES, exits, place_of
-from elastic_train.control.commands import Outcome
+from elastic_train.control.commands import RunOutcome
 from elastic_train.control.events import CauseKind
 from elastic_train.errors import ConfigError, ElasticTrainError
 
@@ -25,10 +25,10 @@ KINDS = {
 
 
 def test_every_error_end_and_cause_has_an_entry_and_nothing_else_has() -> None:
-    ends = {f"ended-{outcome}" for outcome in get_args(Outcome)}
+    ends = {f"ended-{outcome}" for outcome in get_args(RunOutcome)}
     causes = {f"cause-{kind}" for kind in get_args(CauseKind)}
     assert set(ENTRIES) == KINDS | ends | causes
-    assert set(OUTCOMES) == set(get_args(Outcome))
+    assert set(OUTCOMES) == set(get_args(RunOutcome))
 
 
 @pytest.mark.parametrize("entry", sorted(ENTRIES))

@@ -1,4 +1,4 @@
-"""Map an exception to a cause: its account, and where it arose."""
+"""Map an exception to a cause: its kind, and where it arose."""
 
 from __future__ import annotations
 

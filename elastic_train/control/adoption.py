@@ -40,7 +40,7 @@ from elastic_train.control.states import (
 )
 from elastic_train.control.unanswered_commits import with_newest
 
-Heartbeat = dict[str, tuple[int, int]]
+LivingWorkers = dict[str, tuple[int, int]]
 """By living worker: the generation that it runs, 0 for none, and its step."""
 
 
@@ -90,15 +90,15 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
 def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     """Reconcile what the journal says with who is alive."""
     known = {w.name: w for w in state.facts.membership.workers}
-    heartbeat = {name: (generation, step) for name, _, generation, step in event.running}
+    living = {name: (generation, step) for name, _, generation, step in event.running}
     starting = tuple(known[n] for n in event.silent if n in known and known[n].status == "starting")
-    strangers = tuple(name for name in (*heartbeat, *event.silent) if name not in known)
+    strangers = tuple(name for name in (*living, *event.silent) if name not in known)
     mute = tuple(name for name in event.silent if name in known and known[name] not in starting)
     stops = (
         *(StopWorker(worker=name, reason="this run does not know it") for name in strangers),
         *(StopWorker(worker=name, reason="it did not answer the new controller") for name in mute),
     )
-    if heartbeat.keys() <= set(strangers):
+    if living.keys() <= set(strangers):
         alone = _alone(state, starting, event.at)
         return Outcome(
             state=alone,
@@ -109,20 +109,20 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
         replace(state.facts, saves=replace(state.facts.saves, logged=None)),
         state.facts.saves.logged,
     )
-    if logged is not None and not _holds(facts, heartbeat):
+    if logged is not None and not _holds(facts, living):
         facts = with_newest(facts, logged, trusted=True)
     for worker in facts.membership.workers:
-        if worker.name in heartbeat and worker.status == "starting":
+        if worker.name in living and worker.status == "starting":
             facts = replace(facts, membership=ready(facts.membership, worker.name, event.at))
     outcome = Outcome(
         state=replace(state, facts=facts),
         commands=stops,
-        reason=f"{len(heartbeat.keys() & known.keys())} workers live on",
+        reason=f"{len(living.keys() & known.keys())} workers live on",
     )
-    outcome = outcome.then(lambda s: _reconcile(s, heartbeat, policy, event.at))
+    outcome = outcome.then(lambda s: _reconcile(s, living, policy, event.at))
     gone = Cause(kind="death", detail="it was gone when the controller came back")
     for worker in facts.membership.workers:
-        if worker.name not in heartbeat and worker not in starting:
+        if worker.name not in living and worker not in starting:
             outcome = outcome.then(lambda s, name=worker.name: worker_lost(s, name, gone, policy, event.at))
     return outcome.then(
         lambda s: Outcome(state=s, commands=_new(resume_commands(s, policy), outcome.commands))
@@ -161,7 +161,7 @@ def resume_commands(state: State, policy: Policy) -> tuple[Command, ...]:
     return (*commands, *(commit_command(facts.saves, a) for a in facts.saves.attempts if a.committing))
 
 
-def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) -> Outcome:
+def _reconcile(state: State, living: LivingWorkers, policy: Policy, at: float) -> Outcome:
     """A group goes on if every member is alive in its generation; one that was forming starts over."""
     facts, phase = state.facts, state.phase
     match phase:
@@ -169,21 +169,19 @@ def _reconcile(state: State, heartbeat: Heartbeat, policy: Policy, at: float) ->
             cause = Cause(kind="restart", detail="the controller was replaced while the group formed")
             return break_group(state, cause, policy, at)
         case Running(plan=plan):
-            strayed = [
-                w for w in plan.workers if w in heartbeat and heartbeat[w][0] != facts.lineage.generation
-            ]
+            strayed = [w for w in plan.workers if w in living and living[w][0] != facts.lineage.generation]
             if strayed:
                 cause = Cause(
-                    kind="collective", detail=f"{strayed[0]} is in generation {heartbeat[strayed[0]][0]}"
+                    kind="collective", detail=f"{strayed[0]} is in generation {living[strayed[0]][0]}"
                 )
                 broken = break_group(state, cause, policy, at)
-                stray = {heartbeat[w][0] for w in strayed} - {0}
+                stray = {living[w][0] for w in strayed} - {0}
                 aborts = tuple(
-                    Abort(generation=g, workers=tuple(w for w in strayed if heartbeat[w][0] == g))
+                    Abort(generation=g, workers=tuple(w for w in strayed if living[w][0] == g))
                     for g in sorted(stray)
                 )
                 return replace(broken, commands=(*aborts, *broken.commands))
-            steps = [heartbeat[w][1] for w in plan.workers if w in heartbeat]
+            steps = [living[w][1] for w in plan.workers if w in living]
             lineage = replace(facts.lineage, step=max((facts.lineage.step, *steps)))
             return Outcome(state=replace(state, facts=replace(facts, lineage=lineage)))
         case _:
@@ -204,10 +202,10 @@ def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
     return replace(state, facts=facts, phase=Waiting(since=at))
 
 
-def _holds(facts: Facts, heartbeat: Heartbeat) -> bool:
+def _holds(facts: Facts, living: LivingWorkers) -> bool:
     """Whether somebody who is alive may hold state of a group."""
-    return any(generation for generation, _ in heartbeat.values()) or any(
-        held for worker, held in facts.survived.local_states if worker in heartbeat
+    return any(generation for generation, _ in living.values()) or any(
+        held for worker, held in facts.survived.local_states if worker in living
     )
 
 

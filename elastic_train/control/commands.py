@@ -119,14 +119,16 @@ class ReadLog:
     """Read which checkpoint is the newest of the commit log. Ends in LogRead."""
 
 
-Outcome = Literal["finished", "stopped", "user_error", "infrastructure", "capacity", "checkpoint", "fenced"]
+RunOutcome = Literal[
+    "finished", "stopped", "user_error", "infrastructure", "capacity", "checkpoint", "fenced"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
     """The run is over: stop every worker, record the outcome, release the lease (not when fenced)."""
 
-    outcome: Outcome
+    outcome: RunOutcome
     detail: str
     cause: Cause | None = None
     worker: str = ""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.control.commands import End
-from elastic_train.control.commands import Outcome as Ending
+from elastic_train.control.commands import End, RunOutcome
 from elastic_train.control.events import Cause
 from elastic_train.control.states import Ended, Outcome, State
 
 
 def end(
-    state: State, outcome: Ending, detail: str, *, cause: Cause | None = None, worker: str = ""
+    state: State, outcome: RunOutcome, detail: str, *, cause: Cause | None = None, worker: str = ""
 ) -> Outcome:
     phase = Ended(outcome=outcome, detail=detail, cause=cause, worker=worker)
     return Outcome(

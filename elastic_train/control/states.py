@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from elastic_train.control.changes import Change
-from elastic_train.control.commands import Command
-from elastic_train.control.commands import Outcome as Ending
+from elastic_train.control.commands import Command, RunOutcome
 from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
 from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
@@ -207,7 +206,7 @@ class Facts:
 
     term: int = 0
     stopping: str | None = None  # why the run ends as soon as its newest step is saved
-    stops_as: Ending = "stopped"
+    stops_as: RunOutcome = "stopped"
     membership: Membership = field(default_factory=Membership)
     lineage: CommittedLineage = field(default_factory=CommittedLineage)
     survived: Survived = field(default_factory=Survived)
@@ -290,7 +289,7 @@ class Settling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    outcome: Ending
+    outcome: RunOutcome
     detail: str
     cause: Cause | None = None
     worker: str = ""

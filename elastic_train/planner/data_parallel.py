@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 
 from elastic_train.axes import BATCH
 from elastic_train.config import Parallelism
-from elastic_train.planner.fit import Fit
 from elastic_train.planner.goodput_model import more
+from elastic_train.planner.memory_fit import Fit
 from elastic_train.planner.memory_model import memory_per_worker
 from elastic_train.planner.meshes import impossible, meshes
 from elastic_train.planner.model_shape import ModelShape

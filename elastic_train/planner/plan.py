@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from elastic_train.axes import AXES, RANKED
+from elastic_train.axes import AXES, BATCH, RANKED
 
 Recompute = Literal["none", "selective", "full"]
 """What backward computes again instead of keeping it: nothing, attention's inside, whole layers."""
@@ -34,7 +34,17 @@ class Mesh:
     @property
     def dp(self) -> int:
         """Ranks that consume different micro-batches."""
-        return self.dp_replicate * self.dp_shard
+        return math.prod(getattr(self, axis) for axis in BATCH)
+
+    @property
+    def copy_size(self) -> int:
+        """Ranks of a stage that hold one copy of its state among them, next to each other in rank order."""
+        return self.size // (self.pp * self.dp_replicate)
+
+    @property
+    def block_size(self) -> int:
+        """Ranks of a stage that compute the same micro-batches together, next to each other in rank order."""
+        return self.size // (self.pp * self.dp)
 
     def coordinate(self, rank: int) -> dict[str, int]:
         """Axis name -> position of a rank."""

@@ -37,7 +37,7 @@ def place(
         held = {w: part_of(previous.mesh, r) for r, w in enumerate(previous.workers)}
         if common is None:
             common = shared(HeldParts(mesh=previous.mesh), HeldParts(mesh=mesh), (0.0, 1.0, 0.0))
-    block = mesh.cp * mesh.tp
+    block = mesh.block_size
     teams = _teams(worker_slots, block, held)
     outer = replace(mesh, cp=1, tp=1)
     parts, copies = outer.size // outer.dp_replicate, outer.dp_replicate

@@ -117,7 +117,7 @@ def activations(shape: ModelShape, mesh: Mesh, recompute: Recompute) -> Floats:
         kept -= np.where(block, [row.attention_bytes for row in shape.layers], 0)
     elif recompute == "full":
         kept = np.where(block, np.minimum(kept, shape.boundary_bytes), kept)
-    return kept / (mesh.tp * mesh.cp)
+    return kept / mesh.block_size
 
 
 def seconds(shape: ModelShape, mesh: Mesh, recompute: Recompute, inside: Link) -> tuple[Floats, Floats]:
@@ -144,4 +144,4 @@ def seconds(shape: ModelShape, mesh: Mesh, recompute: Recompute, inside: Link) -
         moved += np.where(block, 6.0 * (mesh.cp - 1) * inside.seconds(nbytes / mesh.tp), 0.0)
     if mesh.ep > 1:
         moved += exchanges * (mesh.ep - 1) * inside.seconds(nbytes / mesh.tp / mesh.ep)
-    return each / (mesh.tp * mesh.cp), moved
+    return each / mesh.block_size, moved

@@ -189,7 +189,7 @@ class Scorer:
             "pp": mesh.pp,
             "dp_replicate": mesh.dp_replicate,
             "dp_shard": mesh.dp_shard,
-            "inner": mesh.cp * mesh.tp,
+            "inner": mesh.block_size,
             "virtual": candidate.virtual,
             "split": candidate.split,
             "rounds": ends,
@@ -221,7 +221,7 @@ class Scorer:
             split = pace.schedule == "ZeroBubble"
             candidate = Candidate(mesh=pace.mesh, virtual=1, recompute=pace.recompute, split=split)
             rounds = -(-self._problem.micro_batches // pace.mesh.dp)
-            room = self._fleet.room(pace.mesh.tp * pace.mesh.cp)
+            room = self._fleet.room(pace.mesh.block_size)
             if pace.mesh.size <= room and math.isfinite(self._stages.slowest(candidate, rounds)):
                 ratios[candidate] = pace.step_s / self.draft(candidate).cost.step_s
         mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios)) if ratios else 1.0

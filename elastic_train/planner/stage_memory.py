@@ -49,7 +49,7 @@ class StageMemory:
         # What recomputation of one block makes for its backward.
         self._again = activations(shape, mesh, "none") - self.kept
         # A tensor that arrives and one that leaves.
-        self._buffers = 2.0 * shape.boundary_bytes / (mesh.tp * mesh.cp) if mesh.pp > 1 else 0.0
+        self._buffers = 2.0 * shape.boundary_bytes / mesh.block_size if mesh.pp > 1 else 0.0
         fixed = spans(table.state + self._gradients + np.where(table.block, 0.0, table.gathered))
         blocks = np.minimum(spans(table.block.astype(float)), 2)
         fixed += _largest(np.where(table.block, table.gathered, 0.0)) * blocks

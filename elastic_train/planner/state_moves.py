@@ -38,7 +38,7 @@ class HeldParts:
 
 def part_of(mesh: Mesh, rank: int) -> tuple[int, int]:
     """(part, copy) of a rank: ranks that differ only in dp_replicate hold the same part."""
-    inner = mesh.size // mesh.pp // mesh.dp_replicate
+    inner = mesh.copy_size
     row, place = divmod(rank, inner)
     stage, copy = divmod(row, mesh.dp_replicate)
     return stage * inner + place, copy
@@ -46,7 +46,7 @@ def part_of(mesh: Mesh, rank: int) -> tuple[int, int]:
 
 def rank_of(mesh: Mesh, part: int, copy: int) -> int:
     """The inverse of `part_of`."""
-    inner = mesh.size // mesh.pp // mesh.dp_replicate
+    inner = mesh.copy_size
     stage, place = divmod(part, inner)
     return (stage * mesh.dp_replicate + copy) * inner + place
 

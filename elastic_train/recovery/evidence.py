@@ -46,7 +46,7 @@ class LocalState:
 class PeerSnapshot:
     """A part of the state in peer memory: what `rank` held at `step` under the plan of `generation`.
 
-    Whole and verified, or the `share` (i of n) of it that this copy has. `peer store` serves it.
+    Whole and verified, or the `share` (i of n) of it that this copy has. `peer_store` serves it.
     """
 
     peer_store: str

@@ -15,7 +15,7 @@ Part = tuple[int, int]
 
 def part(mesh: Mesh, rank: int) -> Part:
     """Which part of the state a rank holds: its stage, and its place there without `dp_replicate`."""
-    inner = mesh.dp_shard * mesh.cp * mesh.tp
+    inner = mesh.copy_size
     return rank // (inner * mesh.dp_replicate), rank % inner
 
 

@@ -84,10 +84,10 @@ def _needed(
     Of stages that share a parameter one rank for every shard.
     """
     size = plan.mesh.size // plan.mesh.pp
-    inner = plan.mesh.dp_shard * plan.mesh.cp * plan.mesh.tp
+    inner = plan.mesh.copy_size
     inside = range(*group)
     for stage in sorted({group[0] - 1, group[1]} & set(range(plan.mesh.pp))):
-        yield from (((stage, index),) for index in range(0, size, plan.mesh.cp * plan.mesh.tp))
+        yield from (((stage, index),) for index in range(0, size, plan.mesh.block_size))
     tied = {b if a in inside else a for a, b in ties if (a in inside) != (b in inside)}
     for stage in sorted(tied):
         yield from (tuple((stage, i) for i in range(part, size, inner)) for part in range(inner))

@@ -49,7 +49,7 @@ def substitute(
     """
     first, stop = stages
     mesh = lost.mesh
-    inner = mesh.dp_shard * mesh.cp * mesh.tp
+    inner = mesh.copy_size
     micro_batches = sum(map(len, lost.shares))
     replicas = mesh.dp_replicate if exact else min(len(workers) // inner, micro_batches // mesh.dp_shard)
     if replicas < 1 or len(workers) < replicas * inner:

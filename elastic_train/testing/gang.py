@@ -121,7 +121,7 @@ def abort(state: State, generation: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class From:
-    """A holding to go on from."""
+    """A local state to go on from."""
 
     generation: int
     step: int
@@ -170,7 +170,7 @@ class Gang:
         )
 
     def form(self, plan: Plan, processes: Sequence[int] | None = None, origin: From | None = None) -> int:
-        """Form a generation, fresh or from a holding; the digest of its state."""
+        """Form a generation, fresh or from a local state; the digest of its state."""
         processes = tuple(processes or range(plan.world_size))
         document, transfers, expected = None, None, None
         haves: list[Fragments] = []

@@ -95,15 +95,15 @@ class Member:
         """Raise GroupBroken if what this member is in was broken."""
         self._entry.check()
 
-    # -- holdings ------------------------------------------------------------------------------------------
+    # -- local states --------------------------------------------------------------------------------------
 
     def document(self, generation: int) -> dict[str, Any]:
-        """The scalars of a holding, as JSON values."""
+        """The scalars of a local state, as JSON values."""
         found = [self._described(held) for held in self.held.of(generation)]
         return found[0] if len(found) == 1 else merged(found)
 
     def roll(self, generation: int, step: int, vote: Vote | None, undo: bool = False) -> frozenset[str]:
-        """Bring a holding to `step`, as far as it gets there: forward with `vote`, or back by an undo.
+        """Bring a local state to `step`, as far as it gets there: forward with `vote`, or back by an undo.
 
         Returns the parameters that are there only up to the rounding of one.
         """
@@ -170,7 +170,7 @@ class Member:
         self._leave()
 
     def fill_local(self, generation: int, boxes: Fragments) -> None:
-        """Copy boxes from an own holding into the new shards."""
+        """Copy boxes from an own local state into the new shards."""
         read = self.held.read(generation, self.held.step_of(generation), boxes)
         self.forming.fill(boxes, read)
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from elastic_train.control.changes import Change
-from elastic_train.control.commands import Outcome
+from elastic_train.control.commands import RunOutcome
 from elastic_train.control.events import CauseKind, StopRequested
 from elastic_train.observe.event_text import place_in_page
 from elastic_train.observe.journal_records import FormedGroup, Record
@@ -26,9 +26,9 @@ def told(*, change: Change | None = None, ended: tuple[str, str] | None = None) 
 
 def test_every_cause_and_every_end_leads_to_an_entry() -> None:
     causes = {told(change=Change(kind="worker_lost", cause=kind)).entry for kind in get_args(CauseKind)}
-    ends = {told(ended=(outcome, "")).entry for outcome in get_args(Outcome) if outcome != "finished"}
+    ends = {told(ended=(outcome, "")).entry for outcome in get_args(RunOutcome) if outcome != "finished"}
     assert all(f'<a id="{entry}"></a>' in PAGE for entry in causes | ends)
-    assert len(causes | ends) == len(get_args(CauseKind)) + len(get_args(Outcome)) - 1
+    assert len(causes | ends) == len(get_args(CauseKind)) + len(get_args(RunOutcome)) - 1
 
 
 def test_what_went_well_leads_nowhere() -> None:

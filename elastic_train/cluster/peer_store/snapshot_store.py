@@ -30,7 +30,7 @@ REPORTS = 1024
 
 
 class SnapshotStore:
-    """Safe from several threads. `peer store` is the name that evidence knows it by."""
+    """Safe from several threads. `peer_store` is the name that evidence knows it by."""
 
     def __init__(self, peer_store: str) -> None:
         self._peer_store = peer_store

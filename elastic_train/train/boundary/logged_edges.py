@@ -33,14 +33,12 @@ class Edges:
     @classmethod
     def of(cls, plan: Plan, rank: int, substituted: SubstitutedRanks | None = None) -> Edges:
         at = plan.mesh.coordinate(rank)
-        inner = plan.mesh.dp_shard * plan.mesh.cp * plan.mesh.tp
+        inner, block = plan.mesh.copy_size, plan.mesh.block_size
         first = last = at["pp"]
         if substituted is not None:
             first, stop = substituted.substitute.stages
             last, plan = stop - 1, substituted.substitute.lost
-        return cls(
-            plan=plan, first=first, last=last, part=rank % inner, speaks=at["tp"] == 0 and at["cp"] == 0
-        )
+        return cls(plan=plan, first=first, last=last, part=rank % inner, speaks=rank % block == 0)
 
     def logs(self, target: int) -> bool:
         """Whether what goes to a stage is kept: it is in another group."""

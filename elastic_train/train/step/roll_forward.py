@@ -1,6 +1,6 @@
 """Bring a local state to a step: forward by the kept gradient, bit-exact, or back by an undo.
 
-What cannot get there is `absent` afterwards and is not offered. Any holding may be rolled again, elsewhere.
+What cannot get there is `absent` afterwards and is not offered. Any local state may be rolled again later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from elastic_train.train.step.vote import StepStatistics
 def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: bool = False) -> None:
     """`vote` is the outcome of the step where it is known. `undo` allows one.
 
-    GroupBroken where nothing of the holding can be brought there, or an undo is refused: then the holding
+    GroupBroken where nothing of the state can be brought there, or an undo is refused: then the state
     says of itself that it isn't undoable.
     """
     made = shards.pending.progressive
@@ -30,7 +30,7 @@ def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: b
             _leave(shards, undo)
         return
     if vote is None or vote.step != step or step != (shards.step or 0) + 1:
-        raise _cannot(shards, f"the holding at step {shards.step} cannot go to step {step}")
+        raise _cannot(shards, f"the local state at step {shards.step} cannot go to step {step}")
     if made is not None and made.begun:
         _complete(shards, vote, spec)
     elif shards.pending.reached == step and any("extra" in own for own in shards.modules.values()):
@@ -38,7 +38,7 @@ def roll(shards: Shards, step: int, vote: Vote | None, spec: RunSpec, *, undo: b
     elif shards.pending.reached == step:
         apply(shards, vote, spec)
     else:
-        raise _cannot(shards, f"the holding at step {shards.step} has no gradient of step {step}")
+        raise _cannot(shards, f"the local state at step {shards.step} has no gradient of step {step}")
 
 
 def _leave(shards: Shards, undo: bool) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from elastic_train.cli import logs_stop_save
 from elastic_train.cli.exit_codes import OUTCOMES, code_of
-from elastic_train.control.commands import Outcome
+from elastic_train.control.commands import RunOutcome
 from elastic_train.control.events import StopRequested
 from elastic_train.errors import (
     CapacityTimeout,
@@ -116,7 +116,7 @@ def test_somebody_who_renews_the_lease_is_alive_and_nobody_else(tmp_path: Path) 
 
 
 def test_every_outcome_and_every_error_has_its_exit_code() -> None:
-    assert set(OUTCOMES) == set(Outcome.__args__)
+    assert set(OUTCOMES) == set(RunOutcome.__args__)
     where = {"rank": 0, "node": "n", "step": 1, "phase": "loss", "error": "e", "traceback": ""}
     errors = {
         1: UserCodeError(worker="w", **where),

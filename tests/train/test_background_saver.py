@@ -47,11 +47,8 @@ def shift(weight: torch.Tensor) -> torch.Tensor:
 class Meddler(TinyModel):
     """Writes to a parameter in forward, behind torch's back, in two ways. Allowed to one worker."""
 
-    forwards = 0
-
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        Meddler.forwards += 1
-        if Meddler.forwards % 2:
+        if int(tokens.sum()) % 2:
             self.frozen.weight.data.add_(0.125)
         else:
             shift(self.frozen.weight)

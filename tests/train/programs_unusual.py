@@ -112,6 +112,14 @@ class FlipsGrad(Net):
         return super().forward(x)
 
 
+class FreezesItself(Net):
+    """A part from its first forward on."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.a.requires_grad_(False)
+        return super().forward(x)
+
+
 class Checkpointed(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)
@@ -142,6 +150,7 @@ double_backward = _of(DoubleBackward, "double_backward")
 hooks_parts = _of(HooksParts, "hooks_parts")
 mutates_outside = _of(MutatesOutside, "mutates_outside")
 flips_grad = _of(FlipsGrad, "flips_grad")
+freezes_itself = _of(FreezesItself, "freezes_itself")
 checkpointed = _of(Checkpointed, "checkpointed")
 shared_inside = _of(SharedInside, "shared_inside")
 

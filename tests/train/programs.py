@@ -85,6 +85,18 @@ class Fit(Task):
         return (output - micro_batch["y"]).square().sum(), len(output)
 
 
+def of_model(model: Any, name: str) -> type[Fit]:
+    """A task of this model, by its name in the model's file."""
+
+    class Given(Fit):
+        def model(self) -> nn.Module:
+            return model()
+
+    Given.__name__ = Given.__qualname__ = name
+    Given.__module__ = model.__module__
+    return Given
+
+
 @dataclass(frozen=True, kw_only=True)
 class Program:
     """`make` is a task's class or a loop. `refused` is what the error says, on every way or on some; None

@@ -201,18 +201,6 @@ def draws_between_steps(ctx: Any) -> None:
                 step.backward((net(micro["x"] + noise) - micro["y"]).square().mean())
 
 
-def carries_hidden_state(ctx: Any) -> None:
-    """From one micro-batch to the next."""
-    net = ctx.model("net", Net)
-    ctx.optimizer("opt", torch.optim.SGD, net, lr=1e-2)
-    for batch in ctx.batches(Points):
-        last = torch.zeros(6, dtype=torch.float64)
-        with ctx.step() as step:
-            for micro in batch:
-                step.backward((net(micro["x"] + last) - micro["y"]).square().mean())
-                last = micro["x"].mean(0)
-
-
 def reads_gradients(ctx: Any) -> None:
     """Sets its rate by the gradient that was applied."""
     net = ctx.model("net", Net)

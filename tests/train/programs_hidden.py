@@ -13,19 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.train.programs import Fit, Net, Points
-
-
-def _of(model: Any, name: str) -> type[Fit]:
-    """A task of this model."""
-
-    class Given(Fit):
-        def model(self) -> nn.Module:
-            return model()
-
-    Given.__name__ = Given.__qualname__ = name
-    return Given
-
+from tests.train.programs import Fit, Net, Points, of_model
 
 # -- state of classes, modules of Python and functions: it matters from the hundredth call on
 
@@ -317,24 +305,24 @@ class reads_its_losses(keeps_its_losses):
         return total * (0.5 if len(self.losses) > 100 else 1.0), count
 
 
-on_class = _of(OnClass, "on_class")
-in_global = _of(InGlobal, "in_global")
-in_list = _of(InList, "in_list")
-in_bank = _of(InBank, "in_bank")
-in_closure = _of(InClosure, "in_closure")
-in_global_closure = _of(InGlobalClosure, "in_global_closure")
-in_default = _of(InDefault, "in_default")
-on_function = _of(OnFunction, "on_function")
-in_object = _of(InObject, "in_object")
-in_function = _of(InFunction, "in_function")
-in_tensor_hook = _of(InTensorHook, "in_tensor_hook")
-global_generator = _of(GlobalGenerator, "global_generator")
-rare_generator = _of(RareGenerator, "rare_generator")
-cached_mask = _of(CachedMask, "cached_mask")
-first_call = _of(FirstCall, "first_call")
-lazy_table = _of(LazyTable, "lazy_table")
-least = _of(Least, "least")
-act_norm = _of(ActNorm, "act_norm")
+on_class = of_model(OnClass, "on_class")
+in_global = of_model(InGlobal, "in_global")
+in_list = of_model(InList, "in_list")
+in_bank = of_model(InBank, "in_bank")
+in_closure = of_model(InClosure, "in_closure")
+in_global_closure = of_model(InGlobalClosure, "in_global_closure")
+in_default = of_model(InDefault, "in_default")
+on_function = of_model(OnFunction, "on_function")
+in_object = of_model(InObject, "in_object")
+in_function = of_model(InFunction, "in_function")
+in_tensor_hook = of_model(InTensorHook, "in_tensor_hook")
+global_generator = of_model(GlobalGenerator, "global_generator")
+rare_generator = of_model(RareGenerator, "rare_generator")
+cached_mask = of_model(CachedMask, "cached_mask")
+first_call = of_model(FirstCall, "first_call")
+lazy_table = of_model(LazyTable, "lazy_table")
+least = of_model(Least, "least")
+act_norm = of_model(ActNorm, "act_norm")
 
 
 # -- optimizers, data --------------------------------------------------------------------------------------

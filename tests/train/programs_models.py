@@ -11,19 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from elastic_train.train.task import Evaluation
-from tests.train.programs import Fit, Net, Points
-
-
-def _of(model: Any, name: str) -> type[Fit]:
-    """A task of this model."""
-
-    class Given(Fit):
-        def model(self) -> nn.Module:
-            return model()
-
-    Given.__name__ = Given.__qualname__ = name
-    return Given
-
+from tests.train.programs import Fit, Net, Points, of_model
 
 # -- initial values ----------------------------------------------------------------------------------------
 
@@ -337,7 +325,7 @@ class Complex(nn.Module):
 def _evaluated(model: Any, name: str) -> type[Fit]:
     """A task of this model that is evaluated every second step, which the plain loop is not."""
 
-    class Given(_of(model, name)):  # type: ignore[misc]
+    class Given(of_model(model, name)):  # type: ignore[misc]
         def evaluation(self) -> Evaluation:
             return Evaluation(dataset=Points(), every=2)
 
@@ -345,35 +333,35 @@ def _evaluated(model: Any, name: str) -> type[Fit]:
     return Given
 
 
-set_in_constructor = _of(InConstructor, "set_in_constructor")
-applied = _of(Applied, "applied")
-attention = _of(Attention, "attention")
-drawn = _of(Drawn, "drawn")
-listed_parameter = _of(Listed, "listed_parameter")
-lazy = _of(Lazy, "lazy")
-max_norm = _of(MaxNorm, "max_norm")
-clamped_in_forward = _of(Clamped, "clamped_in_forward")
+set_in_constructor = of_model(InConstructor, "set_in_constructor")
+applied = of_model(Applied, "applied")
+attention = of_model(Attention, "attention")
+drawn = of_model(Drawn, "drawn")
+listed_parameter = of_model(Listed, "listed_parameter")
+lazy = of_model(Lazy, "lazy")
+max_norm = of_model(MaxNorm, "max_norm")
+clamped_in_forward = of_model(Clamped, "clamped_in_forward")
 clamped_when_evaluated = _evaluated(ClampedWhenEvaluated, "clamped_when_evaluated")
 max_norm_evaluated = _evaluated(MaxNorm, "max_norm_evaluated")
-normalised_data = _of(Normalised, "normalised_data")
-assigned_buffer = _of(Assigned, "assigned_buffer")
-buffer_in_place = _of(InPlace, "buffer_in_place")
-spectral_norm = _of(Spectral, "spectral_norm")
-counter = _of(Counter, "counter")
-only_counts = _of(OnlyCounts, "only_counts")
-moving_attribute = _of(Moving, "moving_attribute")
-own_generator = _of(OwnGenerator, "own_generator")
-hidden_generator = _of(HiddenGenerator, "hidden_generator")
-extra_state = _of(Extra, "extra_state")
-cached = _of(Cached, "cached")
-writes_inputs = _of(WritesInputs, "writes_inputs")
-standard_generators = _of(Standard, "standard_generators")
-frozen_part = _of(Frozen, "frozen_part")
-gradient_hook = _of(Hooked, "gradient_hook")
-tied = _of(Tied, "tied")
-weight_norm = _of(WeightNorm, "weight_norm")
-child_weights = _of(ChildWeights, "child_weights")
-branches = _of(Branches, "branches")
-batch_norm = _of(BatchNormed, "batch_norm")
-recurrent = _of(Recurrent, "recurrent")
-complex_parameter = _of(Complex, "complex_parameter")
+normalised_data = of_model(Normalised, "normalised_data")
+assigned_buffer = of_model(Assigned, "assigned_buffer")
+buffer_in_place = of_model(InPlace, "buffer_in_place")
+spectral_norm = of_model(Spectral, "spectral_norm")
+counter = of_model(Counter, "counter")
+only_counts = of_model(OnlyCounts, "only_counts")
+moving_attribute = of_model(Moving, "moving_attribute")
+own_generator = of_model(OwnGenerator, "own_generator")
+hidden_generator = of_model(HiddenGenerator, "hidden_generator")
+extra_state = of_model(Extra, "extra_state")
+cached = of_model(Cached, "cached")
+writes_inputs = of_model(WritesInputs, "writes_inputs")
+standard_generators = of_model(Standard, "standard_generators")
+frozen_part = of_model(Frozen, "frozen_part")
+gradient_hook = of_model(Hooked, "gradient_hook")
+tied = of_model(Tied, "tied")
+weight_norm = of_model(WeightNorm, "weight_norm")
+child_weights = of_model(ChildWeights, "child_weights")
+branches = of_model(Branches, "branches")
+batch_norm = of_model(BatchNormed, "batch_norm")
+recurrent = of_model(Recurrent, "recurrent")
+complex_parameter = of_model(Complex, "complex_parameter")

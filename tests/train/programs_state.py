@@ -9,18 +9,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from tests.train.programs import Fit, Net
-
-
-def _of(model: Any, name: str) -> type[Fit]:
-    """A task of this model."""
-
-    class Given(Fit):
-        def model(self) -> nn.Module:
-            return model()
-
-    Given.__name__ = Given.__qualname__ = name
-    return Given
+from tests.train.programs import Fit, Net, of_model
 
 
 class weighs_by_past_losses(Fit):
@@ -294,16 +283,16 @@ class ModeInForward(Net):
         return out
 
 
-backward_state = _of(BackwardState, "backward_state")
-counted_backward = _of(CountedBackward, "counted_backward")
-buffer_in_backward = _of(BufferInBackward, "buffer_in_backward")
-pruned = _of(Masked, "pruned")
-old_weight_norm = _of(OldWeightNorm, "old_weight_norm")
-orthogonal = _of(Orthogonal, "orthogonal")
-new_parameter = _of(NewParameter, "new_parameter")
-made_lazily = _of(MadeLazily, "made_lazily")
-mixed_dtypes = _of(Mixed, "mixed_dtypes")
-cumulative_norm = _of(CumulativeNorm, "cumulative_norm")
-shared_across = _of(SharedAcross, "shared_across")
-toggles_itself = _of(TogglesItself, "toggles_itself")
-mode_in_forward = _of(ModeInForward, "mode_in_forward")
+backward_state = of_model(BackwardState, "backward_state")
+counted_backward = of_model(CountedBackward, "counted_backward")
+buffer_in_backward = of_model(BufferInBackward, "buffer_in_backward")
+pruned = of_model(Masked, "pruned")
+old_weight_norm = of_model(OldWeightNorm, "old_weight_norm")
+orthogonal = of_model(Orthogonal, "orthogonal")
+new_parameter = of_model(NewParameter, "new_parameter")
+made_lazily = of_model(MadeLazily, "made_lazily")
+mixed_dtypes = of_model(Mixed, "mixed_dtypes")
+cumulative_norm = of_model(CumulativeNorm, "cumulative_norm")
+shared_across = of_model(SharedAcross, "shared_across")
+toggles_itself = of_model(TogglesItself, "toggles_itself")
+mode_in_forward = of_model(ModeInForward, "mode_in_forward")

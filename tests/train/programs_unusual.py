@@ -13,19 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize
 
-from tests.train.programs import Fit, Net, Points
-
-
-def _of(model: Any, name: str) -> type[Fit]:
-    """A task of this model."""
-
-    class Given(Fit):
-        def model(self) -> nn.Module:
-            return model()
-
-    Given.__name__ = Given.__qualname__ = name
-    return Given
-
+from tests.train.programs import Fit, Net, Points, of_model
 
 # -- models of unusual makes -------------------------------------------------------------------------------
 
@@ -142,17 +130,17 @@ class SharedInside(nn.Module):
         return self.first(x * self.one) + self.second(x + self.same)
 
 
-parametrized = _of(Parametrized, "parametrized")
-functional_dropout = _of(FunctionalDropout, "functional_dropout")
-tied_late = _of(TiedLate, "tied_late")
-casts = _of(Casts, "casts")
-double_backward = _of(DoubleBackward, "double_backward")
-hooks_parts = _of(HooksParts, "hooks_parts")
-mutates_outside = _of(MutatesOutside, "mutates_outside")
-flips_grad = _of(FlipsGrad, "flips_grad")
-freezes_itself = _of(FreezesItself, "freezes_itself")
-checkpointed = _of(Checkpointed, "checkpointed")
-shared_inside = _of(SharedInside, "shared_inside")
+parametrized = of_model(Parametrized, "parametrized")
+functional_dropout = of_model(FunctionalDropout, "functional_dropout")
+tied_late = of_model(TiedLate, "tied_late")
+casts = of_model(Casts, "casts")
+double_backward = of_model(DoubleBackward, "double_backward")
+hooks_parts = of_model(HooksParts, "hooks_parts")
+mutates_outside = of_model(MutatesOutside, "mutates_outside")
+flips_grad = of_model(FlipsGrad, "flips_grad")
+freezes_itself = of_model(FreezesItself, "freezes_itself")
+checkpointed = of_model(Checkpointed, "checkpointed")
+shared_inside = of_model(SharedInside, "shared_inside")
 
 
 # -- models that torch compiles: traced, and run as they are, which takes no compiler -----------------------

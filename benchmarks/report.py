@@ -138,7 +138,7 @@ def measured(
     journal.flush()
     out = directory / "report.html"
     began, worked = time.perf_counter(), time.process_time()
-    write_report(str(directory / "run"), str(out), svg=False)
+    write_report(str(directory / "run"), str(out), form="html")
     spent, worked = time.perf_counter() - began, time.process_time() - worked
     kept = max(path.stat().st_size for path in (directory / "run" / "journal").glob("state-*"))
     return folded, spent, worked, opened(directory / "run"), kept, out.stat().st_size

@@ -106,6 +106,7 @@ class ElasticTrainer:
         quiet: bool = False,
         verbose: bool = False,
         prints: Prints = "none",
+        page: str | int | None = None,
     ) -> Result:
         """Run to the last step, through whatever happens to the machines, and return the result.
 
@@ -113,8 +114,9 @@ class ElasticTrainer:
         a submitted job, else a local cluster of `local_nodes` nodes with one CPU each. A run of the same name
         and storage path resumes; a finished one says so. `prints` shows what the job's own code
         prints, of the "first" rank or of "all"; `elastic-train logs` has it in any case. `quiet` leaves out
-        what the run itself has to say, `verbose` adds the controller's whole reasons to it. Raises
-        UserCodeError, InfrastructureError, CapacityTimeout, LeaseHeld or CheckpointError.
+        what the run itself has to say, `verbose` adds the controller's whole reasons to it. `page` is a port
+        of this machine, or HOST:PORT, at which the run shows itself while it lasts. Raises UserCodeError,
+        InfrastructureError, CapacityTimeout, LeaseHeld or CheckpointError.
         """
         from elastic_train.cluster.driver.launch import fit
 
@@ -131,6 +133,7 @@ class ElasticTrainer:
             quiet=quiet,
             verbose=verbose,
             prints=prints,
+            page=page,
             resume_from=self.resume_from,
             callbacks=self.callbacks,
         )

@@ -108,7 +108,8 @@ OWN_THREADS = {
     "training_thread": {"Thread"},
     "worker": {"submit"},
     "capture_output": {"Thread"},
-    # The driver's faults, which are given to it.
+    # The driver's process: the page that it was asked to serve, and the faults that are given to it.
+    "live_page": {"Thread"},
     "cluster_faults": {"Timer"},
 }
 """Who in `cluster/` starts something of its own, and how. Whatever else takes time is an effect."""

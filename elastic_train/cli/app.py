@@ -149,12 +149,15 @@ def report(
     run: Run,
     out: Annotated[str, typer.Option(help="A file, or - for the output. NAME.html by default.")] = "",
     svg: Annotated[bool, typer.Option("--svg", help="Only the picture of the timeline, as SVG.")] = False,
+    png: Annotated[bool, typer.Option("--png", help="The same as PNG, drawn by a local Chromium.")] = False,
 ) -> None:
     """A run's whole history as one HTML file that needs nothing else, from storage alone."""
     from elastic_train.cli.report_and_ui import write_report
 
+    if svg and png:
+        raise typer.BadParameter("a picture is either --svg or --png")
     with exits():
-        write_report(run, out, svg=svg)
+        write_report(run, out, form="svg" if svg else "png" if png else "html")
 
 
 @app.command()

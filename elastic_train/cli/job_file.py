@@ -37,11 +37,16 @@ Shown = Annotated[
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say the whole reason of each event.")]
+Page = Annotated[
+    str | None,
+    typer.Option(help="Serve the run's page while it lasts: a port of this machine, or HOST:PORT."),
+]
 PLACES: Mapping[str, tuple[object, object]] = {
     "address": (None, Address),
     "local_nodes": (3, LocalNodes),
     "prints": ("none", Shown),
     "verbose": (False, Verbose),
+    "page": (None, Page),
 }
 """Options of `fit`, by name: default and kind. An option of the job's own of such a name goes to the job."""
 

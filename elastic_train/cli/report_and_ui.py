@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
+import contextlib
+import copy
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from elastic_train.checkpoint.run_directory import CONFIG, RunDirectory
 from elastic_train.cli.output import say
+from elastic_train.cli.svg_to_png import png_of
 from elastic_train.cluster.run_reading import Following
 from elastic_train.errors import ConfigError, StorageNotFound
+from elastic_train.show.address import guarded, listen, not_installed
 from elastic_train.show.model import Shown
 from elastic_train.show.page import page
 from elastic_train.show.picture import picture
 from elastic_train.storage.fsspec_store import is_local, open_store
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class Reading:
@@ -38,25 +40,30 @@ class Reading:
         return Shown(
             name=self._run.rsplit("/", 1)[-1],
             url=self._run,
-            told=self._following.told,
+            told=copy.deepcopy(self._following.told),  # the next look, in another thread, goes on with it
             config=self._config,
             now=datetime.now(UTC).timestamp(),
         )
 
 
-def write_report(run: str, out: str, *, svg: bool) -> None:
+Form = Literal["html", "svg", "png"]
+
+
+def write_report(run: str, out: str, *, form: Form) -> None:
     """Write the report, or only the picture of its timeline, and say where it is."""
     shown = Reading(run).look()
-    made = picture(shown) if svg else page(shown)
+    made = (page(shown) if form == "html" else picture(shown)).encode()
+    if form == "png":
+        made = png_of(made.decode(), "--png")
     if out == "-":
-        sys.stdout.write(made)
+        sys.stdout.buffer.write(made)
         return
-    path = Path(out or f"{shown.name}.{'svg' if svg else 'html'}")
+    path = Path(out or f"{shown.name}.{form}")
     try:
-        path.write_text(made, encoding="utf-8")
+        path.write_bytes(made)
     except OSError as error:
         raise ConfigError(field="--out", problem=f"{path} can't be written: {error.strerror}.") from error
-    say(f"wrote {path} ({len(made.encode()) / 1e3:,.0f} kB)")
+    say(f"wrote {path} ({len(made) / 1e3:,.0f} kB)")
 
 
 def serve(runs: Sequence[str], *, host: str, port: int, token: str | None) -> None:
@@ -66,20 +73,17 @@ def serve(runs: Sequence[str], *, host: str, port: int, token: str | None) -> No
 
         from elastic_train.show.server import application
     except ImportError as error:
-        raise ConfigError(
-            field="ui",
-            problem=f"{error.name} is not installed.",
-            remedy="Install the extra: pip install 'elastic_train[ui]'.",
-        ) from error
-    if host not in LOOPBACK and not token:
-        token = secrets.token_urlsafe(24)
+        raise not_installed(error, "ui") from error
     sources = [Reading(run) for given in runs for run in _runs_of(given)]
     for source in sources:
         source.look()
-    app = application(sources, token=token)
-    said = f"http://{'[' + host + ']' if ':' in host else host}:{port}/"
-    say(f"{len(sources)} run{'s' * (len(sources) > 1)} at {said}{'?token=' + token if token else ''}")
-    uvicorn.run(app, host=host, port=port, log_level="warning", timeout_graceful_shutdown=1)
+    listening = listen(host, port, "--port")
+    where = guarded(host, listening.getsockname()[1], token)
+    app = application(sources, token=where.token)
+    say(f"{len(sources)} run{'s' * (len(sources) > 1)} at {where.url}")
+    config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listening])
 
 
 def _runs_of(path: str) -> list[str]:

@@ -48,7 +48,9 @@ Parts = Callable[[], Awaitable[tuple[dict[str, str], bool]]]
 
 
 class Source(Protocol):
-    """A run that is read from time to time. `look` is called by one thread at a time."""
+    """A run that is read from time to time. `look` is called by one thread at a time, and nobody changes what
+    it gave.
+    """
 
     def look(self) -> Shown: ...
 

@@ -7,13 +7,15 @@ import gc
 import itertools
 import json
 import socket
+import struct
 import threading
 import tracemalloc
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 import uvicorn
@@ -21,14 +23,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.report_and_ui import Reading, write_report
-from elastic_train.errors import StorageNotFound
+from elastic_train.errors import ConfigError, StorageNotFound
 from elastic_train.observe.journal_records import Record, to_json
 from elastic_train.observe.metrics import METRICS, PREFIX, samples
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.show.page import PARTS, fragments
-from elastic_train.show.server import application, news
+from elastic_train.show.picture import picture
+from elastic_train.show.server import Source, application, news
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import Journal
+from tests.show.browser import BINARY, MISSING
 
 pytestmark = pytest.mark.ring1
 
@@ -46,8 +50,14 @@ def written(where: Path, records: list[Record]) -> tuple[str, Journal]:
 @contextmanager
 def served(*runs: str, token: str | None = None) -> Iterator[str]:
     """The address of a server of these runs."""
+    with serving([Reading(run) for run in runs], token=token) as url:
+        yield url
+
+
+@contextmanager
+def serving(sources: Sequence[Source], *, token: str | None = None) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        app = application([Reading(run) for run in runs], token=token, every_s=0.02)
+        app = application(sources, token=token, every_s=0.02)
         config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1)
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, args=([listening],))
@@ -152,15 +162,40 @@ def test_without_a_token_only_this_machine_by_its_own_names_is_served(
 
 
 def test_a_report_is_written_from_storage_alone(
-    tmp_path: Path, rough: list[Record], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, rough: list[Record], capsysbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     run, _ = written(tmp_path / "gpt", rough)
-    write_report(run, str(tmp_path / "r.html"), svg=False)
-    write_report(run, "-", svg=True)
+    write_report(run, str(tmp_path / "r.html"), form="html")
+    write_report(run, "-", form="svg")
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
-    assert capsys.readouterr().out.splitlines()[-1].endswith("</svg>")
+    assert capsysbinary.readouterr().out.splitlines()[-1].endswith(b"</svg>")
     with pytest.raises(StorageNotFound, match="no run with a journal"):
-        write_report(str(tmp_path / "none"), "-", svg=True)
+        write_report(str(tmp_path / "none"), "-", form="svg")
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(BINARY is None, reason=MISSING)
+def test_the_picture_is_drawn_as_a_png_in_twice_its_size(tmp_path: Path, rough: list[Record]) -> None:
+    run, _ = written(tmp_path / "gpt", rough)
+    write_report(run, str(tmp_path / "r.png"), form="png")
+    made = (tmp_path / "r.png").read_bytes()
+    assert made.startswith(b"\x89PNG")
+    size = ElementTree.fromstring(picture(Reading(run).look())).attrib
+    assert struct.unpack(">II", made[16:24]) == (2 * int(size["width"]), 2 * int(size["height"]))
+
+
+def test_a_png_without_a_browser_is_refused_with_what_needs_none(
+    tmp_path: Path, rough: list[Record], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = written(tmp_path / "gpt", rough)
+    monkeypatch.setenv("CHROMIUM", "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="take --svg"):
+        write_report(run, str(tmp_path / "r.png"), form="png")
+    monkeypatch.setenv("CHROMIUM", "/bin/true")
+    with pytest.raises(ConfigError, match="drew nothing"):
+        write_report(run, str(tmp_path / "r.png"), form="png")
+    assert not (tmp_path / "r.png").exists()
 
 
 @pytest.mark.matrix

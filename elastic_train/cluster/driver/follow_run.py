@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.actor_names import run_key
 from elastic_train.cluster.driver.callbacks import Callbacks
+from elastic_train.cluster.driver.live_page import LivePage
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.takeover import put_back
 from elastic_train.cluster.driver.terminal import Screen
@@ -34,6 +35,7 @@ from elastic_train.errors import (
     NotFinite,
     UserCodeError,
 )
+from elastic_train.show.address import PageAddress
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.job_output import OutputReader
 
@@ -55,6 +57,7 @@ def follow(
     grace_s: float,
     chaos: Chaos | None,
     callbacks: Callbacks,
+    live: tuple[LivePage, PageAddress] | None = None,
 ) -> Result:
     """Until the run ended.
 
@@ -64,6 +67,8 @@ def follow(
     """
     store = open_store(child_url(spec.storage_path, spec.name))
     screen = Screen(spec, OutputReader(store, only_new=True), quiet=quiet, verbose=verbose, prints=prints)
+    if live is not None:
+        screen.say_page(live[1].url)
     term, seen, heard = 0, 0, time.monotonic()
     with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as request:
         while True:
@@ -88,6 +93,8 @@ def follow(
             heard, term, seen = time.monotonic(), update.term, update.next
             screen.show(update)
             callbacks.hear(update.records)
+            if live is not None:
+                live[0].hear(update)
             if chaos is not None:
                 chaos.on_update(update, controller, store)
             if update.ended is not None:

@@ -22,6 +22,7 @@ from elastic_train.cluster.controller.controller import Controller
 from elastic_train.cluster.driver.callbacks import Callbacks
 from elastic_train.cluster.driver.cluster_preflight import hosts, problems_of
 from elastic_train.cluster.driver.follow_run import follow, signals_restored
+from elastic_train.cluster.driver.live_page import live_page
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.cluster.driver.takeover import take_over
@@ -49,6 +50,7 @@ LOCAL_CLUSTER: Mapping[str, str] = {
     "RAY_worker_niceness": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
 }
+PAGE_TOKEN = "ELASTIC_TRAIN_UI_TOKEN"
 JOB_STOP_WAIT_S = 3.0  # Ray's default
 RAY_COPIES = "working_dir_files"  # where Ray keeps copies of the working directories of jobs
 
@@ -62,6 +64,7 @@ def fit(
     quiet: bool,
     verbose: bool = False,
     prints: Prints = "none",
+    page: str | int | None = None,
     chaos: Chaos | None = None,
     resume_from: ResumeFrom | None = None,
     callbacks: Sequence[Any] = (),
@@ -75,7 +78,11 @@ def fit(
     reported = Callbacks(callbacks, spec)
     token = probe(store)  # before anything is started
     shape = shape_of(task, spec)
-    with signals_restored(), _cluster(address, local_nodes, cpus=_cpus(spec)):
+    with (
+        live_page(spec, page, os.environ.get(PAGE_TOKEN)) as live,
+        signals_restored(),
+        _cluster(address, local_nodes, cpus=_cpus(spec)),
+    ):
         try:
             _check_nodes_see(spec, token)
         finally:
@@ -92,6 +99,7 @@ def fit(
             grace_s=_grace_s(),
             chaos=chaos,
             callbacks=reported,
+            live=live,
         )
 
 

@@ -1,12 +1,14 @@
 """Does the planner know which plan is fastest?
 
-python -m benchmarks.planner [--quick] [--json FILE]
+python -m benchmarks.planner [--published] [--quick] [--json FILE]
 
 Every mesh of four workers trains the same small Llama on this machine (gloo processes, without Ray), in
 turns; so does the planner's own choice among all meshes of one to four workers. What the planner is told was
 measured in `benchmarks/planner/machine.py`; all workers share the cores. Reported are the rank correlation
 (Spearman) of predicted and measured step times, and the measured time of the chosen plan over that of the
 fastest one, beside the spread of that plan's repetitions.
+
+With `--published` nothing is run: predicted memory and speed are set beside published runs on GPUs.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ import torch
 import elastic_train as et
 from benchmarks import record
 from benchmarks.planner.machine import Machine
+from benchmarks.planner.published import published
+from benchmarks.planner.rank_correlation import rank_correlation
 from benchmarks.problem import Problem
 from elastic_train.config import Parallelism, RunSpec
 from elastic_train.planner.choose_plan import choose
@@ -115,14 +119,14 @@ def measured(gang: Gang, plans: dict[str, Scored], rounds: int) -> dict[str, lis
     return times
 
 
-def rank_correlation(a: list[float], b: list[float]) -> float:
-    """Spearman's: Pearson's of the ranks."""
-    ranks = [np.argsort(np.argsort(values)) for values in (a, b)]
-    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
-
-
 def main() -> int:
-    given = record.options(__doc__ or "").parse_args()
+    options = record.options(__doc__ or "")
+    options.add_argument(
+        "--published", action="store_true", help="compare with published runs on GPUs instead"
+    )
+    given = options.parse_args()
+    if given.published:
+        return published(given.json)
     torch.set_num_threads(1)
     task = Problem(size=SIZE, seq_len=SEQ_LEN)
     with GlooPool(WORKERS) as pool:

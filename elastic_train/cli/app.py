@@ -85,15 +85,24 @@ def plan(
     job: Annotated[str, typer.Argument(help="A job file; its own options may follow.")],
     nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2. Required.")] = "",
     before: Annotated[str, typer.Option(help="The nodes that the run is on now: what has to move.")] = "",
+    hardware: Annotated[
+        str, typer.Option(help="A known accelerator, like h100: what is not given below.")
+    ] = "",
     memory: Annotated[
         float | None, typer.Option(help="GiB of memory of a worker.", callback=_positive)
     ] = None,
     tflops: Annotated[
-        float, typer.Option(help="Tera-operations per second of a worker.", callback=_positive)
-    ] = 0.05,
-    inside: Annotated[float, typer.Option(help="GB/s between workers of a node.", callback=_positive)] = 5.0,
-    between: Annotated[float, typer.Option(help="GB/s of a node to the others.", callback=_positive)] = 1.0,
-    latency: Annotated[float, typer.Option(help="Microseconds of a message.", callback=_positive)] = 100.0,
+        float | None, typer.Option(help="Tera-operations per second of a worker; 0.05.", callback=_positive)
+    ] = None,
+    inside: Annotated[
+        float | None, typer.Option(help="GB/s between workers of a node; 5.", callback=_positive)
+    ] = None,
+    between: Annotated[
+        float | None, typer.Option(help="GB/s of a node to the others; 1.", callback=_positive)
+    ] = None,
+    latency: Annotated[
+        float | None, typer.Option(help="Microseconds of a message; 100.", callback=_positive)
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible.
@@ -105,8 +114,7 @@ def plan(
         print(context.get_help() + "\n")
     elif not nodes:
         raise typer.BadParameter("say which nodes there are, like --nodes 2x4,1x2")
-    from elastic_train.cli.show_plan import show_plan
-    from elastic_train.planner.hardware import Hardware, Link
+    from elastic_train.cli.show_plan import Machines, show_plan
 
     with exits() as leave:
         feasible = show_plan(
@@ -114,12 +122,9 @@ def plan(
             context.args,
             nodes=nodes,
             before=before,
-            hardware=Hardware(
-                inside=Link(latency_s=latency * 1e-6, bytes_per_s=inside * 1e9),
-                between=Link(latency_s=latency * 1e-6, bytes_per_s=between * 1e9),
-                memory_bytes=None if memory is None else int(memory * 2**30),
+            machines=Machines.of(
+                hardware, memory=memory, tflops=tflops, inside=inside, between=between, latency=latency
             ),
-            flops_per_s=tflops * 1e12,
             as_json=as_json,
         )
         if not feasible:

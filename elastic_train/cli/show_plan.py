@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
@@ -16,10 +18,11 @@ from elastic_train.cli.output import say, say_json
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text_columns import columns
+from elastic_train.planner.accelerators import accelerator
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.explain_plans import Explanation, explain
 from elastic_train.planner.explain_plans import table as explain_table
-from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot
 from elastic_train.planner.problem import Problem
@@ -31,8 +34,62 @@ if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer
 
 
+PLAIN = Hardware(inside=Link(latency_s=1e-4, bytes_per_s=5e9), between=Link(latency_s=1e-4, bytes_per_s=1e9))
+PLAIN_FLOPS_PER_S = 5e10
+"""A worker with one core of a CPU, where nothing is said of the machines."""
 RUNNABLE: Any = {"virtual": (1,), "zero_bubble": True}
 """What workers run: one stage each, with or without split backwards."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machines:
+    """What a plan is made for: links and memory, and the rates of a worker."""
+
+    hardware: Hardware
+    flops_per_s: float
+    memory_bytes_per_s: float = math.inf
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        *,
+        memory: float | None = None,
+        tflops: float | None = None,
+        inside: float | None = None,
+        between: float | None = None,
+        latency: float | None = None,
+    ) -> Machines:
+        """Those of a named accelerator, or of a small CPU where `name` is empty, but for what is given.
+
+        GiB, 1e12 operations per second, GB/s, microseconds.
+        """
+        made = cls(hardware=PLAIN, flops_per_s=PLAIN_FLOPS_PER_S)
+        if name:
+            known = accelerator(name)
+            made = cls(
+                hardware=known.hardware,
+                flops_per_s=known.flops_per_s,
+                memory_bytes_per_s=known.memory_bytes_per_s,
+            )
+        plain = made.hardware
+        return replace(
+            made,
+            hardware=replace(
+                plain,
+                inside=_link(plain.inside, inside, latency),
+                between=_link(plain.between, between, latency),
+                memory_bytes=plain.memory_bytes if memory is None else int(memory * 2**30),
+            ),
+            flops_per_s=made.flops_per_s if tflops is None else tflops * 1e12,
+        )
+
+
+def _link(known: Link, gigabytes_per_s: float | None, microseconds: float | None) -> Link:
+    return Link(
+        latency_s=known.latency_s if microseconds is None else microseconds * 1e-6,
+        bytes_per_s=known.bytes_per_s if gigabytes_per_s is None else gigabytes_per_s * 1e9,
+    )
 
 
 def show_plan(
@@ -41,8 +98,7 @@ def show_plan(
     *,
     nodes: str,
     before: str,
-    hardware: Hardware,
-    flops_per_s: float,
+    machines: Machines,
     as_json: bool,
 ) -> bool:
     """Print the explanation; whether there is a plan. `before` are the nodes that the run is on now."""
@@ -50,7 +106,13 @@ def show_plan(
 
     trainer = _made(load_job(job), arguments, f"elastic-train plan {job}")
     spec = trainer.spec
-    shape = profiled_shape(trainer.task, spec, flops_per_s=flops_per_s)
+    shape = profiled_shape(
+        trainer.task,
+        spec,
+        flops_per_s=machines.flops_per_s,
+        memory_bytes_per_s=machines.memory_bytes_per_s,
+    )
+    hardware = machines.hardware
     if not shape.layers:
         raise ConfigError(
             field="JOB",

@@ -126,7 +126,8 @@ def _smaller(shape: ModelShape, size: int) -> ModelShape:
         replace(
             row,
             activation_bytes=int(row.activation_bytes * share),
-            attention_bytes=int(row.attention_bytes * share),
+            dropped_bytes=int(row.dropped_bytes * share),
+            working_bytes=int(row.working_bytes * share),
         )
         for row in shape.layers
     )

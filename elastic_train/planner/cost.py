@@ -70,7 +70,6 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWo
     on_one = size <= (fleet.workers if len(fleet.sizes) == 1 else max(fleet.sizes))
     part = work.inner * work.dp_shard
     groups = np.clip(together / part, 1.0, None)  # shard groups that a node's link serves at a time
-    visible = crowd * (1.0 - hardware.overlap)
     apart = work.split * hardware.split_s * sum(_is_trained(t) for t in shape.tensors) / work.pp
     alone = work.rounds * (work.slowest_s + apart)
     waited = (work.all_s - work.slowest_s) * _waited(shape, work.split) / work.virtual
@@ -93,6 +92,7 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWo
             np.minimum(together, work.inner * shard * work.pp),
         )
     )
+    left = crowd * _not_hidden(gathers + scatter + sums, compute, hardware.overlap)
     first = sum(t.numel * t.item_bytes for t in shape.tensors if t.layer == 0) * shape.tied
     ends = np.where(work.pp > 1, 2 * hardware.between.seconds(first), 0.0) if first else 0.0
     neighbours = on_one | (part * work.pp <= together)
@@ -103,8 +103,8 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWo
         "compute": compute,
         "bubble": np.maximum(alone + waited, compute) - compute,
         "sends": crowd * (np.where(work.pp > 1, slots * send, 0.0) + ends),
-        "gathers": visible * gathers,
-        "reduction": visible * (scatter + sums),
+        "gathers": left * gathers,
+        "reduction": left * (scatter + sums),
         "update": crowd * work.elements * hardware.update_s + vote,
     }
 
@@ -113,6 +113,12 @@ def cost_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWork)
     """The cost of one plan: columns of one entry."""
     columns = columns_of(shape, hardware, fleet, work)
     return Cost(**{name: float(column[0]) for name, column in columns.items()})
+
+
+def _not_hidden(moving: Column, compute: Column, overlap: float) -> Column:
+    """Share of the seconds of moving that computing doesn't hide: it hides no more than it takes itself."""
+    hidden = np.minimum(overlap * moving, compute)
+    return 1.0 - np.divide(hidden, moving, out=np.zeros_like(moving), where=moving > 0)
 
 
 def _waited(shape: ModelShape, split: Column) -> Column:

@@ -38,7 +38,9 @@ class Hardware:
     one_machine: bool = False
     update_s: float = 0.0  # the optimizer's time for one element
     split_s: float = 3e-4  # that splitting the backward of a micro-batch takes for each matrix
-    overlap: float = 0.0  # share of the data-parallel communication that backward hides
+    overlap: float = (
+        0.0  # share of the data-parallel communication that computing hides where it takes long enough
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,7 +125,7 @@ def recomputes(allowed: tuple[Recompute, ...], shape: ModelShape, hardware: Hard
     """Indices of RECOMPUTES, of the allowed ones those that may help: it is memory that they save."""
     saves = {
         "none": True,
-        "selective": any(row.attention_bytes for row in shape.layers),
+        "selective": any(row.dropped_bytes for row in shape.layers),
         "full": any(row.activation_bytes for row in shape.layers),
     }
     useful = [

@@ -53,8 +53,9 @@ class Layer:
     name: str
     seconds: float  # forward and backward, nothing recomputed
     activation_bytes: int = 0  # kept from forward to backward
-    attention_bytes: int = 0  # of these, what recompute "selective" does not keep
-    attention_s: float = 0.0  # what computing those again takes
+    dropped_bytes: int = 0  # of these, what recompute "selective" does not keep
+    dropped_s: float = 0.0  # what computing those again takes
+    working_bytes: int = 0  # beyond what is kept, while its forward or backward runs
     block: bool = True  # recompute applies
     reductions: int = 4  # sums over tp of one boundary tensor, in forward and backward
     exchanges: int = 0  # all-to-alls over ep of one boundary tensor

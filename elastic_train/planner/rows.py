@@ -110,14 +110,38 @@ def rows(table: Tensors, mesh: Mesh) -> Rows:
 
 
 def activations(shape: ModelShape, mesh: Mesh, recompute: Recompute) -> Floats:
-    """Bytes that each layer keeps of one micro-batch from its forward to its backward."""
+    """Bytes that each layer keeps of one micro-batch from its forward to its backward.
+
+    Under tp what goes into the projections is whole on every rank, gathered or never divided: a boundary
+    tensor for each two sums. Where positions are not divided, what norms get is whole too.
+    """
     kept = np.array([row.activation_bytes for row in shape.layers], float)
     block = np.array([row.block for row in shape.layers])
     if recompute == "selective":
-        kept -= np.where(block, [row.attention_bytes for row in shape.layers], 0)
+        kept -= np.where(block, [row.dropped_bytes for row in shape.layers], 0)
     elif recompute == "full":
         kept = np.where(block, np.minimum(kept, shape.boundary_bytes), kept)
-    return kept / mesh.block_size
+    if mesh.tp == 1:
+        return kept / mesh.block_size
+    spread = shape.divides_positions(mesh.tp)
+    sums = np.array([row.reductions for row in shape.layers], float)
+    copies = np.where(block & spread, sums / 2, sums)
+    whole = np.minimum(copies * shape.boundary_bytes, kept)
+    if recompute == "full":
+        whole = np.where(block, 0.0 if spread else kept, whole)
+    return (whole + (kept - whole) / mesh.tp) / mesh.cp
+
+
+def working(shape: ModelShape, mesh: Mesh) -> Floats:
+    """Bytes that each layer needs beyond what it keeps, while its forward or backward runs.
+
+    Under tp a whole boundary tensor that is yet to be summed, and one that was gathered for it.
+    """
+    needed = np.array([row.working_bytes for row in shape.layers], float)
+    if mesh.tp > 1:
+        sums = np.array([row.reductions > 0 for row in shape.layers])
+        needed = needed / mesh.tp + 2 * (1 - 1 / mesh.tp) * shape.boundary_bytes * sums
+    return needed / mesh.cp
 
 
 def seconds(shape: ModelShape, mesh: Mesh, recompute: Recompute, inside: Link) -> tuple[Floats, Floats]:
@@ -129,7 +153,7 @@ def seconds(shape: ModelShape, mesh: Mesh, recompute: Recompute, inside: Link) -
     each = np.array([row.seconds for row in shape.layers], float)
     block = np.array([row.block for row in shape.layers])
     if recompute == "selective":
-        each += np.where(block, [row.attention_s for row in shape.layers], 0.0)
+        each += np.where(block, [row.dropped_s for row in shape.layers], 0.0)
     elif recompute == "full":
         each = np.where(block, each * 4 / 3, each)
     sums = np.array([row.reductions for row in shape.layers], float)

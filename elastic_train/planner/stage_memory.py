@@ -1,4 +1,4 @@
-"""Bytes that a stage's worker needs: state, gradients, gathered units, activations in flight.
+"""Bytes that a stage's worker needs: state, gradients, gathered units, activations in flight, one at work.
 
 A stage holds as many micro-batches as there are stages from it to the last, itself included, under 1F1B, and
 2 (p - i - 1) + (v - 1) p + 1 pieces of 1 / v each under the interleaved schedule (Narayanan et al., SC 2021,
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from elastic_train.planner.memory_model import WorkerMemory
 from elastic_train.planner.plan import Mesh, Recompute
-from elastic_train.planner.rows import Floats, Tensors, activations, rows
+from elastic_train.planner.rows import Floats, Tensors, activations, rows, working
 from elastic_train.planner.stages import spans
 
 
@@ -46,8 +46,8 @@ class StageMemory:
         self.whole = (
             rows(tensors, replace(mesh, dp_shard=2)).gathered if mesh.dp_shard == 1 else table.gathered
         )
-        # What recomputation of one block makes for its backward.
-        self._again = activations(shape, mesh, "none") - self.kept
+        # What recomputation of one block makes for its backward, and what a layer needs while it runs.
+        self._working = activations(shape, mesh, "none") - self.kept + working(shape, mesh)
         # A tensor that arrives and one that leaves.
         self._buffers = 2.0 * shape.boundary_bytes / mesh.block_size if mesh.pp > 1 else 0.0
         fixed = spans(table.state + self._gradients + np.where(table.block, 0.0, table.gathered))
@@ -55,7 +55,7 @@ class StageMemory:
         fixed += _largest(np.where(table.block, table.gathered, 0.0)) * blocks
         if self._once:
             fixed += _largest(table.whole_gradients)
-        self._fixed = fixed + _largest(self._again) + self._buffers
+        self._fixed = fixed + _largest(self._working) + self._buffers
         self._spans = spans(self.kept)
 
     def fits(self, memory_bytes: int, distance: int) -> NDArray[np.bool_]:
@@ -86,7 +86,7 @@ class StageMemory:
             master=int(table.master[own].sum()),
             gradients=int(self._gradients[own].sum()),
             gathered=int(gathered),
-            activations=int(flying + self._again[own].max(initial=0.0) + self._buffers),
+            activations=int(flying + self._working[own].max(initial=0.0) + self._buffers),
             kept=int(table.gradients[own].sum()),
         )
 

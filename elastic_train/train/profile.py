@@ -1,51 +1,36 @@
-"""Profile a model's layers (FLOPs, bytes, activations) by one forward on the meta device."""
+"""Profile a model's layers for the planner: seconds and bytes from a traced micro-batch."""
 
 from __future__ import annotations
 
 import fnmatch
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Set
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+import math
+from collections.abc import Collection, Mapping, Set
+from dataclasses import replace
 
-import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import FlopCounterMode
 
 from elastic_train.config import RunSpec
-from elastic_train.data.numbered import tell_epoch
 from elastic_train.planner.model_shape import Layer, ModelShape, TensorShape, Widths
 from elastic_train.train.declaration.loop_task import LoopTask
-from elastic_train.train.model.build import DTYPE_OF, Blueprint, draw
-from elastic_train.train.model.collate import caller, placed
+from elastic_train.train.layer_trace import Trace, trace_layers
+from elastic_train.train.model.build import Blueprint, draw
 from elastic_train.train.model.meta_shape import model_shape
 from elastic_train.train.model.tensor_names import canonical
 from elastic_train.train.parallel.experts import find_experts, number_of_experts
 from elastic_train.train.parallel.pipeline_stages import blocks_of
-from elastic_train.train.parallel.sequence_parallel import POSITIONS
 from elastic_train.train.parallel.tp_widths import widths_of
 from elastic_train.train.task import Rules, Task
 
 BACKWARD = 3.0  # forward and backward in times of the forward
 
 
-@dataclass(slots=True, kw_only=True)
-class _Seen:
-    """By block, -1 before the first and `len(blocks)` after the last."""
+def profiled_shape(
+    task: Task, spec: RunSpec, *, flops_per_s: float, memory_bytes_per_s: float = math.inf
+) -> ModelShape:
+    """The shape with its layers, from a trace of one micro-batch.
 
-    flops: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    saved: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
-    routed: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))  # bytes into experts
-    boundary: int = 0
-    positions: int = 0
-    at: int = -1
-
-
-def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelShape:
-    """The shape with its layers. Seconds are operations over `flops_per_s`, until a run measures them.
+    Until a run measures them, seconds are those of multiplying matrices at `flops_per_s`, and of reading and
+    writing what other operations touch at `memory_bytes_per_s`.
 
     The blocks are those that the task's rules name, or the members of the ModuleList or Sequential with most
     parameters. A model without, or whose forward cannot run without values, keeps the shape without layers,
@@ -56,36 +41,43 @@ def profiled_shape(task: Task, spec: RunSpec, *, flops_per_s: float) -> ModelSha
         return shape
     blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
     found = blocks_of(blueprint.model, rules)
-    path, blocks = found.path, list(found.modules)
+    path, blocks = found.path, found.modules
     if len(blocks) < 2:
         return shape
     stacks = find_experts(blueprint.model, rules)
-    forward = partial(_forward, task, spec, blueprint, blocks, stacks)
-    seen = forward(nullcontext()) or forward(FakeTensorMode(allow_non_fake_inputs=True))
-    if seen is None:
+    embeddings = _embeddings(blueprint)
+    trace = trace_layers(task, spec, blueprint, blocks, stacks.values())
+    if trace is None:
         return shape
-    rows = tuple(
-        Layer(
-            name="before" if at < 0 else "after" if at == len(blocks) else f"{path}.{at}",
-            seconds=BACKWARD * seen.flops[at] / flops_per_s,
-            activation_bytes=int(seen.saved[at]),
-            block=0 <= at < len(blocks),
-            reductions=4 if 0 <= at < len(blocks) else 1,
-            # To the experts and back, in forward and backward.
-            exchanges=-(-4 * seen.routed[at] // max(1, seen.boundary)),
-        )
+    layers = tuple(
+        _layer(trace, at, path, len(blocks), 1 / flops_per_s, 1 / memory_bytes_per_s)
         for at in range(-1, len(blocks) + 1)
     )
     return replace(
         shape,
-        tensors=_placed(_expert(shape.tensors, stacks), path, len(blocks), rules, _embeddings(blueprint)),
-        layers=rows,
-        boundary_bytes=seen.boundary,
-        positions=seen.positions if rules.sequence else 0,
+        tensors=_placed(_expert(shape.tensors, stacks), path, len(blocks), rules, embeddings),
+        layers=layers,
+        boundary_bytes=trace.boundary,
+        positions=trace.positions if rules.sequence else 0,
         widths=_widths(blueprint, rules),
         chain=found.chained,
-        compute_bytes=2 if spec.precision == "bf16" else None,
         tied=bool(blueprint.parameters.aliases),
+    )
+
+
+def _layer(trace: Trace, at: int, path: str, blocks: int, flop_s: float, byte_s: float) -> Layer:
+    block, seen = 0 <= at < blocks, trace.layers[at]
+    return Layer(
+        name="before" if at < 0 else f"{path}.{at}" if block else "after",
+        seconds=BACKWARD * seen.flops * flop_s + seen.touched * byte_s,
+        activation_bytes=seen.kept,
+        dropped_bytes=max(0, seen.kept - seen.selective - trace.boundary) if block else 0,
+        dropped_s=seen.repeated_flops * flop_s + seen.touched_again * byte_s if block else 0.0,
+        working_bytes=seen.working,
+        block=block,
+        reductions=4 if block else 1,
+        # To the experts and back, in forward and backward.
+        exchanges=-(-4 * seen.routed // max(1, trace.boundary)),
     )
 
 
@@ -98,72 +90,6 @@ def _widths(blueprint: Blueprint, rules: Rules) -> Widths | None:
 
 def _expert(tensors: tuple[TensorShape, ...], stacks: Collection[str]) -> tuple[TensorShape, ...]:
     return tuple(replace(t, expert=t.fqn.rpartition(".")[0] in stacks) for t in tensors)
-
-
-def _forward(
-    task: Task,
-    spec: RunSpec,
-    blueprint: Blueprint,
-    blocks: list[nn.Module],
-    stacks: Mapping[str, nn.Module],
-    mode: AbstractContextManager[Any],
-) -> _Seen | None:
-    """Operations and saved bytes by block, for one micro-batch; None where forward needs values.
-
-    `mode` is where it runs: with fake tensors, models that look for tracing leave out what needs values.
-    """
-    seen, counter = _Seen(), FlopCounterMode(display=False)
-    parameters = {id(p) for p in blueprint.model.parameters()}
-    counted = 0.0
-
-    def settle(at: int) -> None:
-        nonlocal counted
-        total = float(counter.get_total_flops())
-        seen.flops[seen.at] += total - counted
-        counted, seen.at = total, at
-
-    def save(tensor: torch.Tensor) -> torch.Tensor:
-        if id(tensor) not in parameters:
-            seen.saved[seen.at] += tensor.numel() * tensor.element_size()
-        return tensor
-
-    with ExitStack() as stack:
-        for number, block in enumerate(blocks):
-            enter, leave = _hooks(number, settle, seen)
-            stack.callback(block.register_forward_pre_hook(enter).remove)
-            stack.callback(block.register_forward_hook(leave).remove)
-        for stack_of in stacks.values():
-            stack.callback(stack_of.register_forward_pre_hook(partial(_route, seen)).remove)
-        dataset = task.dataset()
-        tell_epoch(dataset, 0)
-        samples = [dataset[0]] * spec.batch.micro_size
-        batch = placed(task.collate(samples), torch.device("meta"), DTYPE_OF[spec.precision])
-        try:
-            with counter, mode, torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-                caller(blueprint.model)(task.inputs(batch))
-                settle(len(blocks))
-        except (RuntimeError, NotImplementedError):
-            return None
-    return seen
-
-
-def _route(seen: _Seen, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-    seen.routed[seen.at] += inputs[0].numel() * inputs[0].element_size()
-
-
-def _hooks(
-    number: int, settle: Callable[[int], None], seen: _Seen
-) -> tuple[Callable[..., None], Callable[..., None]]:
-    def enter(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        settle(number)
-
-    def leave(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
-        settle(number + 1)
-        if isinstance(output, torch.Tensor):
-            seen.boundary = max(seen.boundary, output.numel() * output.element_size())
-            seen.positions = output.shape[POSITIONS] if output.ndim > POSITIONS else 0
-
-    return enter, leave
 
 
 def _placed(

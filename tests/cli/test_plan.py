@@ -74,6 +74,19 @@ def test_what_cannot_be_planned_ends_with_its_own_code():
     assert plan("--nodes", "two").exit_code == 2
 
 
+def test_a_known_accelerator_says_what_is_not_given():
+    def best(*words: str) -> dict[str, float]:
+        shown = plan("--nodes", "2x8", "--size", "base", "--json", *words)
+        assert shown.exit_code == 0, shown.output
+        return json.loads(shown.output)["rows"][0]
+
+    gpu, slower = best("--hardware", "h100"), best("--hardware", "h100", "--tflops", "1")
+    assert gpu["step_s"] < slower["step_s"] < best()["step_s"]
+    unknown = plan("--nodes", "2x8", "--hardware", "h1000")
+    assert unknown.exit_code == 2
+    assert "h200" in unknown.output
+
+
 def test_layers_are_what_a_forward_on_the_meta_device_shows():
     from elastic_train.cli.job_file import load_job
 

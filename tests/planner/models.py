@@ -39,8 +39,8 @@ def transformer(
         name="block",
         seconds=block_s,
         activation_bytes=34 * tokens * hidden + attention,
-        attention_bytes=attention,
-        attention_s=0.05 * block_s,
+        dropped_bytes=attention,
+        dropped_s=0.05 * block_s,
     )
     head_s = block_s * vocabulary * hidden / of_block
     return ModelShape(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic_train.planner.plan import Mesh
@@ -37,13 +39,21 @@ def test_recomputed_blocks_keep_their_input_and_one_is_made_again():
     full = memory(Mesh(), (0, 10), "full")
     assert full.activations == 8 * boundary + SHAPE.layers[-1].activation_bytes + whole - boundary
     selective = memory(Mesh(), (0, 10), "selective")
-    attention = SHAPE.layers[1].attention_bytes
+    attention = SHAPE.layers[1].dropped_bytes
     assert selective.activations == memory(Mesh(), (0, 10)).activations - 7 * attention
 
 
-def test_tensor_parallelism_divides_state_and_activations():
+def test_tensor_parallelism_divides_state_and_what_is_inside_of_its_projections():
     one, two = memory(Mesh(), (0, 10)), memory(Mesh(tp=2), (0, 10))
-    assert (two.state * 2, two.activations * 2) == (one.state, one.activations)
+    assert two.state * 2 == one.state
+    boundary = SHAPE.boundary_bytes
+    whole = 8 * 4 * boundary + boundary  # what norms and projections of a block get, and the head
+    working = boundary  # half of what is gathered, and of what is yet to be summed
+    assert two.activations == (one.activations - whole) / 2 + whole + working
+    spread = replace(SHAPE, positions=32)
+    gathered = 8 * 2 * boundary + boundary
+    divided = memory(Mesh(tp=2), (0, 10), shape=spread).activations
+    assert divided == (one.activations - gathered) / 2 + gathered + working
 
 
 def test_accumulated_gradients_are_whole_and_a_single_one_is_divided_at_once():

@@ -13,6 +13,7 @@ from typing import Any
 from elastic_train.cluster.label_selectors import selected
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
+from elastic_train.planner.accelerators import ACCELERATORS, RAY_NAMES, Accelerator
 from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, WorkerSlot
@@ -48,17 +49,22 @@ def make_planner(
     `nodes` are those of the cluster, as Ray describes them.
     """
     per_node, memory_bytes = _room(spec, nodes)
+    known = _accelerator(spec, nodes)
     worker_slots = tuple(
         WorkerSlot(worker=f"w{i}", node=f"n{i // per_node}") for i in range(spec.max_workers)
     )
-    hardware = Hardware(inside=INSIDE, between=BETWEEN, memory_bytes=memory_bytes)
+    hardware = Hardware(inside=INSIDE, between=BETWEEN)
+    rates = {"flops_per_s": FLOPS_PER_S["gpu" if spec.gpus_per_worker else "cpu"]}
+    if known is not None:
+        hardware = known.hardware
+        rates = {"flops_per_s": known.flops_per_s, "memory_bytes_per_s": known.memory_bytes_per_s}
+    hardware = replace(hardware, memory_bytes=memory_bytes)
     planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
     requested = spec.parallelism.divides_the_model
     few, all_ = Question(worker_slots=worker_slots[: spec.min_workers]), Question(worker_slots=worker_slots)
     with _GUARD.at("building the model", 0):
         if requested or any(isinstance(planner(asked), Infeasible) for asked in (few, all_)):
-            speed = FLOPS_PER_S["gpu" if spec.gpus_per_worker else "cpu"]
-            shape = profiled_shape(task, spec, flops_per_s=speed)
+            shape = profiled_shape(task, spec, **rates)
             planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
         planned = planner(all_)
         if any(_shards(planner(asked)) for asked in (few, all_)):
@@ -67,7 +73,7 @@ def make_planner(
                 return _whole(task, spec, shape, nodes, reason)
         if isinstance(planned, Planned):
             check_rules(task, spec, planned.plan)
-            return _selective(planner, spec)
+            return _selective(planner, spec, hardware.between.bytes_per_s)
     raise ConfigError(field="parallelism" if requested else "scaling_config", problem=planned.reason)
 
 
@@ -98,7 +104,7 @@ def _whole(
         ) from error
 
 
-def _selective(planner: Search, spec: RunSpec) -> Search | Selective:
+def _selective(planner: Search, spec: RunSpec, bytes_s: float) -> Search | Selective:
     """With the choice of what is logged, where there is a budget for it and stages may be planned."""
     logs = spec.boundary_logs
     if logs is None or logs.budget_bytes is None or planner.shape is None or not planner.shape.layers:
@@ -108,9 +114,29 @@ def _selective(planner: Search, spec: RunSpec) -> Search | Selective:
         shape=planner.shape,
         micro_batches=spec.batch.micro_batches,
         interval=steps_between(spec.checkpoints),
-        bytes_s=BETWEEN.bytes_per_s,
+        bytes_s=bytes_s,
         budget=logs.budget_bytes,
     )
+
+
+def _accelerator(spec: RunSpec, nodes: Sequence[Mapping[str, Any]]) -> Accelerator | None:
+    """What is known of the GPUs of a run's nodes, where they are all of one known kind.
+
+    Their memory is not assumed: variants of one name differ, and a refused plan may be one that fits.
+    """
+    if not spec.gpus_per_worker:
+        return None
+    prefix = "accelerator_type:"
+    found = {
+        key.removeprefix(prefix)
+        for n in nodes
+        if n["Alive"]
+        for key in n["Resources"]
+        if key.startswith(prefix)
+    }
+    names = {spec.accelerator} if spec.accelerator else found
+    name = RAY_NAMES.get(str(*names)) if len(names) == 1 else None
+    return None if name is None else ACCELERATORS[name]
 
 
 def _room(spec: RunSpec, nodes: Sequence[Mapping[str, Any]]) -> tuple[int, int | None]:

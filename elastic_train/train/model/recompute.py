@@ -17,7 +17,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from elastic_train.planner.plan import Recompute
 
-_KEPT = frozenset(
+KEPT = frozenset(
     {
         torch.ops.aten.mm.default,
         torch.ops.aten.addmm.default,
@@ -51,4 +51,4 @@ def _again(forward: Callable[..., Any], context: dict[str, Any]) -> Callable[...
 
 
 def _policy(_context: object, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return CheckpointPolicy.MUST_SAVE if operation in KEPT else CheckpointPolicy.PREFER_RECOMPUTE

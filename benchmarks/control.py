@@ -2,11 +2,13 @@
 
 python -m benchmarks.control [--quick] [--json FILE]
 
-A run of as many workers as nodes begins, saves a checkpoint, loses a node, and leaves another one with
-notice. Every event goes through `control.transition`, as in the controller's one deciding thread, under a
-planner that costs next to nothing: what is measured is control and recovery. A decision is one event.
-Reported are the slowest one, and all of an incident together, from the loss to the order to form again. The
-growth exponent is that of the slowest decision over the number of workers: 1 is linear.
+A run of as many workers as nodes begins, saves a checkpoint, loses a node, leaves another one with notice,
+and loses a quarter of its workers, one by one. Every survivor says that a collective failed. Every event goes
+through `control.transition`, as in the controller's one deciding thread, under a planner that costs next to
+nothing: what is measured is control and recovery. A decision is one event. Reported are the slowest one, and
+all of an incident together, from the loss to the order to form again: of one worker, and of a quarter of all,
+each missed by itself. The growth exponent is that of the slowest decision over the number of workers: 1 is
+linear.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from elastic_train.control.events import (
     CheckpointCommitted,
     Event,
     FinalReport,
+    GroupBroken,
     GroupReady,
     Node,
     NodesChanged,
@@ -93,14 +96,24 @@ class Run:
             self.hear("step", Tick)
         assert isinstance(self.state.phase, Running)
 
-    def settle(self) -> None:
-        """Everybody's final report."""
+    def broken(self, about: str) -> None:
+        """Everybody says that a collective failed, each in words of its own."""
+        generation, step = self.facts.lineage.generation, self.facts.lineage.step
+        for rank, name in enumerate(self.facts.lineage.plans[-1][1].workers):
+            cause = Cause(kind="collective", detail=f"connection to {rank} closed", step=step, rank=rank)
+            self.hear(about, GroupBroken, generation=generation, worker=name, cause=cause)
+
+    def settle(self, about: str = "incident", *, calm: bool = False) -> None:
+        """Everybody's final report, with an error where it isn't `calm`."""
         generation, step = self.facts.lineage.generation, self.facts.lineage.step
         ranks = {name: rank for rank, name in enumerate(self.facts.lineage.plans[-1][1].workers)}
         vote = Vote(step=step, values=(float(step),) * VOTE)
         for name in members(self.state.phase):
-            held = LocalState(generation=generation, rank=ranks[name], step=step, applied=vote)
-            self.hear("incident", FinalReport, generation=generation, worker=name, local_states=(held,))
+            rank = ranks[name]
+            held = LocalState(generation=generation, rank=rank, step=step, applied=vote)
+            error = None if calm else Cause(kind="collective", detail=f"aborted at {rank}", rank=rank)
+            said = {"generation": generation, "worker": name, "local_states": (held,), "error": error}
+            self.hear(about, FinalReport, **said)
 
     def save(self) -> None:
         generation, step = self.facts.lineage.generation, self.facts.lineage.step
@@ -130,16 +143,24 @@ def live(workers: int, kind: type[Run] = Run) -> Run:
         run.hear("peer_stores", PeersHeld, node=node.name, step=10, **sizes)
     lost = run.facts.lineage.plans[-1][1].workers[workers // 2]
     run.hear("incident", WorkerLost, worker=lost, cause=Cause(kind="death", detail="gone"))
+    run.broken("incident")
     run.settle()
     run.train(3)
     run.ready()
     leaving = replace(nodes[1], drain_by=run.at + 5.0)
     run.nodes("drain", (nodes[0], leaving, *nodes[2:]))
-    run.settle()
+    run.settle("drain", calm=True)
+    run.train(3)
+    for number, lost in enumerate(run.facts.lineage.plans[-1][1].workers[: workers // 4]):
+        cause = Cause(kind="death", detail=f"process {number} ended")
+        run.hear("rack", WorkerLost, worker=lost, cause=cause)
+    run.broken("rack")
+    run.settle("rack")
+    run.ready()
     run.train(3)
     half = tuple(node for number, node in enumerate(nodes) if number % 2 == 0)
     run.nodes("half", half)
-    run.settle()
+    run.settle("half")
     run.train(3)
     return run
 
@@ -153,6 +174,7 @@ def measured(workers: int, rounds: int) -> Iterator[dict[str, Any]]:
             "round": number,
             "decide_s": max(max(times) for times in run.spent.values()),
             "incident_s": sum(run.spent["incident"]),
+            "rack_s": sum(run.spent["rack"]),
             "slowest_s": {about: max(times) for about, times in run.spent.items()},
             "all_s": {about: sum(times) for about, times in run.spent.items()},
         }
@@ -183,11 +205,12 @@ def main(arguments: list[str]) -> int:
             size,
             typical(size, "decide_s"),
             typical(size, "incident_s"),
+            typical(size, "rack_s"),
             *(record.median(e["slowest_s"][a] for e in results if e["workers"] == size) for a in about),
         ]
         for size in sizes
     ]
-    print(record.table(["workers", "slowest (s)", "incident (s)", *about], rows))
+    print(record.table(["workers", "slowest (s)", "incident (s)", "rack (s)", *about], rows))
     whole = record.record(
         "control",
         results=results,
@@ -196,6 +219,7 @@ def main(arguments: list[str]) -> int:
             "incident_s_1000": typical(1000, "incident_s"),
             "growth_exponent": exponent(results, "decide_s"),
             "incident_exponent": exponent(results, "incident_s"),
+            "rack_exponent": exponent(results, "rack_s"),
         },
     )
     record.finish(whole, given.json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from elastic_train.control.changes import Change, ChangeKind
@@ -22,6 +23,8 @@ from elastic_train.control.events import (
     TermBegan,
     WorkerLost,
 )
+from elastic_train.control.identity_cache import remembered
+from elastic_train.control.membership import find
 from elastic_train.control.states import Ended, Facts, Forming, Pausing, Running, Settling, State
 from elastic_train.planner.plan import Plan
 
@@ -39,6 +42,9 @@ _OF_CAUSE: dict[CauseKind, ChangeKind] = {
     "damage": "storage_trouble",
     "restart": "takeover",
 }
+
+
+_said: Callable[[Plan], str] = remembered(str)
 
 
 def change_of(before: State, event: Event, after: State) -> Change | None:
@@ -121,7 +127,8 @@ def _nodes_lost(before: State, after: State) -> Change | None:
 
 def _of_cause(facts: Facts, worker: str, cause: Cause) -> Change:
     worker = worker or cause.worker
-    node = cause.node or next((w.node for w in facts.membership.workers if w.name == worker), "")
+    known = find(facts.membership, worker)
+    node = cause.node or (known.node if known is not None else "")
     return Change(
         kind=_OF_CAUSE[cause.kind],
         nodes=(node,) if node else (),
@@ -144,4 +151,4 @@ def _plan(state: State) -> Plan | None:
 
 def _plan_text(state: State) -> str:
     plan = _plan(state)
-    return "" if plan is None else str(plan)
+    return "" if plan is None else _said(plan)

@@ -15,8 +15,10 @@ from elastic_train.control import incidents
 from elastic_train.control.commands import Abort, StopWorker
 from elastic_train.control.ending import end, end_by_user_error
 from elastic_train.control.events import Cause, CauseKind, FinalReport, GroupBroken, Hung
+from elastic_train.control.identity_cache import remembered
 from elastic_train.control.membership import find, noticed, without, without_all
 from elastic_train.control.policy import Policy
+from elastic_train.control.sorted_names import entry, with_entry, with_name, without_entry, without_name
 from elastic_train.control.states import (
     Facts,
     Failures,
@@ -36,6 +38,11 @@ from elastic_train.recovery.lineage import alive
 
 WALLS = ("engine", "memory", "hang")
 """Causes that come again where the run comes again, unlike the end of a machine."""
+
+
+@remembered
+def _ranks(workers: tuple[str, ...]) -> frozenset[str]:
+    return frozenset(workers)
 
 
 def nodes_lost(state: State, kinds: Mapping[str, CauseKind], policy: Policy, at: float) -> Outcome:
@@ -67,10 +74,10 @@ def _all_lost(state: State, causes: Mapping[str, Cause]) -> Outcome:
         for cause in causes.values():
             facts = incidents.explained(facts, cause)
         return Outcome(state=state if facts is state.facts else replace(state, facts=facts))
-    group, known = set(phase.plan.workers).union(phase.pending), set(phase.causes)
-    new = tuple(cause for name, cause in causes.items() if name in group and cause not in known)
+    group = set(phase.plan.workers).union(phase.pending)
+    new = [cause for name, cause in causes.items() if name in group]
     pending = tuple(name for name in phase.pending if name not in causes)
-    phase = replace(phase, pending=pending, causes=(*phase.causes, *new))
+    phase = replace(phase, pending=pending, causes=incidents.heard(phase.causes, *new))
     return Outcome(state=replace(state, phase=phase))
 
 
@@ -95,7 +102,7 @@ def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float
         state=state, reason="; ".join(filter(None, (f"lost {name} ({cause.kind}: {cause.detail})", note)))
     )
     phase = state.phase
-    if isinstance(phase, Settling) and (name in phase.pending or name in phase.plan.workers):
+    if isinstance(phase, Settling) and (name in _ranks(phase.plan.workers) or name in phase.pending):
         return lost.then(lambda s: _heard(s, name, cause))
     if name not in members(phase):
         return replace(lost, state=replace(state, facts=incidents.explained(state.facts, cause)))
@@ -111,10 +118,8 @@ def group_broken(state: State, event: GroupBroken, policy: Policy) -> Outcome:
             return Outcome(state=state, reason=said).then(
                 lambda s: break_group(s, event.cause, policy, event.at)
             )
-        case Settling(causes=causes) as phase if event.cause not in causes:
-            return Outcome(
-                state=replace(state, phase=replace(phase, causes=(*causes, event.cause))), reason=said
-            )
+        case Settling(causes=before) as phase if (causes := incidents.heard(before, event.cause)) != before:
+            return Outcome(state=replace(state, phase=replace(phase, causes=causes)), reason=said)
         case _:
             return Outcome(state=state, reason=f"generation {event.generation} is known to be over")
 
@@ -132,9 +137,11 @@ def settled(state: State, event: FinalReport, policy: Policy) -> Outcome:
         case Settling():
             return Outcome(state=_heard(state, event.worker, event.error).state, reason=said)
         case Pausing() as phase if event.error is None:
-            if event.worker in phase.settled or event.worker not in phase.plan.workers:
+            if event.worker not in _ranks(phase.plan.workers):
                 return Outcome(state=state, reason=said)
-            settled = (*phase.settled, event.worker)
+            settled = with_name(phase.settled, event.worker)
+            if settled is phase.settled:
+                return Outcome(state=state, reason=said)
             return Outcome(
                 state=replace(state, phase=replace(phase, settled=settled, heard=event.at)), reason=said
             )
@@ -185,7 +192,7 @@ def break_group(
     if isinstance(phase, Pausing):
         spoken = (*spoken, *phase.settled)
     living, heard = {w.name for w in facts.membership.workers}, set(spoken)
-    pending = tuple(name for name in members(phase) if name in living and name not in heard)
+    pending = tuple(sorted(name for name in members(phase) if name in living and name not in heard))
     generation = facts.lineage.generation
     settling = Settling(
         plan=phase.plan,
@@ -216,7 +223,7 @@ def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
     """The deadline for final reports has passed: workers without one count as lost."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Settling)
-    causes = list(phase.causes)
+    causes = phase.causes
     hangs = any(cause.kind == "storage" for cause in causes)  # who reads from it can't even say so
     for name in phase.pending:
         worker = find(facts.membership, name)
@@ -225,10 +232,10 @@ def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
         kind = "storage" if hangs else kind
         detail = f"{name} gave no final report within {policy.timing.settle_s:.0f} s"
         cause = Cause(kind=kind, detail=detail, worker=name, node=worker.node)
-        causes.append(cause)
+        causes = incidents.heard(causes, cause)
         facts, _ = without(facts, worker, cause, policy, at)
     return Outcome(
-        state=State(facts=facts, phase=replace(phase, pending=(), causes=tuple(causes))),
+        state=State(facts=facts, phase=replace(phase, pending=(), causes=causes)),
         commands=tuple(StopWorker(worker=name, reason="it gave no final report") for name in phase.pending),
         reason=f"{', '.join(phase.pending)} gave no final report and count as lost",
     )
@@ -323,12 +330,9 @@ def _same(earlier: Cause, cause: Cause) -> bool:
 def _heard(state: State, name: str, error: Cause | None) -> Outcome:
     phase = state.phase
     assert isinstance(phase, Settling)
-    causes = (*phase.causes, error) if error is not None and error not in phase.causes else phase.causes
-    pending = phase.pending
-    if name in pending:
-        place = pending.index(name)
-        pending = (*pending[:place], *pending[place + 1 :])
-    if (causes, pending) == (phase.causes, phase.pending):
+    causes = incidents.heard(phase.causes, error) if error is not None else phase.causes
+    pending = without_name(phase.pending, name)
+    if pending is phase.pending and causes == phase.causes:
         return Outcome(state=state)
     return Outcome(state=replace(state, phase=replace(phase, pending=pending, causes=causes)))
 
@@ -337,20 +341,15 @@ def _local_state(facts: Facts, event: FinalReport) -> Facts:
     """Note what a worker holds, and the newest step that its word proves committed."""
     steps = [h.step for h in event.local_states if alive(facts.lineage.chain, h.generation, h.step)]
     step = max((facts.lineage.step, *steps))
-    entry, logs = (event.worker, event.local_states), (event.worker, event.logs)
-    kept, reported = facts.survived.local_states, facts.survived.logs
-    if (before := dict(kept).get(event.worker)) is not None:
-        known = before == event.local_states and (logs in reported or not event.logs)
-        if known and step == facts.lineage.step:
-            return facts
-        kept = tuple(h for h in kept if h[0] != event.worker)
-    if reported:
-        reported = tuple(h for h in reported if h[0] != event.worker)
+    kept, logs = facts.survived.local_states, facts.survived.logs
+    known = entry(kept, event.worker) == event.local_states
+    if known and step == facts.lineage.step and (not event.logs or entry(logs, event.worker) == event.logs):
+        return facts
+    kept = with_entry(kept, event.worker, event.local_states)
+    logs = with_entry(logs, event.worker, event.logs) if event.logs else without_entry(logs, event.worker)
     return replace(
         facts,
-        survived=replace(
-            facts.survived, local_states=(*kept, entry), logs=(*reported, logs) if event.logs else reported
-        ),
+        survived=replace(facts.survived, local_states=kept, logs=logs),
         lineage=replace(facts.lineage, step=step),
     )
 

@@ -77,9 +77,9 @@ def retry(state: State, policy: Policy, at: float, moved: float) -> Outcome:
     )
 
 
-def due_at(state: State, phase: Running, policy: Policy) -> float:
-    """When something has to be done for the last checkpoint."""
+def due_at(state: State, phase: Running, policy: Policy, moved: float) -> float:
+    """When something has to be done for the last checkpoint. `moved` is as for `retry`."""
     facts = state.facts
     if phase.final_failed is not None and facts.saves.trouble is not None:
         return again_at(facts.saves.trouble)
-    return phase.final_since + silence_s(facts, policy)
+    return max(phase.final_since, moved) + silence_s(facts, policy)

@@ -37,9 +37,33 @@ RANKS: tuple[CauseKind, ...] = (
 """Which of several causes is told: the one that explains the others."""
 
 
+ONE_SAYS_ALL: Collection[CauseKind] = ("collective", "storage")
+"""Of which every member of a group has its own to tell, and none says more than another."""
+
+
+def heard(causes: tuple[Cause, ...], *more: Cause) -> tuple[Cause, ...]:
+    """The causes of one incident with what else is heard of it. The same whichever came first; no longer than
+    what ended, as of what everybody says one is kept.
+    """
+    for cause in more:
+        if cause.kind in ONE_SAYS_ALL:
+            same = next((c for c in causes if c.kind == cause.kind), None)
+            if same is None:
+                causes = (cause, *causes)
+            elif _by_weight(cause) < _by_weight(same):
+                causes = tuple(cause if c is same else c for c in causes)
+        elif cause not in causes:
+            causes = (*causes, cause)
+    return causes
+
+
+def _by_weight(cause: Cause) -> tuple[int, int, int, str, str]:
+    return (RANKS.index(cause.kind), cause.step, cause.rank, cause.worker, cause.detail)
+
+
 def main_cause(causes: tuple[Cause, ...]) -> Cause:
     """The cause that explains the others, the same whichever was heard first."""
-    return min(causes, key=lambda c: (RANKS.index(c.kind), c.step, c.rank, c.worker, c.detail))
+    return min(causes, key=_by_weight)
 
 
 def is_charged(causes: tuple[Cause, ...]) -> bool:

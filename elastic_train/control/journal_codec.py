@@ -7,14 +7,15 @@ events up to some place gives, so that a journal need not be folded from its beg
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
+from operator import itemgetter
 from typing import Any, get_args, get_type_hints
 
 from elastic_train.control import events
 from elastic_train.control.dataclass_json import NAME, Json, plain, reader
 from elastic_train.control.events import Event
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Facts, Outcome, State
+from elastic_train.control.states import Facts, Outcome, Pausing, Settling, State
 from elastic_train.control.transition import transition
 
 EVENTS: Mapping[str, type] = {kind.__name__: kind for kind in get_args(events.Event)}
@@ -61,7 +62,25 @@ def decode_state(record: Json) -> State:
     facts = record["facts"]
     if "membership" not in facts:
         record = {**record, "facts": _grouped(facts)}
-    return reader(State)(record)
+    return _sorted(reader(State)(record))
+
+
+def _sorted(state: State) -> State:
+    """What is kept in the order of workers' names, which earlier releases kept as it had come."""
+    facts, phase = state.facts, state.phase
+    survived = replace(
+        facts.survived,
+        local_states=tuple(sorted(facts.survived.local_states, key=itemgetter(0))),
+        logs=tuple(sorted(facts.survived.logs, key=itemgetter(0))),
+    )
+    match phase:
+        case Settling():
+            phase = replace(phase, pending=tuple(sorted(phase.pending)))
+        case Pausing():
+            phase = replace(phase, settled=tuple(sorted(phase.settled)))
+        case _:
+            pass
+    return replace(state, facts=replace(facts, survived=survived), phase=phase)
 
 
 def _grouped(flat: Json) -> Json:

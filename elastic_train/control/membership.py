@@ -182,19 +182,17 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     if isinstance(state.phase, Running) and rests(facts.saves, at):
         return Outcome(state=state)  # nobody is missed, and starts may need storage
     leaving = draining(members)
-    staying = sum(w.node not in leaving for w in members.workers)
+    staying = sum([w.node not in leaving for w in members.workers]) if leaving else len(members.workers)
     wanted = policy.target - staying
     if facts.stopping is not None:  # what is left of the run is a checkpoint
         wanted = policy.min_workers - staying if isinstance(state.phase, Waiting) else 0
     if wanted <= 0:
         return Outcome(state=state)
-    taken = Counter(worker.node for worker in members.workers)
-    barred = leaving | quarantined(members, at)
-    room = sum(max(n.slots - taken[n.name], 0) for n in members.nodes if n.name not in barred)
-    if staying + room < policy.min_workers:  # a node that rests is better than none
-        barred = leaving | _resting(members, policy, at)
+    taken = Counter([worker.node for worker in members.workers])
+    free = _places(members.nodes, leaving | quarantined(members, at), taken, spread=policy.spread)
+    if staying + len(free) < policy.min_workers:  # a node that rests is better than none
+        free = _places(members.nodes, leaving | _resting(members, policy, at), taken, spread=policy.spread)
     born, started = members.born, list[Worker]()
-    free = _places((n for n in members.nodes if n.name not in barred), taken, spread=policy.spread)
     for node in free[:wanted]:
         born += 1
         started.append(Worker(name=f"w{born:04d}", node=node, status="starting", since=at))
@@ -210,25 +208,40 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     )
 
 
-def _places(nodes: Iterable[Node], taken: Mapping[str, int], *, spread: bool) -> list[str]:
-    """The free places of nodes, in the order in which they are taken: node by node, or spread over them."""
+def _places(
+    nodes: tuple[Node, ...], barred: frozenset[str], taken: Mapping[str, int], *, spread: bool
+) -> list[str]:
+    """The free places of nodes that aren't barred, in the order in which they are taken: node by node, or
+    spread over them.
+    """
+    orders = _orders(nodes)
+    if barred not in orders:
+        orders.clear()
+        orders[barred] = _in_turns(node for node in nodes if node.name not in barred)
     free = [
-        (place, node.name)
-        for node in _in_turns(nodes)
-        for place in range(taken.get(node.name, 0), node.slots)
+        (place, name)
+        for name, slots in orders[barred]
+        if (first := taken.get(name, 0)) < slots
+        for place in range(first, slots)
     ]
     return [name for _, name in (sorted(free, key=lambda entry: entry[0]) if spread else free)]
 
 
-def _in_turns(nodes: Iterable[Node]) -> list[Node]:
-    """The largest first, those of each failure domain in turns."""
+@remembered
+def _orders(nodes: tuple[Node, ...]) -> dict[frozenset[str], list[tuple[str, int]]]:
+    """Nodes in turns, by who is barred; filled as it is asked for."""
+    return {}
+
+
+def _in_turns(nodes: Iterable[Node]) -> list[tuple[str, int]]:
+    """Names and slots: the largest first, those of each failure domain in turns."""
     before = Counter[str]()
     order: list[tuple[int, Node]] = []
     for node in sorted(nodes, key=lambda n: (-n.slots, n.name)):
         domain = node.domain or node.name
         order.append((before[domain], node))
         before[domain] += 1
-    return [node for _, node in sorted(order, key=lambda entry: entry[0])]
+    return [(node.name, node.slots) for _, node in sorted(order, key=lambda entry: entry[0])]
 
 
 def _resting(members: Membership, policy: Policy, at: float) -> frozenset[str]:

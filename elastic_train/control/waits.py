@@ -61,12 +61,8 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
             found.append(Wait(what="the group to form", until=forming_due_at(phase, policy, moved)))
         case Running() if facts.lineage.step >= policy.max_steps:
             if final_checkpoint.is_missing(state, policy):
-                found.append(
-                    Wait(
-                        what="the last checkpoint",
-                        until=max(final_checkpoint.due_at(state, phase, policy), moved),
-                    )
-                )
+                due = final_checkpoint.due_at(state, phase, policy, moved)
+                found.append(Wait(what="the last checkpoint", until=due))
         case Running() if resend_commands.has_to_begin(facts, phase, policy):
             due = min(resend_commands.again_at(phase, policy), resend_commands.begun_by(phase, policy, moved))
             found.append(Wait(what="the group to begin", until=due))

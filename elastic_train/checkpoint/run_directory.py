@@ -98,10 +98,6 @@ class RunDirectory:
         metrics: Sequence[tuple[str, float]] = (),
     ) -> Stored:
         """Make a checkpoint visible, or raise Fenced. Repeated, it changes nothing."""
-        self.log.check(term)
-        for record in self.log.valid():
-            if (record.path, record.manifest_hash) == (assembled.directory, assembled.manifest_hash):
-                return _stored(record)
         record = CommitRecord(
             kind="commit",
             step=step,

@@ -45,6 +45,7 @@ def heard(causes: tuple[Cause, ...], *more: Cause) -> tuple[Cause, ...]:
     """The causes of one incident with what else is heard of it. The same whichever came first; no longer than
     what ended, as of what everybody says one is kept.
     """
+    known, new = set(causes) if len(more) > 1 else causes, dict[Cause, None]()
     for cause in more:
         if cause.kind in ONE_SAYS_ALL:
             same = next((c for c in causes if c.kind == cause.kind), None)
@@ -52,9 +53,9 @@ def heard(causes: tuple[Cause, ...], *more: Cause) -> tuple[Cause, ...]:
                 causes = (cause, *causes)
             elif _by_weight(cause) < _by_weight(same):
                 causes = tuple(cause if c is same else c for c in causes)
-        elif cause not in causes:
-            causes = (*causes, cause)
-    return causes
+        elif cause not in known:
+            new[cause] = None
+    return (*causes, *new) if new else causes
 
 
 def _by_weight(cause: Cause) -> tuple[int, int, int, str, str]:

@@ -24,7 +24,7 @@ from elastic_train.errors import AlreadyExists, Fenced, NoCheckpoint, StorageErr
 from elastic_train.storage import commit_index
 from elastic_train.storage.commit_index import Index
 from elastic_train.storage.record import FORMAT, CommitRecord, read_record
-from elastic_train.storage.store import Store
+from elastic_train.storage.store import Store, read_taken
 
 __all__ = ["DIRECTORY", "FORMAT", "CommitLog", "CommitRecord"]
 
@@ -69,11 +69,18 @@ class CommitLog:
                     return term
 
     def append(self, record: CommitRecord, term: int) -> CommitRecord:
-        """Put a record into the next slot for good, or raise Fenced. Returns it as it stands in the log."""
+        """Put a record into the next slot for good, or raise Fenced. Returns it as it stands in the log.
+
+        A commit that is kept stays its checkpoint's only one: an earlier try may have got through, though its
+        answer did not.
+        """
         with self._lock:
             while True:
                 self._refresh()
                 self._check(term)
+                known = self._same_commit(record)
+                if known is not None:
+                    return known
                 if self._claim(record, term):
                     return self._known.records[-1]
 
@@ -108,6 +115,13 @@ class CommitLog:
         """The highest term that began, as of the last reading; 0 for none."""
         return self._known.term
 
+    def _same_commit(self, record: CommitRecord) -> CommitRecord | None:
+        if record.kind != "commit":
+            return None
+        what = (record.path, record.manifest_hash)
+        commits = _kept(self._known.in_force(), "commit")
+        return next((r for r in commits if (r.path, r.manifest_hash) == what), None)
+
     def _check(self, term: int) -> None:
         assert term <= self._known.term, f"term {term} never began"
         if term < self._known.term:
@@ -138,7 +152,7 @@ class CommitLog:
             self._store.create(_path(record.slot), data)
         except AlreadyExists:
             # Also what a try finds whose answer was lost: the nonce tells ours from another's.
-            if self._store.read(_path(record.slot)) != data:
+            if read_taken(self._store, _path(record.slot)) != data:
                 return False
         self._take(data)
         if record.slot % commit_index.EVERY == 0:

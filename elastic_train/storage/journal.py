@@ -209,7 +209,7 @@ class Journal:
             self._store.create(part.name, encode(part))
         except AlreadyExists:
             # An earlier try may have got through although its answer did not; more lines came since.
-            part = read_part(self._store, self._slot)
+            part = read_part(self._store, self._slot, taken=True)
         self._slot += 1
         if part.term > self._term:
             self._end(part.term)

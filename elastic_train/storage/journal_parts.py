@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_train.errors import FormatUnsupported, StorageError
-from elastic_train.storage.store import Store
+from elastic_train.storage.store import Store, read_taken
 
 DIRECTORY = "journal"
 FORMAT = "elastic_train.journal/2"
@@ -63,9 +63,10 @@ def encode(part: Part) -> bytes:
     return "".join(f"{line}\n" for line in (header, *part.lines)).encode()
 
 
-def read_part(store: Store, slot: int) -> Part:
+def read_part(store: Store, slot: int, *, taken: bool = False) -> Part:
+    """The part of a slot; `taken`: of which a creation said that it is there."""
     path = part_path(slot)
-    data = store.read(path)
+    data = read_taken(store, path) if taken else store.read(path)
     try:
         header, *lines = data.decode().splitlines()
         said = json.loads(header)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from elastic_train.errors import StorageError, StorageNotFound
+from elastic_train.errors import StorageError, StorageNotFound, StorageUnavailable
 from elastic_train.storage.compacted_journal import read_history
 from elastic_train.storage.journal_parts import (
     DIRECTORY,
@@ -23,6 +23,8 @@ from elastic_train.storage.store import Store
 
 log = logging.getLogger(__name__)
 FORMAT = "elastic_train.journal_state/1"
+LOOKS = 8
+"""How often the directory is listed anew while newer states come faster than they are read."""
 _NAME = re.compile(rf"{DIRECTORY}/state-(\d{{8,}})\.json")
 
 
@@ -52,13 +54,21 @@ def encode_covering(covering: Covering) -> bytes:
 
 def newest_covering(store: Store) -> Covering | None:
     """The newest state that can be read; the parts that it covers are there for who can't use any."""
-    for slot in reversed(coverings(store)):
+    found, looks = coverings(store), 1
+    while found:
+        slot = found.pop()
         try:
             value = json.loads(store.read(covering_path(slot)))
             if value["format"] == FORMAT:
                 return Covering(slot=slot, term=int(value["term"]), said=dict(value["said"]))
-        except StorageNotFound:  # a newer one came meanwhile
-            return newest_covering(store)
+        except StorageNotFound as error:  # a newer one came meanwhile
+            if looks == LOOKS:
+                problem = (
+                    "the directory lists it and it is not there: this machine sees the storage as it was."
+                )
+                path = f"{store.url}/{covering_path(slot)}"
+                raise StorageUnavailable(path=path, operation="read", problem=problem) from error
+            found, looks = coverings(store), looks + 1
         except (ValueError, KeyError, TypeError) as error:
             log.warning("%s/%s can't be read: %s", store.url, covering_path(slot), error)
     return None

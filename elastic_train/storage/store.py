@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from elastic_train.errors import StorageError
+from elastic_train.errors import StorageError, StorageNotFound, StorageUnavailable
 
 Buffer = bytes | bytearray | memoryview
 Names = list[str]
@@ -91,6 +91,17 @@ class Store(Protocol):
     def discard(self, names: Iterable[str]) -> None:
         """Remove unfinished writes that `unfinished` named and nothing else."""
         ...
+
+
+def read_taken(store: Store, path: str) -> bytes:
+    """What is at a path that a creation found taken. Where a read does not find it, the directory is seen as
+    it was: StorageUnavailable, as that passes.
+    """
+    try:
+        return store.read(path)
+    except StorageNotFound as error:
+        problem = "its name is taken and nothing is there: this machine sees the storage as it was."
+        raise StorageUnavailable(path=f"{store.url}/{path}", operation="read", problem=problem) from error
 
 
 def check_path(path: str) -> str:

@@ -1,4 +1,4 @@
-"""Proxy in front of a real S3 server that answers some requests with errors (throttling, resets)."""
+"""Proxy in front of a real S3 server that answers some requests with errors (throttling, resets) or never."""
 
 from __future__ import annotations
 
@@ -11,14 +11,29 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-Trouble = Literal["busy", "expired", "cut", "closed"]
-"""503 with a word; 400 with ExpiredToken; a body that breaks off; a connection that closes without answer."""
+Trouble = Literal["busy", "expired", "cut", "closed", "silent"]
+"""503 with a word; 400 with ExpiredToken; a body that breaks off; a connection that closes without answer, or
+stays open without one."""
 ANSWERS = {
     "busy": ("503 Service Unavailable", "SlowDown", "Please reduce your request rate."),
     "expired": ("400 Bad Request", "ExpiredToken", "The provided token has expired."),
 }
 CUT = 64
 """Bytes of a body that come before it breaks off."""
+
+
+@dataclass(slots=True)
+class Lasting:
+    """Trouble of so many seconds, from the first request that it meets."""
+
+    trouble: Trouble
+    seconds: float
+    until: float | None = None
+
+    def meets(self, now: float) -> bool:
+        if self.until is None:
+            self.until = now + self.seconds
+        return now < self.until
 
 
 @dataclass(slots=True)
@@ -32,9 +47,7 @@ class Front:
     given: int = 0  # answers with trouble so far
     _trouble: Trouble = "busy"
     _left: int = 0
-    _seconds: float = 0.0
-    _until: float | None = None  # once the first of them came
-    _about: bytes = b""
+    _lasting: dict[bytes, Lasting] = field(default_factory=dict[bytes, Lasting])  # by what it is about
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def give(self, trouble: Trouble, times: int) -> None:
@@ -42,9 +55,12 @@ class Front:
             self._trouble, self._left = trouble, times
 
     def trouble_for(self, trouble: Trouble, seconds: float, *, about: str = "") -> None:
-        """From the first request on whose line has `about` in it, so many seconds of them fail."""
+        """From the first request on whose line has `about` in it, so many seconds of them fail.
+
+        Troubles about several things last side by side.
+        """
         with self._lock:
-            self._trouble, self._seconds, self._until, self._about = trouble, seconds, None, about.encode()
+            self._lasting[about.encode()] = Lasting(trouble=trouble, seconds=seconds)
 
     def serve(self, listening: socket.socket) -> None:
         while True:
@@ -63,24 +79,25 @@ class Front:
             trouble = self._next(request)
             if trouble in ANSWERS:
                 client.sendall(_refusal(trouble, head=request.startswith(b"HEAD ")))
+            elif trouble == "silent":
+                client.recv(1)  # until the client hangs up
             elif trouble != "closed":
                 self._forward(request, client, cut=trouble == "cut")
 
     def _next(self, request: bytes) -> Trouble | None:
+        line, now = request.partition(b"\r\n")[0], time.monotonic()
         with self._lock:
-            if not self._left and not self._lasts(request):
-                return None
-            self._left = max(self._left - 1, 0)
+            if self._left:
+                self._left -= 1
+                trouble = self._trouble
+            else:
+                met = (one for about, one in self._lasting.items() if about in line and one.meets(now))
+                found = next(met, None)
+                if found is None:
+                    return None
+                trouble = found.trouble
             self.given += 1
-            return self._trouble
-
-    def _lasts(self, request: bytes) -> bool:
-        if not self._seconds or self._about not in request.partition(b"\r\n")[0]:
-            return False
-        now = time.monotonic()
-        if self._until is None:
-            self._until = now + self._seconds
-        return now < self._until
+            return trouble
 
     def _forward(self, request: bytes, client: socket.socket, *, cut: bool) -> None:
         there = urlsplit(self.server)

@@ -21,6 +21,7 @@ from elastic_train.control.events import (
     StepCommitted,
     WorkerLost,
 )
+from elastic_train.control.incidents import heard
 from elastic_train.control.journal_codec import fold
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Forming, Running, Settling, members
@@ -134,6 +135,25 @@ def test_any_order_and_any_repetition_of_the_words_of_an_incident_gives_one_coun
     expected, events = INCIDENTS[data.draw(st.sampled_from(sorted(INCIDENTS)))]
     order = data.draw(st.permutations(events + data.draw(st.lists(st.sampled_from(events), max_size=4))))
     assert after(order).facts.failures.count == expected
+
+
+def test_what_everybody_says_is_kept_once_and_the_same_in_any_order():
+    """However large the group: a collective that failed, a store that refused, each in words of its own."""
+    said = [
+        Cause(kind=kind, detail=f"{kind} at {rank}", rank=rank)
+        for kind in ("collective", "storage")
+        for rank in range(50)
+    ]
+    said += [Cause(kind="death", detail=f"w{rank} ended", worker=f"w{rank}") for rank in range(3)]
+    kept = set[frozenset[Cause]]()
+    for seed in range(20):
+        random.Random(seed).shuffle(said)
+        causes: tuple[Cause, ...] = ()
+        for cause in said:
+            causes = heard(causes, cause)
+        kept |= {frozenset(causes), frozenset(heard((), *said)), frozenset(heard(causes, *said))}
+    (only,) = kept
+    assert sorted(c.kind for c in only) == ["collective", "death", "death", "death", "storage"]
 
 
 def test_the_main_cause_of_an_incident_is_the_same_in_any_order():

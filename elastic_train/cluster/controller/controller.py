@@ -63,8 +63,10 @@ from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.question import Planner
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.journal import Journal
+from elastic_train.storage.outlast import outlast
 
 log = logging.getLogger(__name__)
+LAST_TRY_S = 60.0  # what a single operation of storage is tried for
 FLUSH_S = 5.0  # how old an undecided event may get before it is durable
 DURABLE_S = 10.0  # how long whoever asks for a stop waits until it is durable
 
@@ -182,8 +184,8 @@ class Controller:
             self._effects,
             "taking over the run",
             Lane.STORAGE,
-            self._spec.timing.storage_trouble_s + self._spec.timing.lease_s,
-            self._take_over,
+            self._spec.timing.storage_trouble_s + self._spec.timing.lease_s + LAST_TRY_S,
+            lambda: outlast(self._take_over, self._spec.timing.storage_trouble_s, said=log.warning),
         )
         assert self._committer is not None
         self._performer = performer = Performer(

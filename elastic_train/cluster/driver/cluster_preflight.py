@@ -9,7 +9,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster.ray_calls import answer, connect, remote
-from elastic_train.errors import StorageError
+from elastic_train.errors import StorageError, StorageUnavailable
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.preflight import Token, probe, see
 
@@ -24,10 +24,13 @@ def nodes() -> dict[str, str]:
     return {f"{n['NodeManagerHostname']} ({n['NodeID'][:8]})": n["NodeID"] for n in ray.nodes() if n["Alive"]}
 
 
-def problems_of(url: str, token: Token, nodes: Mapping[str, str], *, within_s: float) -> dict[str, str]:
+def problems_of(
+    url: str, token: Token, nodes: Mapping[str, str], *, within_s: float, trouble_raises: bool = False
+) -> dict[str, str]:
     """What keeps the storage at a URL from being used, by node; empty if nothing does.
 
     Each node reads the token that was written elsewhere, and writes, creates, reads back and deletes its own.
+    Trouble that may pass is told as any other, or with `trouble_raises` as the StorageUnavailable that it is.
     """
     calls = {
         name: remote(_try, num_cpus=0)
@@ -40,6 +43,8 @@ def problems_of(url: str, token: Token, nodes: Mapping[str, str], *, within_s: f
         try:
             answer(call, within_s)  # a process has to start there first
         except StorageError as error:
+            if trouble_raises and isinstance(error, StorageUnavailable):
+                raise
             found[name] = str(error)
         except (RayError, GetTimeoutError) as error:
             found[name] = f"it did not answer: {type(error).__name__}"

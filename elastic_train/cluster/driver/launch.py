@@ -6,10 +6,11 @@ import contextlib
 import math
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray.exceptions import ActorAlreadyExistsError
@@ -35,6 +36,7 @@ from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.outlast import outlast
 from elastic_train.storage.preflight import Token, probe
 from elastic_train.storage.urls import parse
 from elastic_train.train.task import Task
@@ -51,6 +53,7 @@ LOCAL_CLUSTER: Mapping[str, str] = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 PAGE_TOKEN = "ELASTIC_TRAIN_UI_TOKEN"
+T = TypeVar("T")
 JOB_STOP_WAIT_S = 3.0  # Ray's default
 RAY_COPIES = "working_dir_files"  # where Ray keeps copies of the working directories of jobs
 
@@ -76,7 +79,8 @@ def fit(
     spec = replace(spec, storage_path=_absolute(spec.storage_path))
     store = open_store(child_url(spec.storage_path, spec.name))
     reported = Callbacks(callbacks, spec)
-    token = probe(store)  # before anything is started
+    lasting = Lasting(spec.timing.storage_trouble_s, quiet=quiet)
+    token = lasting.do(lambda: probe(store))  # before anything is started
     shape = shape_of(task, spec)
     with (
         live_page(spec, page, os.environ.get(PAGE_TOKEN)) as live,
@@ -84,11 +88,12 @@ def fit(
         _cluster(address, local_nodes, cpus=_cpus(spec)),
     ):
         try:
-            _check_nodes_see(spec, token)
+            lasting.do(lambda: _check_nodes_see(spec, token))
         finally:
-            store.delete([token.path])
+            lasting.do(lambda: store.delete([token.path]))
         if resume_from is not None:
-            begin(store, replace(resume_from, url=_absolute(resume_from.url)), holder=_driver())
+            given = replace(resume_from, url=_absolute(resume_from.url))
+            lasting.do(lambda: begin(store, given, holder=_driver()))
         controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
         return follow(
             controller,
@@ -101,6 +106,22 @@ def fit(
             callbacks=reported,
             live=live,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """Does what needs storage before there is a run: trouble of it is waited for as later on, and told."""
+
+    within_s: float
+    quiet: bool
+
+    def do(self, call: Callable[[], T]) -> T:
+        return outlast(call, self.within_s, said=self._say)
+
+    def _say(self, text: str) -> None:
+        if not self.quiet:
+            sys.stdout.write(f"the run has not begun: {text}\n")
+            sys.stdout.flush()
 
 
 def prepare_local_environment() -> None:
@@ -243,12 +264,12 @@ def _absolute(path: str) -> str:
 
 
 def _check_nodes_see(spec: RunSpec, token: Token) -> None:
-    """Refuse storage that some node cannot use, before step 1."""
+    """Refuse storage that some node cannot use, before step 1. StorageUnavailable where that may pass."""
     there = hosts()
     if len(there) < 2:
         return
     url = child_url(spec.storage_path, spec.name)
-    problems = problems_of(url, token, there, within_s=spec.timing.start_worker_s)
+    problems = problems_of(url, token, there, within_s=spec.timing.start_worker_s, trouble_raises=True)
     if problems:
         raise ConfigError(
             field="run_config.storage_path",

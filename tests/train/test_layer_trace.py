@@ -15,8 +15,10 @@ from elastic_train.config import Precision, RunSpec
 from elastic_train.models.llama import Llama
 from elastic_train.models.loss import next_token_loss
 from elastic_train.models.sizes import LlamaConfig
-from elastic_train.train.layer_trace import LiveBytes, Trace, trace_layers
+from elastic_train.train.layer_trace import CPU, LiveBytes, Trace, trace_layers
 from elastic_train.train.model.build import draw
+from elastic_train.train.model.weight_casts import cast_again
+from elastic_train.train.parallel.parallelize import compute_in
 
 pytestmark = pytest.mark.ring1
 
@@ -68,12 +70,12 @@ def traced(task: et.Task, precision: Precision = "fp32") -> Trace | None:
 def test_bytes_are_those_of_a_real_step(precision: Precision) -> None:
     trace = traced(Pretrain(), precision)
     assert trace is not None
-    model = Llama(CONFIG)
+    model, bf16 = Llama(CONFIG), precision == "bf16"
     tokens = torch.stack([SAMPLE] * MICRO)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     with LiveBytes((*model.parameters(), *model.buffers(), tokens)) as live:
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bf16"):
+        with compute_in(CPU, bf16), cast_again(bf16):
             loss, _ = next_token_loss(model(tokens), tokens)
         kept = live.now
         loss.backward()
@@ -105,3 +107,23 @@ def test_the_loss_belongs_to_what_comes_after_the_blocks() -> None:
 
 def test_a_model_that_looks_at_values_is_not_traced() -> None:
     assert traced(Peeking()) is None
+
+
+def test_casts_of_weights_are_made_again_in_backward_with_the_same_bits() -> None:
+    torch.manual_seed(3)
+    model = nn.Sequential(
+        Llama(CONFIG), nn.Unflatten(1, (1, -1)), nn.Conv2d(1, 2, 3), nn.Flatten(2, 3), nn.Linear(510, 4)
+    )
+    tokens = torch.stack([SAMPLE] * MICRO)
+    results, held = [], []
+    for again in (False, True):
+        model.zero_grad()
+        with LiveBytes((*model.parameters(), *model.buffers(), tokens)) as live:
+            with compute_in(CPU, bf16=True), cast_again(again):
+                output = model[-1](model[-2](model[-3](model[-4](model[0](tokens))))[..., :510])
+            held.append(live.now)
+            output.float().sum().backward()
+        results.append([output, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1) - CONFIG.vocabulary * CONFIG.dim
+    assert held[0] - held[1] == pytest.approx(2 * matrices, rel=0.02)

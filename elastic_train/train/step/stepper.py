@@ -17,7 +17,9 @@ from elastic_train.train.boundary.sender import Sender
 from elastic_train.train.collectives.gradient_reduction import is_sharded
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import caller, placed
+from elastic_train.train.model.compiled import is_compiled
 from elastic_train.train.model.rng import Randomness
+from elastic_train.train.model.weight_casts import cast_again
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
 from elastic_train.train.state.shards import Shards
@@ -82,6 +84,7 @@ class Stepper:
         if self._updates is not None:
             self._updates.watch(fqn for fqn, p in trainable.items() if data is None or is_sharded(p))
         self._takes_step = takes_step(task)
+        self._casts = spec.precision == "bf16" and not is_compiled(shards.model)
         self.measured = TrainingMetrics(task, shards) if measures(task) and replayed is None else None
         self._randomness = Randomness(
             shards.model,
@@ -283,6 +286,7 @@ class Stepper:
             self._guard.at("forward", step),
             self._rehearsal.micro_batch(),
             compute_in(shards.device, self._spec.precision == "bf16"),
+            cast_again(self._casts),
         ):
             output = self._call(None if batch is None else self._repeatable("inputs", batch), received)
             if place.last:

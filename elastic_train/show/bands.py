@@ -9,7 +9,7 @@ from elastic_train.observe.timeline import OPEN, Happening, NodeLane
 from elastic_train.planner.plan import on_nodes
 from elastic_train.show.markup import element, text
 from elastic_train.show.model import Shown
-from elastic_train.show.scale import clock, duration, number, size, time_ticks
+from elastic_train.show.scale import clock, counted, duration, number, size, time_ticks
 
 SIGNS = {
     "node_lost": ("kill", "✕"),
@@ -49,7 +49,7 @@ def timeline(shown: Shown) -> str:
         _row(lane.node, _lane(shown, lane, costs), f"Node {lane.node}", "lane") for lane in line.lanes
     )
     more = (
-        element("p", f"{line.given_up} nodes that went earlier are not shown.", class_="quiet")
+        element("p", f"Not shown, since they went earlier: {counted(line.given_up, 'node')}.", class_="quiet")
         if line.given_up
         else ""
     )
@@ -60,13 +60,13 @@ def timeline(shown: Shown) -> str:
             class_="lanes",
             tabindex="0",
             role="group",
-            aria_label=f"{len(line.lanes)} nodes, one lane each",
+            aria_label=f"{counted(len(line.lanes), 'node')}, one lane each",
         )
         + more,
         _row(
             "storage",
             _saves(shown, line.saves.buckets, "save"),
-            f"{shown.told.figures.checkpoints} checkpoints",
+            counted(shown.told.figures.checkpoints, "checkpoint"),
         ),
     ]
     if line.snapshots.buckets:
@@ -123,7 +123,7 @@ def _size(shown: Shown, began: float, ended: float, workers: int, plan: str, mos
     left, right = shown.time.percent(began), shown.time.percent(ended)
     name = f"{workers} · {plan}" if right - left > 22 else f"{workers}" if right - left > 3 else ""
     place = f"left:{left}%;width:{max(right - left, 0.15):.3f}%;height:{100 * workers / most:.0f}%"
-    title = text(f"{workers} workers, {plan}")
+    title = text(f"{counted(workers, 'worker')}, {plan}")
     return f'<i class="size" style="{place}" title="{title}"><b>{text(name)}</b></i>'
 
 
@@ -156,7 +156,7 @@ def _lane(shown: Shown, lane: NodeLane, costs: dict[int, Happening]) -> str:
         cost = costs.get(happening.number)
         said = happening.clause
         if cost is not None and cost.seconds is not None:
-            said += f"; cost {duration(cost.seconds)} and {cost.lost} steps"
+            said += f"; cost {duration(cost.seconds)} and {counted(cost.lost, 'step')}"
         place = f"left:{shown.time.percent(happening.at)}%"
         marks.append(
             element(

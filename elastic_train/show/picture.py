@@ -9,7 +9,7 @@ from elastic_train.observe.timeline import OPEN, Happening
 from elastic_train.show.bands import DOING, SIGNS
 from elastic_train.show.markup import text
 from elastic_train.show.model import Shown
-from elastic_train.show.scale import duration, fitted, number, time_ticks
+from elastic_train.show.scale import counted, duration, fitted, number, time_ticks
 from elastic_train.show.shapes import band, line, mean, pieces, placed
 
 LEFT, WIDTH, RIGHT = 96.0, 860.0, 24.0
@@ -48,9 +48,9 @@ def _summary(shown: Shown) -> str:
     told = shown.told
     account = told.account.told()
     figures = told.figures
-    many = f"{figures.interruptions} interruption{'' if figures.interruptions == 1 else 's'}"
-    steps = f"{figures.lost} step{'' if figures.lost == 1 else 's'} lost"
-    begin = f"{told.progress.step:,} steps in {duration(account.wall_s)}"
+    many = counted(figures.interruptions, "interruption")
+    steps = f"{counted(figures.lost, 'step')} lost"
+    begin = f"{counted(told.progress.step, 'step')} in {duration(account.wall_s)}"
     return f"{begin}, goodput {account.share:.0%}, {many}, {steps}"
 
 

@@ -108,6 +108,11 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
+def counted(many: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{many:,} {what}{'' if many == 1 else 's'}"
+
+
 def size(value: float) -> str:
     """Bytes."""
     for unit, limit in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -6,11 +6,11 @@ from elastic_train.observe.journal_records import planning
 from elastic_train.observe.metrics import QUANTILES
 from elastic_train.observe.reconfigurations import Reconfiguration
 from elastic_train.observe.save_report import saving
-from elastic_train.observe.timeline import Happening
+from elastic_train.observe.timeline import OPEN, Happening
 from elastic_train.show.bands import figure, said_of_time
 from elastic_train.show.markup import element, table, text
 from elastic_train.show.model import Shown
-from elastic_train.show.scale import clock, duration, number, size
+from elastic_train.show.scale import clock, counted, duration, number, size
 
 EVENTS = 200
 CAUSES = {
@@ -48,6 +48,11 @@ def head(shown: Shown) -> str:
         ),
         element("p", _where(shown), class_="where"),
     ]
+    trouble = shown.told.timeline.trouble[-1:]
+    if progress.ended is None and trouble and trouble[0][1] == OPEN:
+        began, _, why = trouble[0]
+        said = f"Storage has been failing for {duration(shown.end - began)}: {why}"
+        parts.append(element("p", text(said), class_="why"))
     if progress.ended is not None and progress.ended[0] not in ("finished", "stopped"):
         parts.append(element("p", text(progress.ended[1][-600:]), class_="why"))
     return "".join(parts)
@@ -96,7 +101,9 @@ def tiles(shown: Shown) -> str:
         (
             "interruptions",
             str(figures.interruptions),
-            f"{duration(mttr)} to recover, {figures.lost} steps lost" if figures.interruptions else "none",
+            f"{duration(mttr)} to recover, {counted(figures.lost, 'step')} lost"
+            if figures.interruptions
+            else "none",
         ),
         (
             "last save",
@@ -145,7 +152,12 @@ def goodput(shown: Shown) -> str:
 def recoveries(shown: Shown) -> str:
     figures = shown.told.figures
     if not figures.interruptions:
-        return element("p", "Nothing has interrupted this run.", class_="quiet")
+        said = (
+            "Its first recovery is under way."
+            if shown.status == "recovering"
+            else "Nothing has interrupted this run."
+        )
+        return element("p", said, class_="quiet")
     rows = [
         (text(phase), duration(figures.mttr_s.get(phase, 0.0)), duration(figures.recovery.get(phase, 0.0)))
         for phase in ("settle", "wait", "form", "first step")

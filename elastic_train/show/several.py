@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 
 from elastic_train.show.bands import figure
 from elastic_train.show.curves import HEIGHT, WIDTH, spark
 from elastic_train.show.markup import element, text
 from elastic_train.show.model import Shown
-from elastic_train.show.scale import Scale, duration, fitted, number, ticks
+from elastic_train.show.scale import Scale, counted, duration, fitted, number, ticks
 
 COLOURS = 8
 
 
 def several(runs: Mapping[str, Shown]) -> dict[str, str]:
     """The inside of the page's sections; `runs` by where each has its own page."""
-    return {"compare": _compare(list(runs.values())), "runs": _cards(runs)}
+    times = Counter(shown.name for shown in runs.values())
+    named = {
+        where: shown if times[shown.name] == 1 else replace(shown, name=shown.url)
+        for where, shown in runs.items()
+    }  # two of one name are told apart by their places
+    return {"compare": _compare(list(named.values())), "runs": _cards(named)}
 
 
 def body(runs: Mapping[str, Shown]) -> str:
@@ -81,6 +88,6 @@ def _card(shown: Shown, where: str) -> str:
         f'<a class="card" href="{text(where)}"><div class="title"><h2>{text(shown.name)}</h2>'
         f'<span class="pill {text(state)}">{text(shown.status)}</span></div>{drawing}'
         f"<p>step <b>{told.progress.step:,}</b>{most} · loss <b>{figure(told.progress.loss)}</b></p>"
-        f'<p class="quiet">goodput {account.share:.0%} · {workers} workers · '
-        f"{told.figures.interruptions} interruptions · {duration(account.wall_s)}</p></a>"
+        f'<p class="quiet">goodput {account.share:.0%} · {counted(workers, "worker")} · '
+        f"{counted(told.figures.interruptions, 'interruption')} · {duration(account.wall_s)}</p></a>"
     )

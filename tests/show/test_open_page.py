@@ -42,7 +42,7 @@ def an_hour() -> list[Record]:
         ]
     policy = simulated_policy(replicas=2, max_steps=STEPS, every=10)
     schedule = FaultSchedule(faults=tuple(faults), seed=3)
-    simulation = Simulation(policy=policy, schedule=schedule, nodes=tuple("abcd"), records=[])
+    simulation = Simulation(policy=policy, schedule=schedule, nodes=tuple("abcd"), records=[], limit_s=7200.0)
     simulation.run()
     return [replace(r, wall=wall_text(1.7e9 + r.seconds)) for r in simulation.records or ()]
 

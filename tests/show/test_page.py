@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
 import pytest
 
+from elastic_train.control.events import StepCommitted
+from elastic_train.control.fault_schedule import FailStorage, FaultSchedule, Moment
 from elastic_train.observe.journal_records import Record
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.show.model import SILENT_S, Shown
@@ -17,6 +20,7 @@ from elastic_train.show.page import page
 from elastic_train.show.picture import picture
 from elastic_train.show.scale import Scale, duration, fitted, number, ticks, time_ticks
 from elastic_train.show.several import several
+from elastic_train.testing.simulator import Simulation, simulated_policy
 
 pytestmark = pytest.mark.ring0
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -152,3 +156,31 @@ def test_durations_have_at_most_two_units(seconds: float, words: str) -> None:
 )
 def test_numbers_have_four_digits_and_a_unit(value: float, words: str) -> None:
     assert number(value) == words
+
+
+def test_trouble_with_storage_is_said_first_while_it_lasts_and_drawn_afterwards() -> None:
+    schedule = FaultSchedule(faults=(FailStorage(when=Moment(step=12), seconds=40.0),), seed=3)
+    policy = simulated_policy(replicas=2, max_steps=60, every=10)
+    simulation = Simulation(policy=policy, schedule=schedule, nodes=tuple("abcd"), records=[])
+    simulation.run()
+    records = simulation.records or []
+    began = next(n for n, r in enumerate(records) if r.change and r.change.kind == "storage_trouble")
+    during = page(shown(records[: began + 1], now=records[began].seconds + 30.0))
+    assert "Storage has been failing for 30 s" in during
+    after = page(shown(records))
+    assert "Storage has been failing" not in after
+    assert 'aria-label="Storage trouble"' in during
+    assert 'aria-label="Storage trouble"' in after
+
+
+def test_a_first_recovery_is_not_called_nothing(rough: list[Record]) -> None:
+    lost = next(n for n, r in enumerate(rough) if r.change and r.change.kind == "node_lost")
+    early = next(n for n, r in enumerate(rough) if isinstance(r.event, StepCommitted))
+    assert "Nothing has interrupted" in page(shown(rough[: early + 1]))
+    assert "Its first recovery is under way" in page(shown(rough[: lost + 1]))
+
+
+def test_runs_of_one_name_are_told_apart_by_their_places(rough: list[Record]) -> None:
+    runs = {f"/run/{n}/": replace(shown(rough), url=f"/{where}/gpt") for n, where in enumerate("ab")}
+    said = "".join(several(runs).values())
+    assert said.count("/a/gpt") == said.count("/b/gpt") == 2

@@ -60,7 +60,15 @@ def _rebuild(cls: type[ElasticTrainError], values: dict[str, Any]) -> ElasticTra
 
 @dataclass(kw_only=True, eq=False)
 class ElasticTrainError(Exception):
-    """Base of every error raised on purpose."""
+    """Base of every error raised on purpose. A traceback ends with where its entry is."""
+
+    def __post_init__(self) -> None:
+        self.add_note(f"see docs/errors.md#{self.entry}")
+
+    @property
+    def entry(self) -> str:
+        """The anchor in docs/errors.md that says what happened, why, and what to do."""
+        return type(self).__name__.lower()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), {f.name: getattr(self, f.name) for f in fields(self)})

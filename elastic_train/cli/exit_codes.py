@@ -48,11 +48,6 @@ def code_of(error: ElasticTrainError) -> int:
             return INFRASTRUCTURE
 
 
-def place_of(error: ElasticTrainError) -> str:
-    """The anchor of an error's entry in docs/errors.md."""
-    return type(error).__name__.lower()
-
-
 @contextmanager
 def exits() -> Iterator[Callable[[int], None]]:
     """Run a verb: an error on purpose is printed as its sentence, and its code is the process's."""
@@ -64,5 +59,5 @@ def exits() -> Iterator[Callable[[int], None]]:
         yield leave
     except ElasticTrainError as error:
         say(f"error: {error}", error=True)
-        say(f"see docs/errors.md#{place_of(error)}", error=True)
+        say(f"see docs/errors.md#{error.entry}", error=True)
         sys.exit(code_of(error))

@@ -1,4 +1,4 @@
-"""A Ray Train script made elastic: what changed is in the README, the rest is as it was.
+"""A Ray Train script made elastic: what changed is in docs/from-other-frameworks.md.
 
 python jobs/from_ray_train.py --max-steps 200        (needs scikit-learn, which ships the images)
 """

@@ -63,10 +63,31 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not wrong
 
 
+ROOMS = {
+    file.stem
+    for file in (ROOT / "elastic_train").iterdir()
+    if not file.name.startswith("_") and (file.suffix == ".py" or file.is_dir())
+}
+FOLDERS = ROOMS | {"tests", "benchmarks", "docs", "jobs", "deploy"}
+
+
+def is_there(path: str) -> bool:
+    """In the repository or in the package, also without its `.py`."""
+    return any(
+        (root / f"{path}{end}").exists() for root in (ROOT, ROOT / "elastic_train") for end in ("", ".py")
+    )
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_tests_and_benchmarks_that_are_named_are_there(page: Path) -> None:
-    named = re.findall(r"`((?:tests|benchmarks)/[\w/]+\.py)`", prose(page))
-    assert [file for file in named if not (ROOT / file).exists()] == []
+def test_files_and_names_of_the_package_that_are_named_are_there(page: Path) -> None:
+    said = prose(page)
+    paths = [path for path in re.findall(r"`([\w./-]+/[\w./-]*)`", said) if path.split("/")[0] in FOLDERS]
+    assert [path for path in paths if not is_there(path)] == []
+    names = [
+        name for name in re.findall(r"`([a-z_]+(?:\.\w+)+)(?:\([^`]*)?`", said) if name.split(".")[0] in ROOMS
+    ]
+    names = [name for name in names if not name.endswith((".py", ".json", ".parquet", ".md", ".svg"))]
+    assert [name for name in names if pydoc.locate(f"elastic_train.{name}") is None] == []
 
 
 def said_by(page: Path) -> list[tuple[str, bool]]:

@@ -5,6 +5,7 @@ Those of Ray Train are in `ray_train_private`.
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,19 @@ import ray
 from ray._common.utils import get_default_ray_temp_dir
 from ray._private import state
 from ray._private.internal_api import node_stats
+from ray._private.ray_logging import stdout_deduplicator
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated import autoscaler_pb2
 from ray.experimental import internal_kv
+
+
+def leave_deaths_to_the_run() -> None:
+    """Leave out the paragraph that Ray prints for each worker that dies: a run has a clause for it.
+
+    Where a person chose what Ray leaves out, or that it leaves out nothing, it stays as chosen.
+    """
+    if stdout_deduplicator.skip_re is None:
+        stdout_deduplicator.skip_re = re.compile("^A worker died or was killed while executing a task")
 
 
 def draining_nodes() -> dict[str, float]:

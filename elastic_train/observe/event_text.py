@@ -35,12 +35,16 @@ def names(found: Sequence[str]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def place_in_page(entry: str) -> str:
     """Where to read on about what was said; nothing where there is no entry."""
     return f" (docs/errors.md#{entry})" if entry else ""
+
+
+def storage_back(seconds: float) -> str:
+    return f"storage takes checkpoints again, after {seconds:.0f} s"
 
 
 def clause(record: Record, before: Sequence[Node], step: int) -> Told | None:
@@ -159,10 +163,12 @@ def outcome_of(done: Reconfiguration) -> tuple[str, str]:
         cause = onset(
             Change(kind=done.kind, nodes=done.nodes, workers=done.workers, step=done.step, cause=None)
         )
+    workers = counted(done.after, "worker")
+    size = workers if done.after == done.before else f"{done.before} -> {workers}"
     took = f", {done.seconds:.1f} s" if done.seconds is not None else ""
     return (
         f"{kind}_over",
-        f"{cause}: {done.before} -> {counted(done.after, 'worker')}, {counted(done.lost, 'step')} lost{took}",
+        f"{cause}: {size}, {counted(done.lost, 'step')} lost{took}",
     )
 
 

@@ -52,10 +52,12 @@ def status_numbers(told: RunSummary, config: Mapping[str, Any]) -> tuple[Number,
     records = told.telling
     last, account = records[-1].wall, told.account.told()
     plan, cadence = planning(records), saving(config, records)
+    _, trouble = told.timeline.troubled or (0.0, None)
     return (
         Number("last_event", last, f"last event {last}: {plain(told.progress.reason)}"),
         Number("plan", plan, f"plan: {plan}" if plan else ""),
         Number("cadence", cadence, cadence),
+        Number("storage_trouble", trouble, f"storage fails: {plain(trouble)}" if trouble else ""),
         Number("goodput", asdict(account), words(account)),
         Number("peer_memory", [asdict(held) for held in peers_held(records)]),
         Number("ended", told.progress.ended),

@@ -17,7 +17,7 @@ from elastic_train.control.events import (
     StepCommitted,
 )
 from elastic_train.observe.bounded_series import Series
-from elastic_train.observe.event_text import clause, outcome_of
+from elastic_train.observe.event_text import clause, outcome_of, storage_back
 from elastic_train.observe.journal_records import FormedGroup, Record
 from elastic_train.observe.reconfigurations import Reconfiguration
 
@@ -133,7 +133,9 @@ class Timeline:
             case CheckpointCommitted(stored=stored):
                 self.saves.add(seconds, stored.step, float(self.bytes_.pop(stored.step, 0)))
                 self.bytes_ = {later: size for later, size in self.bytes_.items() if later > stored.step}
-                self._untroubled(seconds)
+                if (began := self._untroubled(seconds)) is not None:
+                    said = storage_back(seconds - began)
+                    self._put(seconds, "storage_back", stored.step, said, "", ())
             case PeersHeld() as event:
                 self.snapshots.add(seconds, event.step, float(event.own))
             case _:
@@ -213,7 +215,9 @@ class Timeline:
         kind, text, nodes = told
         if kind == "collective" and self._broken:
             return  # how the others feel what was told before
-        if kind == "storage_trouble" and not (self.trouble and self.trouble[-1][1] == OPEN):
+        if kind == "storage_trouble":
+            if self.troubled is not None:
+                return  # it was told when it began
             self.trouble.append((record.seconds, OPEN, record.reason))
             del self.trouble[:-HAPPENINGS]
         self._put(record.seconds, kind, step, text, record.reason, nodes, entry=record.entry)
@@ -261,10 +265,19 @@ class Timeline:
         )
         del self.happenings[:-HAPPENINGS]
 
-    def _untroubled(self, seconds: float) -> None:
-        if self.trouble and self.trouble[-1][1] == OPEN:
-            began, _, why = self.trouble[-1]
-            self.trouble[-1] = (began, seconds, why)
+    @property
+    def troubled(self) -> tuple[float, str] | None:
+        """Since when storage fails, and why; None where it doesn't."""
+        began, ended, why = self.trouble[-1] if self.trouble else (0.0, 0.0, "")
+        return (began, why) if ended == OPEN else None
+
+    def _untroubled(self, seconds: float) -> float | None:
+        """The trouble is over; when it began."""
+        if self.troubled is None:
+            return None
+        began, why = self.troubled
+        self.trouble[-1] = (began, seconds, why)
+        return began
 
     def since(self, number: int) -> list[Happening]:
         """What happened after the happening of this number, oldest first."""

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elastic_train.observe.bounded_series import Bucket
+from elastic_train.observe.event_text import counted
 from elastic_train.observe.timeline import OPEN, Happening, NodeLane
 from elastic_train.planner.plan import on_nodes
 from elastic_train.show.markup import element, text
 from elastic_train.show.model import Shown
-from elastic_train.show.scale import clock, counted, duration, number, size, time_ticks
+from elastic_train.show.scale import clock, duration, number, size, time_ticks
 
 SIGNS = {
     "node_lost": ("kill", "✕"),
@@ -212,7 +213,13 @@ def legend() -> str:
         ("on-standby", "standby"),
         ("on-leaving", "leaving"),
     )
-    signs = (("kill", "✕", "lost"), ("join", "+", "joined"), ("drain", "↓", "drained or evicted"))
+    signs = (
+        ("kill", "✕", "lost"),
+        ("join", "+", "joined"),
+        ("drain", "!", "notice"),
+        ("drain", "↓", "drained or evicted"),
+        ("drain", "~", "slow, or no more"),
+    )
     items = [f'<li><i class="key {kind}"></i>{text(name)}</li>' for kind, name in names]
     items += [f'<li><span class="mark {kind}">{sign}</span>{text(name)}</li>' for kind, sign, name in signs]
     items += ['<li><i class="key save"></i>checkpoint</li>', '<li><i class="key snap"></i>snapshot</li>']

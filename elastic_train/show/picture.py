@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastic_train.observe.bounded_series import Series
+from elastic_train.observe.event_text import counted
 from elastic_train.observe.timeline import OPEN, Happening
 from elastic_train.show.bands import DOING, SIGNS
 from elastic_train.show.markup import text
 from elastic_train.show.model import Shown
-from elastic_train.show.scale import counted, duration, fitted, number, time_ticks
+from elastic_train.show.scale import duration, fitted, number, time_ticks
 from elastic_train.show.shapes import band, line, mean, pieces, placed
 
 LEFT, WIDTH, RIGHT = 96.0, 860.0, 24.0

@@ -82,9 +82,11 @@ def time_ticks(seconds: float, most: int = 8) -> list[float]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in at most two units: `1.3 s`, `4 min 10 s`, `2 d 3 h`."""
+    """Seconds in at most two units: `0.05 s`, `1.3 s`, `4 min 10 s`, `2 d 3 h`."""
     if seconds < 0:
         return f"-{duration(-seconds)}"
+    if seconds < 1:
+        return f"{round(seconds, 2):g} s"
     if seconds < 10:
         return f"{seconds:.1f} s" if seconds % 1 else f"{seconds:.0f} s"
     if seconds < MINUTE:
@@ -106,11 +108,6 @@ def number(value: float) -> str:
         if abs(value) >= size:
             return f"{value / (1e3 if unit == 'k' else size):.4g}{unit}"
     return f"{value:.4g}"
-
-
-def counted(many: int, what: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{many:,} {what}{'' if many == 1 else 's'}"
 
 
 def size(value: float) -> str:

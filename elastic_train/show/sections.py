@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from elastic_train.observe.event_text import counted
 from elastic_train.observe.journal_records import planning
 from elastic_train.observe.metrics import QUANTILES
 from elastic_train.observe.reconfigurations import Reconfiguration
 from elastic_train.observe.save_report import saving
-from elastic_train.observe.timeline import OPEN, Happening
+from elastic_train.observe.timeline import Happening
 from elastic_train.show.bands import figure, said_of_time
 from elastic_train.show.markup import element, table, text
 from elastic_train.show.model import Shown
-from elastic_train.show.scale import clock, counted, duration, number, size
+from elastic_train.show.scale import clock, duration, number, size
 
 EVENTS = 200
 CAUSES = {
@@ -48,9 +49,9 @@ def head(shown: Shown) -> str:
         ),
         element("p", _where(shown), class_="where"),
     ]
-    trouble = shown.told.timeline.trouble[-1:]
-    if progress.ended is None and trouble and trouble[0][1] == OPEN:
-        began, _, why = trouble[0]
+    troubled = shown.told.timeline.troubled
+    if troubled is not None:
+        began, why = troubled
         said = f"Storage has been failing for {duration(shown.end - began)}: {why}"
         parts.append(element("p", text(said), class_="why"))
     if progress.ended is not None and progress.ended[0] not in ("finished", "stopped"):
@@ -182,19 +183,21 @@ def changes(shown: Shown) -> str:
         return element("p", "The group has not changed.", class_="quiet")
     return table(
         ("cause", "at step", "workers", "state from", "took", "steps lost"),
-        [_change(change) for change in reversed(found)],
+        [_change(change, over=shown.told.progress.ended is not None) for change in reversed(found)],
         label="Changes of the group",
         numbers=(1, 4, 5),
     )
 
 
-def _change(change: Reconfiguration) -> tuple[str, ...]:
+def _change(change: Reconfiguration, *, over: bool) -> tuple[str, ...]:
+    """`over`: what is not known by now never will be, as of a stop, after which there is no group."""
+    unknown = "–" if over else "?"
     return (
         text(change.cause),
         f"{change.step:,}",
-        f"{change.before} → {change.after or '?'}",
-        text(change.source or "?"),
-        "…" if change.seconds is None else duration(change.seconds),
+        f"{change.before} → {change.after or unknown}",
+        text(change.source or unknown),
+        ("–" if over else "…") if change.seconds is None else duration(change.seconds),
         str(change.lost),
     )
 

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from elastic_train.observe.event_text import counted
 from elastic_train.show.bands import figure
 from elastic_train.show.curves import HEIGHT, WIDTH, spark
 from elastic_train.show.markup import element, text
 from elastic_train.show.model import Shown
-from elastic_train.show.scale import Scale, counted, duration, fitted, number, ticks
+from elastic_train.show.scale import Scale, duration, fitted, number, ticks
 
 COLOURS = 8
 

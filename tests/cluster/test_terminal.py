@@ -16,7 +16,7 @@ from elastic_train.cluster.messages import Heartbeat
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.events import StepCommitted
-from elastic_train.control.fault_schedule import FaultSchedule, KillNode, Moment
+from elastic_train.control.fault_schedule import FailStorage, FaultSchedule, KillNode, Moment
 from elastic_train.observe.journal_records import Record
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.storage.job_output import OutputReader
@@ -142,3 +142,27 @@ def test_the_last_line_is_said_once(records: list[Record], capsys: pytest.Captur
     screen.show(RunUpdate(term=1, next=0, records=tuple(records), heartbeats=(), ended=None, error=None))
     screen.close()
     assert capsys.readouterr().out.count("step 15/15") == 1
+
+
+def test_storage_that_fails_is_said_once_and_seen_until_it_is_back(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    schedule = FaultSchedule(faults=(FailStorage(when=Moment(step=4), seconds=20.0),), seed=1)
+    simulation = Simulation(policy=simulated_policy(every=2), schedule=schedule, records=[])
+    simulation.run()
+    records = simulation.records or []
+    shown(records)
+    said = capsys.readouterr().out
+    assert said.count("] storage failed at step") == 1
+    assert said.count("] storage takes checkpoints again, after") == 1
+    until = next(n for n, r in enumerate(records) if r.change and r.change.kind == "storage_trouble")
+    update = RunUpdate(
+        term=1, next=0, records=tuple(records[: until + 1]), heartbeats=(), ended=None, error=None
+    )
+    Screen(SPEC, OutputReader(MemoryStore())).show(update)
+    assert "storage failing for" in capsys.readouterr().out
+    out = io.StringIO()
+    display = Display("gpt", 15, console=Console(file=out, force_terminal=True, width=100, color_system=None))
+    display.show(summary_of(records[: until + 1]))
+    display.close()
+    assert "storage failing for" in out.getvalue()

@@ -138,6 +138,7 @@ def test_axes_name_round_values_and_outliers_do_not_flatten_the_rest() -> None:
     ("seconds", "words"),
     [
         (0, "0 s"),
+        (0.047, "0.05 s"),
         (1.34, "1.3 s"),
         (59, "59 s"),
         (250, "4 min 10 s"),

@@ -94,6 +94,7 @@ def fit(
         if resume_from is not None:
             given = replace(resume_from, url=_absolute(resume_from.url))
             lasting.do(lambda: begin(store, given, holder=_driver()))
+        ray_private.leave_deaths_to_the_run()
         controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
         return follow(
             controller,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from elastic_train.cluster.driver.run_activity import Doing
+from elastic_train.cluster.driver.run_activity import Doing, storage_failing
 from elastic_train.observe.finish_forecast import forecast
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.observe.text_columns import plain
 from elastic_train.show.scale import duration, number
 
+STATES = {"start": "starting", "switch": "switching", "recovery": "recovering", "not running": "over"}
 FIELDS = ("loss", "speed", "left", "goodput", "restarts", "saved", "on")
 
 
@@ -49,25 +50,36 @@ def picture(
     for.
     """
     progress = told.progress
-    training = progress.phase == "running"
-    head = Table.grid(padding=(0, 2), expand=True)
-    head.add_column(no_wrap=True)
-    head.add_column(ratio=1)
-    head.add_column(justify="right", no_wrap=True)
-    state = "" if training else f" {told.account.doing or progress.phase}"
-    head.add_row(
-        Text.assemble((plain(name), "bold"), (state, "yellow")),
-        ProgressBar(total=max(1, max_steps), completed=progress.step),
-        Text(f"step {progress.step:,}/{max_steps:,}"),
-    )
+    state = "" if progress.phase == "running" else f" {STATES.get(told.account.doing, progress.phase)}"
+    bar = ProgressBar(total=max(1, max_steps), completed=progress.step)
+    rows: list[RenderableType] = [
+        _row(
+            Text.assemble((plain(name), "bold"), (state, "yellow")),
+            bar,
+            f"step {progress.step:,}/{max_steps:,}",
+        )
+    ]
     if doing is not None:
-        bar = ProgressBar(total=doing.whole, completed=doing.done) if doing.whole else ""
+        done = ProgressBar(total=doing.whole, completed=doing.done) if doing.whole else ""
         amount = f"{doing.amount}, {duration(seconds)}" if doing.whole else duration(seconds)
-        head.add_row(Text(doing.words, "yellow"), bar, Text(amount))
+        rows.append(_row(Text(doing.words, "yellow"), done, amount))
+    if failing := storage_failing(told):
+        rows.append(Text(f"{failing}; what is due is saved once it is back", "yellow"))
     said = numbers(told, max_steps)
-    first = Text("  ").join(_field(said, *FIELDS[:4]))
-    second = Text("  ").join(_field(said, *FIELDS[4:]))
-    return Group(head, first, second)
+    for names in (FIELDS[:4], FIELDS[4:]):
+        if fields := _field(said, *names):
+            rows.append(Text("  ").join(fields))
+    return Group(*rows)
+
+
+def _row(head: Text, bar: RenderableType, tail: str) -> Table:
+    """A line of its own width: what stands in one leaves the bars of the others where they are."""
+    row = Table.grid(padding=(0, 2), expand=True)
+    row.add_column(no_wrap=True)
+    row.add_column(ratio=1)
+    row.add_column(justify="right", no_wrap=True)
+    row.add_row(head, bar, Text(tail))
+    return row
 
 
 def numbers(told: RunSummary, max_steps: int) -> dict[str, str]:

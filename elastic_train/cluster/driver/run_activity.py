@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic_train.cluster.messages import Heartbeat
 from elastic_train.observe.run_summary import RunSummary
-from elastic_train.show.scale import number
+from elastic_train.show.scale import duration, number
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,12 @@ def doing(told: RunSummary, heartbeats: Sequence[Heartbeat], *, least: int) -> D
             return _forming(told, heartbeats)
         case _:
             return None
+
+
+def storage_failing(told: RunSummary) -> str:
+    """For how long storage has been in trouble, as far as the journal goes; empty where it isn't."""
+    troubled = told.timeline.troubled
+    return "" if troubled is None else f"storage failing for {duration(told.timeline.now - troubled[0])}"
 
 
 def _forming(told: RunSummary, heartbeats: Sequence[Heartbeat]) -> Doing:

@@ -6,7 +6,7 @@ import sys
 import time
 
 from elastic_train.cluster.driver.live_display import Display
-from elastic_train.cluster.driver.run_activity import doing
+from elastic_train.cluster.driver.run_activity import doing, storage_failing
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import Prints, RunSpec
 from elastic_train.control.events import CheckpointCommitted
@@ -65,7 +65,9 @@ class Screen:
         if self._display is not None:
             self._display.show(self._told, does)
             return
+        failing = storage_failing(self._told)
         text = live_line(self._told.progress, self._spec.max_steps) + (f": {does}" if does else "")
+        text += f"  {failing}" if failing else ""
         if text != self._shown and time.monotonic() - self._printed_at > EVERY_S:
             self._printed_at = time.monotonic()
             self._write(text + "\n")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from elastic_train.checkpoint.importers.index_cache import keep_indexes_in
 from elastic_train.testing.s3_server import S3Server, binary, s3_server
 
 settings.register_profile(
@@ -26,6 +27,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is kept of other systems' checkpoints, away from the user's own."""
+    before = keep_indexes_in(tmp_path_factory.mktemp("cache"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ELASTIC_TRAIN_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+    keep_indexes_in(before)
 
 
 @pytest.fixture(scope="session")

@@ -60,6 +60,11 @@ class Files:
         self.bytes_read = 0
         self._count = threading.Lock()
 
+    @property
+    def place(self) -> tuple[Store, str]:
+        """The store, and the directory in it."""
+        return self._store, self._directory
+
     def at(self, file: str) -> tuple[Store, str]:
         """The store that holds a file, and its path there; OutsideOfCheckpoint where none may be read."""
         self.places.check(file)

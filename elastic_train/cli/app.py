@@ -27,6 +27,13 @@ app.add_typer(ckpt, name="ckpt")
 app.command()(chaos)
 
 
+@ckpt.callback()
+def _in_ckpt() -> None:
+    from elastic_train.cli.index_directory import choose_index_directory
+
+    choose_index_directory()
+
+
 def _path(value: str) -> str:
     """A path or URL; an empty one would be the present directory."""
     if not value.strip():

@@ -10,6 +10,7 @@ from elastic_train.checkpoint.importers.dcp import METADATA, open_dcp
 from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
 from elastic_train.checkpoint.importers.full_pt import open_full
 from elastic_train.checkpoint.importers.imported import Imported
+from elastic_train.checkpoint.importers.index_cache import cached
 from elastic_train.checkpoint.importers.megatron import directory, is_megatron, open_megatron
 from elastic_train.checkpoint.importers.openable import is_model, lone_model
 from elastic_train.checkpoint.importers.safetensors_hf import is_hugging_face, open_hugging_face
@@ -37,7 +38,7 @@ def import_checkpoint(url: str, *, options: Options | None = None, names: Names 
     Raises NoCheckpoint where a file names one that isn't there, or where a part of one is named.
     """
     try:
-        return _import(url, options, names)
+        return cached(url, names, lambda cache: _import(url, options, names, cache.store))
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
         raise FormatUnsupported(
             url=url,
@@ -52,12 +53,15 @@ def is_file(url: str, *, options: Options | None = None) -> bool:
     return name not in ("", ".", "..") and store.exists(name)
 
 
-def _import(url: str, options: Options | None, names: Names) -> Imported | None:
-    if is_file(url, options=options):
-        store, name = _beside(url, options)
+def _import(
+    url: str, options: Options | None, names: Names, watched: Callable[[Store], Store]
+) -> Imported | None:
+    store, name = _beside(url, options)
+    store = watched(store)
+    if name not in ("", ".", "..") and store.exists(name):
         opener = _opener_of_file(store, name, names)
         return opener(store, name, options) if opener else None
-    store = open_store(url, options=options)
+    store = watched(open_store(url, options=options))
     for pointer in ("latest", "latest_universal"):
         tag = _tag(store, pointer) if store.exists(pointer) else None
         if tag is not None:

@@ -9,6 +9,7 @@ from elastic_train.checkpoint.commit import check_aliases, tensors_of
 from elastic_train.checkpoint.document import Json, StateFile
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import Files
+from elastic_train.checkpoint.importers.watched_store import plain
 from elastic_train.checkpoint.manifest import Manifest, Row
 from elastic_train.checkpoint.resharding import recorded
 from elastic_train.errors import FormatUnsupported, FragmentMissing
@@ -41,7 +42,7 @@ def imported(
     options: Options | None = None,
 ) -> Imported:
     """Join the rows, if they tile every tensor; files are relative to `directory`, "" for the root."""
-    files = Files(store, directory, options=options)
+    files = Files(plain(store), directory, options=options)
     rows = list(rows)
     _check_names(rows, url=files.url)
     _check_size(rows, url=files.url)

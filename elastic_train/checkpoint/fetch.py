@@ -106,9 +106,13 @@ class Files:
             if (what := _lacks(store, path, start + length)) is not None:
                 raise self._missing(f"{row.file} {what}; it holds {_held(row)}") from error
             raise
+        self.count(length)
+        return found
+
+    def count(self, length: int) -> None:
+        """Bytes of these files that were read, here or by others."""
         with self._count:
             self.bytes_read += length
-        return found
 
     def check_room(self, rows: Sequence[Row]) -> None:
         """FragmentMissing where large fragments lie behind the ends of their files: before memory is taken

@@ -7,7 +7,7 @@ and when a checkpoint is verified, the files are read once and compared with the
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -37,11 +37,13 @@ class Claim:
     start: int
     size: int
     crc: int
+    count: Callable[[int], None]  # told how many bytes were read
 
     def check(self) -> str | None:
         found = 0
         for at in range(0, self.size, BLOCK):
             data = self.store.read(self.path, self.start + at, min(BLOCK, self.size - at))
+            self.count(len(data))
             found = zlib.crc32(data, found)
         if found == self.crc:
             return None
@@ -95,7 +97,7 @@ def _claims(files: Files, file: str) -> list[Claim]:
         items = {
             f"{key} {n}": b.item for key, grid in found.tensors.items() for n, b in enumerate(grid.blocks)
         }
-        return _of_items(store, {key: item for key, item in items.items() if item.file == path})
+        return _of_items(files, store, {key: item for key, item in items.items() if item.file == path})
     if not store.read(path, 0, min(4, store.size(path))).startswith(b"PK"):
         return []
     index = read_index(store, path)
@@ -108,12 +110,13 @@ def _claims(files: Files, file: str) -> list[Claim]:
             start=start,
             size=index.entries[entry].size,
             crc=index.entries[entry].crc,
+            count=files.count,
         )
         for entry, start in starts.items()
     ]
 
 
-def _of_items(store: Store, items: dict[str, Item]) -> list[Claim]:
+def _of_items(files: Files, store: Store, items: dict[str, Item]) -> list[Claim]:
     """Each item is a zip of its own."""
     claims: list[Claim] = []
     for key, window in windows(store, items).items():
@@ -127,6 +130,7 @@ def _of_items(store: Store, items: dict[str, Item]) -> list[Claim]:
                 start=window.item.start + start,
                 size=index.entries[entry].size,
                 crc=index.entries[entry].crc,
+                count=files.count,
             )
             for entry, start in starts.items()
         ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from elastic_train.checkpoint.checksums import digest
@@ -114,7 +114,13 @@ def look(store: Store, log: CommitLog, wanted: Wanted) -> Look:
     )
 
 
-def delete(store: Store, log: CommitLog, term: int, doomed: Look) -> None:
+def delete(
+    store: Store,
+    log: CommitLog,
+    term: int,
+    doomed: Look,
+    told: Callable[[str], None] = lambda directory: None,
+) -> None:
     """Delete what two looks agreed on; Fenced as soon as another controller owns the run."""
     for directory, needed in doomed.gone.items():
         log.check(term)
@@ -122,6 +128,7 @@ def delete(store: Store, log: CommitLog, term: int, doomed: Look) -> None:
             store.delete([f for f in store.list(directory) if f not in needed])
         else:
             store.delete_tree(directory)
+        told(directory)
     store.discard(sorted(doomed.left))
 
 

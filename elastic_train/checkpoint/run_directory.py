@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -164,13 +164,15 @@ class RunDirectory:
         *,
         term: int,
         writing: int | None = None,
+        told: Callable[[str], None] = lambda directory: None,
     ) -> Pruned:
         """Delete every checkpoint whose slot is not in `keep`, and attempts that nobody will commit.
 
         The newest commit stays whatever `keep` says; so do attempts of `in_flight` (generation, step), those
         of the generation that is `writing` beyond the newest commit, because its writers may not have
         reported yet, and files that a kept checkpoint refers to. What goes is first written to the log, so
-        that a controller that was fenced meanwhile deletes nothing that its successor counts on.
+        that a controller that was fenced meanwhile deletes nothing that its successor counts on. `told` hears
+        of each directory that was cleared.
         """
         wanted = Wanted(keep=keep, in_flight=in_flight, writing=writing)
         self.log.check(term)
@@ -180,7 +182,7 @@ class RunDirectory:
         if first.gone or first.left:
             second = look(self.store, self.log, replace(wanted, keep=[r.slot for r in self.log.valid()]))
             doomed = first.both(second)
-            delete(self.store, self.log, term, doomed)
+            delete(self.store, self.log, term, doomed, told)
             return Pruned(slots=first.slots, directories=tuple(doomed.gone))
         return Pruned(slots=first.slots, directories=())
 

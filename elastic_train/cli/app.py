@@ -248,12 +248,13 @@ def ls(run: Run, as_json: Json = False) -> None:
 def save(
     run: Run,
     wait: Annotated[float, typer.Option(min=0.0, help="Seconds until it has to be committed.")] = 600.0,
+    as_json: Json = False,
 ) -> None:
     """Take a checkpoint of a run that trains, at its next step. Its storage is enough to ask."""
     from elastic_train.cli import logs_stop_save
 
     with exits() as leave:
-        leave(logs_stop_save.save_run(run, within_s=wait))
+        leave(logs_stop_save.save_run(run, within_s=wait, as_json=as_json))
 
 
 @ckpt.command()

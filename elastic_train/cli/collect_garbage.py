@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.progress import progress
 from elastic_train.cli.run_paths import run_there, this_command
 from elastic_train.errors import ConfigError, LeaseHeld
 from elastic_train.planner.plan import bytes_text
@@ -35,7 +36,9 @@ def collect_garbage(
         try:
             term = directory.begin_term(this_command())
             lease.renew(term)
-            gone = directory.prune(keep, term=term).directories
+            cleared: list[str] = []
+            with progress("removed", lambda: len(cleared), len(sizes), text=lambda n: f"{n} directories"):
+                gone = directory.prune(keep, term=term, told=cleared.append).directories
         finally:
             lease.release()
         sizes = {path: sizes.get(path, 0) for path in gone}

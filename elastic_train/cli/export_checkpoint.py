@@ -12,6 +12,7 @@ from elastic_train.checkpoint.language.mapped import Readable
 from elastic_train.checkpoint.language.translated_view import as_theirs
 from elastic_train.cli.option_files import settings_of, specification
 from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.progress import reading, stored_bytes
 from elastic_train.cli.show_checkpoints import opened
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import bytes_text
@@ -45,16 +46,18 @@ def export_checkpoint(
         mapped = as_theirs(source, specification(spec))
         source = mapped
         if show:
-            say(describe(mapped.resolved))
+            said = describe(mapped.resolved)
+            say_json({"map": said.splitlines()}) if as_json else say(said)
             return
     store = open_store(out)
-    match to:
-        case "hf":
-            done = export_hf(source, store, dtype=DTYPES[dtype] if dtype else None, config=settings)
-        case "ucp":
-            done = export_ucp(source, store)
-        case _:
-            done = export_dcp(source, store)
+    with reading("exported", source, total=None if to == "hf" else stored_bytes(source)):
+        match to:
+            case "hf":
+                done = export_hf(source, store, dtype=DTYPES[dtype] if dtype else None, config=settings)
+            case "ucp":
+                done = export_ucp(source, store)
+            case _:
+                done = export_dcp(source, store)
     if as_json:
         say_json({"out": out, "files": list(done.files), "bytes": done.bytes})
     else:

@@ -10,6 +10,7 @@ from elastic_train.checkpoint.language.translated_view import as_ours
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.cli.option_files import parameter_names_of, specification
 from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.progress import reading, stored_bytes
 from elastic_train.cli.run_paths import absence_told, this_command
 from elastic_train.errors import TensorMismatch
 from elastic_train.storage.fsspec_store import open_store
@@ -29,9 +30,12 @@ def import_checkpoint(
     with absence_told(source):
         mapped = as_ours(_with_names(source, names, allow_roots), specification(spec))
     if show:
-        say(describe(mapped.resolved))
+        said = describe(mapped.resolved)
+        say_json({"map": said.splitlines()}) if as_json else say(said)
         return
-    stored = adopt(mapped, open_store(run), holder=this_command(), copy=copy)
+    # What is copied is compared with its own sums before.
+    with reading("read", mapped, total=2 * stored_bytes(mapped) if copy else None):
+        stored = adopt(mapped, open_store(run), holder=this_command(), copy=copy)
     count = len({tensor for tensor, _ in mapped.tensors})
     how = "copied into" if copy else "indexed in place for"
     foreign = mapped.document.get("foreign") or {}

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.exit_codes import INFRASTRUCTURE, OUTCOMES
-from elastic_train.cli.output import say, say_line
+from elastic_train.cli.output import say, say_json, say_line
 from elastic_train.cluster.run_reading import covered
 from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.observe.event_text import place_in_page
@@ -86,22 +86,29 @@ def stop_run(run: str, *, wait: bool) -> int:
     return show_logs(run, follow=True) if wait else 0
 
 
-def save_run(run: str, *, within_s: float) -> int:
+def save_run(run: str, *, within_s: float, as_json: bool = False) -> int:
     """Ask a run for a checkpoint at its next step and wait until it is committed."""
     store = open_store(run)
     tenure = _running(store, run)
     directory = RunDirectory(store)
     before = {commit.slot for commit in directory.commits()}
     ask_to_save(store, tenure.term)
-    say_line(f"asked {tenure.holder} for a checkpoint")
+    if not as_json:
+        say_line(f"asked {tenure.holder} for a checkpoint")
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
         new = [commit for commit in directory.commits() if commit.slot not in before]
+        if new and as_json:
+            say_json({"step": new[-1].step, "path": new[-1].path})
+            return 0
         if new:
             say(f"the checkpoint of step {new[-1].step} is committed: {new[-1].path}")
             return 0
         threading.Event().wait(POLL_S)
-    say(f"no checkpoint was committed within {within_s:.0f} s; `elastic-train status` says what the run does")
+    late = (
+        f"no checkpoint was committed within {within_s:.0f} s; `elastic-train status` says what the run does"
+    )
+    say_json({"step": None, "path": None, "problem": late}) if as_json else say(late)
     return INFRASTRUCTURE
 
 

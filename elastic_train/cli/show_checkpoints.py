@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 
 from elastic_train.checkpoint.document import encode
@@ -15,6 +14,7 @@ from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.verify import verify
 from elastic_train.cli.exit_codes import CHECKPOINT, FINISHED
 from elastic_train.cli.output import say, say_json, say_line
+from elastic_train.cli.progress import reading, stored_bytes
 from elastic_train.cli.run_paths import absence_told, run_there
 from elastic_train.errors import NoCheckpoint
 from elastic_train.observe.text_columns import columns
@@ -76,7 +76,8 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
 
 def verify_checkpoint(run: str, step: int | None, *, as_json: bool, allow_roots: Sequence[str] = ()) -> int:
     checkpoint = opened(run, step, allow_roots=allow_roots)
-    report = verify(checkpoint, progress=_show_progress) if sys.stderr.isatty() else verify(checkpoint)
+    with reading("verified", checkpoint, total=stored_bytes(checkpoint)):
+        report = verify(checkpoint)
     if as_json:
         say_json(
             {name: getattr(report, name) for name in report.__dataclass_fields__} | {"sound": report.sound}
@@ -84,11 +85,6 @@ def verify_checkpoint(run: str, step: int | None, *, as_json: bool, allow_roots:
     else:
         say(report)
     return FINISHED if report.sound else CHECKPOINT
-
-
-def _show_progress(done: int, total: int) -> None:
-    end = "\n" if done >= total else ""
-    print(f"\r{bytes_text(done)} of {bytes_text(total)} verified   ", end=end, file=sys.stderr, flush=True)
 
 
 def opened(run: str, step: int | None, *, allow_roots: Sequence[str] = ()) -> Checkpoint:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from elastic_train.checkpoint.document import Json
+from elastic_train.checkpoint.importers.deepspeed_experts import expert_rows, experts_of
 from elastic_train.checkpoint.importers.deepspeed_files import Tag, open_tag
 from elastic_train.checkpoint.importers.deepspeed_model import (
     aliases_of,
@@ -35,16 +36,17 @@ def open_deepspeed(store: Store, directory: str, options: Options | None = None)
     kinds = {_kind(tag, rank) for rank in tag.optimizers}
     if len(kinds) != 1:
         raise FormatUnsupported(url=tag.url, problem="its optimizer files are of different ZeRO stages.")
-    parallel = parallel_of(tag)
+    parallel, experts = parallel_of(tag), experts_of(tag)
     if kinds == {"partitioned"}:
         system = "DeepSpeed ZeRO-3"
-        rows, optimizer = read_zero3(tag)
+        rows, optimizer = read_zero3(tag, experts)
     else:
         system = f"DeepSpeed ZeRO-{_stage(tag)}"
-        rows, optimizer = read_zero12(tag, parallel)
+        rows, optimizer = read_zero12(tag, parallel, experts)
     owned = sorted({row.tensor for row in rows})
     aliases = aliases_of(tag, owned)
     rows += other_rows(tag, owned, aliases, parallel)
+    rows += expert_rows(experts, {*owned})
     facts, lost = facts_of(tag)
     said = document(
         step=tag.model().tree.get("global_steps"),

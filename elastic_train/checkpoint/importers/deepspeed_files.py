@@ -14,7 +14,8 @@ _MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _MODEL3 = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 _OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 _LAYER = re.compile(r"layer_\d+-model_\d+-model_states\.pt")
-_EXPERT = re.compile(r"(layer_\d+_)?expert_\d+_.*|expp_rank_\d+_.*")
+_EXPERT = re.compile(r"layer_(\d+)_expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
+_EXPERT_WITHOUT_ZERO = re.compile(r"expert_\d+_.*|expp_rank_\d+_.*")
 
 Rank = tuple[int, int]
 """Data-parallel rank, model-parallel rank."""
@@ -29,6 +30,7 @@ class Tag:
     models: Mapping[Rank, TorchFile]
     optimizers: Mapping[Rank, TorchFile]
     layers: tuple[TorchFile, ...]
+    experts: Mapping[tuple[int, int], TorchFile]  # by number of the layer of experts, and of the expert
     partitioned: bool  # ZeRO-3: parameters are partitioned too
 
     @property
@@ -54,13 +56,7 @@ def open_tag(store: Store, directory: str, *, optimizer: bool = True) -> Tag:
     url = f"{store.url}/{directory}".rstrip("/")
     prefix = f"{directory}/" if directory else ""
     names = store.names(directory)
-    experts = [n for n in names if _EXPERT.fullmatch(n)]
-    if experts:
-        raise FormatUnsupported(
-            url=url,
-            problem=f"it has experts in files of their own ({experts[0]}), which can't be read yet. "
-            "Load it with DeepSpeed and save it with torch.distributed.checkpoint.",
-        )
+    experts = _experts(names, url, optimizer=optimizer)
     optimizers = _by_rank(_OPTIM, names, url) if optimizer else {}
     models = {(0, int(m[1])): n for n in names if (m := _MODEL.fullmatch(n))}
     models3 = _by_rank(_MODEL3, names, url) if optimizer or not models else {}
@@ -72,7 +68,7 @@ def open_tag(store: Store, directory: str, *, optimizer: bool = True) -> Tag:
     if not (models or models3):
         raise FragmentMissing(url=url, problem="its *_model_states.pt are gone. Copy them from where it was.")
     layers = [n for n in names if _LAYER.fullmatch(n)]
-    wanted = [*optimizers.values(), *(models3 or models).values(), *layers]
+    wanted = [*optimizers.values(), *(models3 or models).values(), *layers, *experts.values()]
     files = {p.removeprefix(prefix): f for p, f in open_files(store, [prefix + n for n in wanted]).items()}
     for file in files.values():
         if not isinstance(file.tree, dict):
@@ -83,10 +79,42 @@ def open_tag(store: Store, directory: str, *, optimizer: bool = True) -> Tag:
         models={rank: files[n] for rank, n in (models3 or models).items()},
         optimizers={rank: files[n] for rank, n in optimizers.items()},
         layers=tuple(files[n] for n in layers),
+        experts={place: files[n] for place, n in experts.items()},
         partitioned=bool(models3),
     )
     _check_counts(tag)
     return tag
+
+
+def _experts(names: list[str], url: str, *, optimizer: bool) -> dict[tuple[int, int], str]:
+    """The files of one expert each; FormatUnsupported where optimizer states of experts have no names."""
+    for name in names:
+        if _EXPERT_WITHOUT_ZERO.fullmatch(name):
+            raise FormatUnsupported(
+                url=url,
+                problem=f"{name} is of experts that were saved without ZeRO, and then their optimizer state "
+                "has no names. Save it under ZeRO stage 1.",
+            )
+    found: dict[tuple[int, int], str] = {}
+    for name in names:
+        if (match := _EXPERT.fullmatch(name)) is None:
+            continue
+        if not optimizer:
+            raise FormatUnsupported(
+                url=url,
+                problem=f"it was converted from a checkpoint with experts ({name}), and the converter "
+                "doesn't say whose their moments are. Open the checkpoint that was converted.",
+            )
+        if int(match[3]):
+            raise FormatUnsupported(
+                url=url,
+                problem=f"{name}: experts that model-parallel ranks divided can't be read yet. Load it with "
+                "DeepSpeed and save it with torch.distributed.checkpoint.",
+            )
+        if found.setdefault((int(match[1]), int(match[2])), name) != name:
+            problem = f"{name} and another file are of the same expert. Remove the one that doesn't belong."
+            raise TensorMismatch(url=url, problem=problem)
+    return found
 
 
 def _by_rank(pattern: re.Pattern[str], names: list[str], url: str) -> dict[Rank, str]:

@@ -69,11 +69,31 @@ def aliases_of(tag: Tag, owned: Sequence[str]) -> dict[str, str]:
         *(first.tree.get("buffer_names") or ()),
         *(first.tree.get("frozen_param_shapes") or ()),
     }
+    routers = _routers(first, others)
     for name in sorted(others - found.keys()):
+        if name in routers:
+            found[name] = routers[name]
+            continue
         same = owners.get(module[name], [])
         if len(same) == 1 and (tag.partitioned or math.prod(module[name].shape)):
             found[name] = same[0]
     return {alias: owner for alias, owner in found.items() if alias != owner}
+
+
+def _routers(file: TorchFile, others: Iterable[str]) -> dict[str, str]:
+    """Names under which AutoEP's routers are a second time, as the layers they replace called them: the saved
+    tensors no longer share their bytes, and nothing else of a layer has a router's names.
+    """
+    module = tensors(file)
+    found: dict[str, str] = {}
+    for layer in file.tree.get("ds_autoep_layers") or ():
+        path = f"{layer['module_path']}."
+        for name in others:
+            _, _, rest = name.removeprefix(path).partition(".")
+            router = f"{path}router.{rest}"
+            if name.startswith(path) and router in module and module[router].shape == module[name].shape:
+                found[name] = router
+    return found
 
 
 def other_rows(

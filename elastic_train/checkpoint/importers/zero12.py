@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from elastic_train.checkpoint.importers.deepspeed_experts import Experts
 from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.deepspeed_model import check_owned, shapes_by_group
 from elastic_train.checkpoint.importers.foreign_document import (
@@ -25,7 +26,6 @@ from elastic_train.checkpoint.importers.zero_state import (
     FlatBuffer,
     Scalars,
     buffers,
-    check_partitions,
     common_numbers,
     optimizer_of,
 )
@@ -36,11 +36,15 @@ Mappings = list[dict[str, tuple[int, int]]]
 """Group by group: fqn -> (start, numel) in the rank's shard."""
 
 
-def read_zero12(tag: Tag, parallel: TensorParallel) -> tuple[list[Row], OptimizerState]:
+def read_zero12(tag: Tag, parallel: TensorParallel, experts: Experts) -> tuple[list[Row], OptimizerState]:
     """Rows and scalars of everything that the optimizer files hold."""
     dp, mp = tag.ranks
     held = {rank: _buffers(tag, rank) for rank in sorted(tag.optimizers)}
     numbers = common_numbers(held.values(), url=tag.url)
+    every = [_degrees(tag, rank, experts, len(numbers)) for rank in held]
+    degrees = every[0]
+    if any(own != degrees for own in every):
+        raise TensorMismatch(url=tag.url, problem="its ranks don't say the same of how groups are cut.")
     mappings = {rank: _mappings(tag, rank) for rank in held}
     shapes = {m: {k: v for g in shapes_by_group(tag.model(m)) for k, v in g.items()} for m in range(mp)}
     rows: list[Row] = []
@@ -58,6 +62,18 @@ def read_zero12(tag: Tag, parallel: TensorParallel) -> tuple[list[Row], Optimize
                         continue
                     raise TensorMismatch(url=tag.url, problem=f"{fqn} is in two groups or pipeline stages.")
                 seen.add(fqn)
+                if experts.of(fqn):
+                    shards = [held[r, 0][number] for r in range(dp)]
+                    places = [mappings[r, 0][number].get(fqn, (0, 0)) for r in range(dp)]
+                    found = _expert_rows(tag, fqn, named[fqn], shards, places, degrees[number], experts)
+                    for name, own in found:
+                        rows.extend(own)
+                        groups[number] += [] if name in groups[number][-1:] else [name]
+                    continue
+                if degrees[number] != 1:
+                    raise TensorMismatch(
+                        url=tag.url, problem=f"{fqn} is cut among some of the ranks and isn't an expert's."
+                    )
                 groups[number].append(fqn)
                 slices = parallel.slices(fqn, [_shape(shapes[m], fqn, tag) for m in members])
                 for m, part in zip(members, slices, strict=True):
@@ -67,6 +83,33 @@ def read_zero12(tag: Tag, parallel: TensorParallel) -> tuple[list[Row], Optimize
                         rows.extend(_parameter_rows(tag, fqn, part, shards, places))
     check_owned(tag, sorted(seen), {k for own in shapes.values() for k in own})
     return rows, _state(tag, groups, numbers, rows)
+
+
+def _degrees(tag: Tag, rank: tuple[int, int], experts: Experts, groups: int) -> list[int]:
+    """Among how many ranks each group's experts are divided, 1 for groups that all ranks have in common."""
+    file = tag.optimizers[rank]
+    count = optimizer_of(file).get("partition_count")
+    counts = count if isinstance(count, list) else [count] * groups
+    if len(counts) != groups:
+        raise TensorMismatch(url=file.url, problem=f"it has {groups} groups and is cut in {counts} parts.")
+    return [1 if c is None else experts.degree(c, file) for c in counts]
+
+
+def _expert_rows(
+    tag: Tag,
+    fqn: str,
+    shape: Shape,
+    held: Sequence[FlatBuffer],
+    places: Sequence[tuple[int, int]],
+    degree: int,
+    experts: Experts,
+) -> Iterator[tuple[str, list[Row]]]:
+    """What is called `fqn` on every rank, by the name in the whole model; shards and places by rank."""
+    for part in range(degree):
+        ranks = experts.holders(part, degree)
+        name, of = experts.place(fqn, shape, part, degree)
+        shards = [held[r] for r in ranks]
+        yield name, list(_parameter_rows(tag, name, of, shards, [places[r] for r in ranks]))
 
 
 def _parameter_rows(
@@ -99,7 +142,6 @@ def _parameter_rows(
 def _buffers(tag: Tag, rank: tuple[int, int]) -> list[FlatBuffer]:
     file = tag.optimizers[rank]
     zero = optimizer_of(file)
-    check_partitions(file, zero.get("partition_count"), tag.ranks[0])
     base = zero.get("base_optimizer_state")
     if not isinstance(base, Mapping) or not isinstance(base.get("state"), Mapping):
         raise FormatUnsupported(

@@ -6,15 +6,15 @@ Rank r holds elements r * ceil(numel / ranks) and on of each parameter, in the o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
+from elastic_train.checkpoint.importers.deepspeed_experts import Experts
 from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.deepspeed_model import shapes_by_group
 from elastic_train.checkpoint.importers.foreign_document import OptimizerState, hyperparameters, lost_settings
-from elastic_train.checkpoint.importers.foreign_rows import FileSlice, flat_rows
+from elastic_train.checkpoint.importers.foreign_rows import flat_rows
 from elastic_train.checkpoint.importers.torch_file import TorchFile
 from elastic_train.checkpoint.importers.tp_patterns import Shape
 from elastic_train.checkpoint.importers.zero12 import optimizer_state
@@ -22,7 +22,6 @@ from elastic_train.checkpoint.importers.zero_state import (
     FlatBuffer,
     Scalars,
     buffers,
-    check_partitions,
     common_numbers,
     optimizer_of,
 )
@@ -30,7 +29,7 @@ from elastic_train.checkpoint.manifest import Row
 from elastic_train.errors import FormatUnsupported, TensorMismatch
 
 
-def read_zero3(tag: Tag) -> tuple[list[Row], OptimizerState]:
+def read_zero3(tag: Tag, experts: Experts) -> tuple[list[Row], OptimizerState]:
     """Rows and scalars of everything that the optimizer files hold."""
     dp, mp = tag.ranks
     if mp != 1:
@@ -48,7 +47,8 @@ def read_zero3(tag: Tag) -> tuple[list[Row], OptimizerState]:
     rows: list[Row] = []
     for number, group in enumerate(shapes):
         for rank in range(dp):
-            rows.extend(_sub_group_rows(tag, group, held[rank][number], rank, dp))
+            cut = _cut(tag, rank, number, experts)
+            rows.extend(_sub_group_rows(tag, group, held[rank][number], cut, experts))
     file = tag.optimizers[0, 0]
     settings = optimizer_of(file)["optimizer_state_dict"]["param_groups"]
     return rows, state_of_sub_groups(file, settings, [list(g) for g in shapes], numbers, rows)
@@ -98,22 +98,56 @@ def state_of_sub_groups(
 def _buffers(tag: Tag, rank: int) -> list[FlatBuffer]:
     file = tag.optimizers[rank, 0]
     zero = optimizer_of(file)
-    check_partitions(file, zero.get("partition_count"), tag.ranks[0])
     return buffers(file, zero["fp32_flat_groups"], zero["optimizer_state_dict"]["state"])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """Which part of a sub-group a rank has: shard `rank` of `count`, of the experts of part `part`."""
+
+    rank: int
+    count: int
+    part: int
+    degree: int
+
+
+def _cut(tag: Tag, rank: int, number: int, experts: Experts) -> _Cut:
+    """What the rank's file says of it, where it says so; else every rank has a shard of everything."""
+    file = tag.optimizers[rank, 0]
+    zero, dp = optimizer_of(file), tag.ranks[0]
+    said = zero.get("ds_zero_partition_groups")
+    if not said:
+        counts = zero.get("partition_count")
+        for count in counts if isinstance(counts, list) else [counts]:
+            if count not in (None, dp):
+                raise experts.refused(count, file)
+        return _Cut(rank=rank, count=dp, part=0, degree=1)
+    own = said[number]
+    count, shard = own["partition_count"], own["partition_rank"]
+    degree = experts.degree(count, file)
+    found = [
+        p for p in range(degree) if rank in (members := experts.holders(p, degree)) and members[shard] == rank
+    ]
+    if len(found) != 1:
+        raise TensorMismatch(
+            url=file.url, problem=f"it says that it has shard {shard} of {count}, which isn't rank {rank}'s."
+        )
+    return _Cut(rank=shard, count=count, part=found[0], degree=degree)
+
+
 def _sub_group_rows(
-    tag: Tag, shapes: dict[str, Shape], buffer: FlatBuffer, rank: int, dp: int
+    tag: Tag, shapes: dict[str, Shape], buffer: FlatBuffer, cut: _Cut, experts: Experts
 ) -> Iterator[Row]:
     name, at = tag.name(buffer.file), 0
     for fqn, shape in shapes.items():
-        numel = math.prod(shape)
-        share = -(-numel // dp)
-        count = max(0, min(share, numel - rank * share))
+        tensor, of = experts.place(fqn, shape, cut.part, cut.degree)
+        numel = of.numel
+        share = -(-numel // cut.count)
+        count = max(0, min(share, numel - cut.rank * share))
         if count:
-            whole, first = FileSlice.whole(shape), rank * share
+            first = cut.rank * share
             yield from flat_rows(
-                buffer.file, name, fqn, buffer.parts, at=at, first=first, count=count, of=whole
+                buffer.file, name, tensor, buffer.parts, at=at, first=first, count=count, of=of
             )
         at += share
     if at != buffer.numel:

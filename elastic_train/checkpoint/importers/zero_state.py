@@ -70,17 +70,6 @@ def optimizer_of(file: TorchFile) -> Mapping[str, Any]:
     return found
 
 
-def check_partitions(file: TorchFile, count: Any, dp: int) -> None:
-    counts = count if isinstance(count, list) else [count]
-    if any(c is not None and c != dp for c in counts):
-        raise FormatUnsupported(
-            url=file.url,
-            problem=f"its state is cut in {counts} parts and {dp} data-parallel ranks wrote files: "
-            "parameters of "
-            "experts, or ZeRO within groups of ranks, can't be read yet.",
-        )
-
-
 def common_numbers(ranks: Iterable[Sequence[FlatBuffer]], *, url: str) -> list[Scalars]:
     """The numbers of each group, if every rank has the same ones: files of two checkpoints don't."""
     ranks = list(ranks)

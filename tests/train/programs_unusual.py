@@ -92,22 +92,6 @@ class MutatesOutside(Net):
         return super().forward(x - self.mean)
 
 
-class FlipsGrad(Net):
-    """Freezes a part by chance."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.a.requires_grad_(bool(torch.rand(()) < 0.5))
-        return super().forward(x)
-
-
-class FreezesItself(Net):
-    """A part from its first forward on."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.a.requires_grad_(False)
-        return super().forward(x)
-
-
 class Checkpointed(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)
@@ -137,8 +121,6 @@ casts = of_model(Casts, "casts")
 double_backward = of_model(DoubleBackward, "double_backward")
 hooks_parts = of_model(HooksParts, "hooks_parts")
 mutates_outside = of_model(MutatesOutside, "mutates_outside")
-flips_grad = of_model(FlipsGrad, "flips_grad")
-freezes_itself = of_model(FreezesItself, "freezes_itself")
 checkpointed = of_model(Checkpointed, "checkpointed")
 shared_inside = of_model(SharedInside, "shared_inside")
 

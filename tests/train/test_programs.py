@@ -11,6 +11,7 @@ import pytest
 
 from elastic_train.testing.gloo_pool import GlooPool
 from tests.train import programs_edits as edits
+from tests.train import programs_freezing as freezing
 from tests.train import programs_hidden as hidden
 from tests.train import programs_loops as loops
 from tests.train import programs_models as of_models
@@ -26,6 +27,8 @@ pytestmark = [
 ]
 
 IN_STEP = r"model\.net\.a\.weight: its gradient was changed inside the step"
+UNLIKE = r"model\..*: requires_grad is not the same on all ranks"
+LEFT = r"model\.net\.a\..*: requires_grad was changed for a micro-batch and not changed back"
 OF_SHARDS = r"parallelism\.dp_shard: .*uses a parameter while it is sharded"
 
 TABLE = [
@@ -163,7 +166,7 @@ TABLE = [
     Program(make=edits.reads_gradients),
     Program(make=loops.copied_average),
     Program(make=loops.averaged_model),
-    Program(make=loops.unfreezes, refused_on={"fsdp2": r"model\.net\.a\.bias: requires_grad was changed"}),
+    Program(make=loops.unfreezes),
     Program(make=loops.clamps),
     Program(make=loops.clamps_before, refused=r"model\.net\.a\.weight: the loop changes this tensor"),
     Program(make=loops.clamps_inside, refused=r"model\.net\.a\.weight: this parameter was changed during"),
@@ -208,9 +211,18 @@ TABLE = [
     Program(make=unusual.double_backward),
     Program(make=unusual.hooks_parts),
     Program(make=unusual.mutates_outside, refused=r"model\.mean: forward changes this buffer"),
-    # Under fsdp2 its ranks wait for each other in vain: by chance, so nothing tells it before.
-    Program(make=unusual.flips_grad, ways=("dp1", "dp2", "2-3-1", "resume")),
-    Program(make=unusual.freezes_itself),
+    Program(make=freezing.flips_grad, refused_on={"fsdp2": UNLIKE}),
+    Program(make=freezing.flips_block, refused_on={"fsdp2": UNLIKE}),
+    Program(make=freezing.flips_in_part, refused_on={"fsdp2": UNLIKE}),
+    Program(make=freezing.freezes_by_samples, refused_on={"fsdp2": UNLIKE}),
+    Program(make=freezing.freezes_itself),
+    Program(make=freezing.freezes_for_good, refused=r"model\.a\.weight: forward sets requires_grad at some"),
+    Program(make=freezing.freezes_the_critic),
+    Program(make=freezing.flips_in_body, refused=LEFT, ways=("dp2", "2-3-1")),
+    Program(make=freezing.flips_in_body, refused=UNLIKE, ways=("fsdp2",)),
+    Program(make=freezing.freezes_in_body, refused=LEFT, ways=("dp2", "2-3-1")),
+    Program(make=freezing.keeps_fakes),
+    Program(make=freezing.reads_another_fake, refused=r"batch: 'seen' goes from one micro-batch"),
     Program(make=unusual.checkpointed),
     Program(make=unusual.shared_inside),
     Program(make=hidden.counts_steps_in_a_global, refused=r"AdamW\.step\(\) changes .*\._STEPS"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -13,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from elastic_train.data.order import MicroBatch
 from elastic_train.errors import ConfigError
-from elastic_train.train.collectives.gradient_reduction import is_sharded, local_gradient, settle_absent
+from elastic_train.train.collectives.gradient_reduction import local_gradient, settle_absent
 from elastic_train.train.custom.update_images import Image
 from elastic_train.train.declaration.declare import declared
 from elastic_train.train.model.build import DTYPE_OF
@@ -30,6 +30,9 @@ from elastic_train.train.step.update import gradient_factor, gradient_norm
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.step.workload import GroupContext, Workload
 
+SETS = 8
+"""Sets of parameters of which the memory for their sums is kept."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreed:
@@ -43,12 +46,15 @@ class Agreed:
 class LoopStepper(Stepper):
     """One step is `begin`, any number of passes and updates, and `gradients`, which ends it for the vote."""
 
+    OVERLAPS: ClassVar[bool] = False
+
     def __init__(
         self, workload: Workload, context: GroupContext, shards: Shards, *, fence: Callable[[], None]
     ) -> None:
         super().__init__(workload, context, shards, fence=fence)
         self._images: dict[str, Image] = {}
-        self._parts: dict[frozenset[str], GradientSum] = {}  # by the names of updated optimizers
+        self._sets: dict[frozenset[str], GradientSum] = {}  # by the names of parameters that are summed
+        self._sums.choose(self._owned())
         self._job: Work | None = None
         self.number = 0  # the step under way
 
@@ -65,7 +71,6 @@ class LoopStepper(Stepper):
     def begin(self, step: int) -> None:
         self._shards.drop_gradients()
         self._sums.presence.reset()
-        self._retrain()
         self._tally, self._counted_ids, self._with_counts = Tally(), set[int](), None
         self._spoken: StepStatistics | None = None  # of the last update inside the step
         self.number, self._passes, self._within = step, 0, False
@@ -75,6 +80,7 @@ class LoopStepper(Stepper):
         check_groups(self._optimizers)
         self.adopt_buffers()
         self._job, self._images = None, {}
+        self._changed = set[str]()  # parameters that were frozen or unfrozen within a micro-batch
         self._micro_batches = self._order.micro_batches(step)
 
     def adopt_buffers(self) -> None:
@@ -83,22 +89,11 @@ class LoopStepper(Stepper):
         ours = registered.tensors if registered is not None else {}
         self._buffers.adopt({f: b for f, b in self._shards.buffers.items() if f not in ours})
 
-    def _retrain(self) -> None:
-        """The loop may have frozen or unfrozen parameters since the last step, on all ranks alike."""
-        now = {fqn: p for fqn, p in self._shards.parameters.items() if p.requires_grad}
-        changed = now.keys() ^ self._sums.trainable.keys()
-        if not changed:
-            return
-        cut = sorted(fqn for fqn in changed if is_sharded(self._shards.parameters[fqn]))
-        if cut:
-            raise ConfigError(
-                field=f"model.{cut[0]}",
-                problem="requires_grad was changed while it trains, which FSDP2 does not notice.",
-                remedy="Use Parallelism(dp_shard=1), or leave parameters trainable and their gradients "
-                "out, by detach() in forward.",
-            )
-        self._parts.clear()
-        self._sums.choose(now)
+    def _owned(self) -> dict[str, Any]:
+        """The parameters of the optimizers, whether or not they are frozen now: a loop may unfreeze them."""
+        parts = self._optimizers.parts.values()
+        owned = {id(p) for part in parts for group in part.param_groups for p in group["params"]}
+        return {fqn: p for fqn, p in self._shards.parameters.items() if id(p) in owned}
 
     def micro_batches(self) -> Iterator[Any]:
         """A pass: samples of this rank's micro-batches. Fillers come first."""
@@ -114,6 +109,7 @@ class LoopStepper(Stepper):
             # Each pass draws its own masks, and has its own statistics.
             index = micro.index + number * len(self._micro_batches)
             self._job = job
+            before = self.trained.now() if self._several else {}
             try:
                 with (
                     self._randomness.micro_batch(step, index),
@@ -122,9 +118,31 @@ class LoopStepper(Stepper):
                     compute_in(self._shards.device, self._spec.precision == "bf16"),
                 ):
                     yield batch
+                now = self.trained.now() if self._several else {}
+                self._changed |= {fqn for fqn in now if now[fqn] != before[fqn]}
             finally:
                 self._job = None
         self._within = False
+
+    def _agreed(self, own: Mapping[str, Any]) -> dict[str, bool]:
+        """Which gradients exist on any rank. ConfigError, on all of them, where one froze something for a
+        micro-batch and left it so: the others had other ones."""
+        present = self._sums.presence.local(own)
+        if self._shards.plan.world_size == 1:
+            left = self._changed
+        else:
+            changed = {f"*{fqn}": fqn in self._changed for fqn in self._shards.parameters}
+            agreed = self._sums.agreed_presence([*present, *changed], present | changed)
+            left = {name[1:] for name in changed if agreed[name]}
+            present = {fqn: agreed[fqn] for fqn in present}
+        for fqn in sorted(left):
+            raise ConfigError(
+                field=f"model.{fqn}",
+                problem="requires_grad was changed for a micro-batch and not changed back, so that what is "
+                "trained depends on which micro-batches a rank had.",
+                remedy="Freeze and unfreeze outside of the loop over the batch, or put it back in its body.",
+            )
+        return present
 
     def backward(self, loss: Any, count: Any, retain_graph: bool) -> None:
         job = self._job
@@ -148,6 +166,7 @@ class LoopStepper(Stepper):
         micro = job.micro_batch
         self._check_gradients()
         self._mark("backward", self.number, micro.index)
+        self._check_trained(self.number)
         if count is None:
             loss = loss * len(micro.ids)
         start = 0.0 if job.filler else 1.0 / self._spec.batch.global_size
@@ -273,12 +292,10 @@ class LoopStepper(Stepper):
                 parameter.grad = None
         self._mark("reduce", step, -1)
         with self._guard.collective("the reduction", step):
-            present = self._sums.presence.local(own)
-            if self._shards.plan.world_size > 1:
-                present = self._sums.agreed_presence(own, present)
-            data = self._place.data
-            if data is not None and own:
-                gradients = self._sum_of(frozenset(names), own, data)
+            present = self._agreed(own)
+            there = {fqn: p for fqn, p in own.items() if present[fqn]}
+            if self._place.data is not None and there:
+                gradients = self._sum_of(there, self._place.data)
                 gradients.start_rest()
                 gradients.finish()
             settle_absent(own, present)
@@ -288,14 +305,13 @@ class LoopStepper(Stepper):
         reported = self._forwards()
         return replace(reported, squares=square_sum, nonfinite=reported.nonfinite or float(not finite))
 
-    def _sum_of(
-        self, names: frozenset[str], parameters: Mapping[str, Any], group: dist.ProcessGroup
-    ) -> GradientSum:
-        if names == self._optimizers.parts.keys() and self._sums.over_data is not None:
-            return self._sums.over_data
-        if names not in self._parts:
-            self._parts[names] = GradientSum(parameters, group)
-        return self._parts[names]
+    def _sum_of(self, parameters: Mapping[str, Any], group: dist.ProcessGroup) -> GradientSum:
+        names = frozenset(parameters)
+        if names not in self._sets:
+            if len(self._sets) == SETS:
+                del self._sets[next(iter(self._sets))]
+            self._sets[names] = GradientSum(parameters, group, early=False)
+        return self._sets[names]
 
     def _forget(self) -> None:
         """What belonged to the last update. Gathered tensors are older than it."""

@@ -8,6 +8,7 @@ reported are told apart from what a loss, a rate or a decision is computed from.
 from __future__ import annotations
 
 import dis
+import itertools
 from types import CodeType, FrameType
 
 _PLAIN = (bool, int, float, complex, str)
@@ -36,6 +37,32 @@ def body_of(frame: FrameType) -> list[dis.Instruction] | None:
         return None
     end = instructions[head].argval
     return [one for one in instructions[head + 1 :] if one.offset < end]
+
+
+def paired(frame: FrameType, body: list[dis.Instruction]) -> set[str]:
+    """Lists that are made for each step, to which the body of a pass over the batch appends, and which are
+    read by `zip(batch, list)` alone: each micro-batch gets back what it gave, whatever else a rank has."""
+    instructions = list(dis.get_instructions(frame.f_code))
+    start = frame.f_lasti
+    around = [i for i in instructions if i.opname == "FOR_ITER" and i.offset < start < i.argval]
+    if not around:
+        return set()
+    ours = {n: v for n, v in frame.f_locals.items() if type(v).__module__.startswith("elastic_train.")}
+    batches = {name for name, value in ours.items() if hasattr(value, "__iter__")}
+    ahead = [one for one in instructions if around[-1].offset < one.offset < start]
+    made = {name for one in ahead for kind, name in uses_of(one) if kind == "STORE"}
+    lists = {n for n, v in frame.f_locals.items() if isinstance(v, list) and n in made}
+    for one, following in itertools.pairwise(body):
+        if following.argval != "append":
+            lists -= {name for _, name in uses_of(one)}
+    for statement in _statements(frame.f_code):
+        names = [name for one in statement for kind, name in uses_of(one) if kind == "LOAD"]
+        pairs = "zip" in _loaded(statement) and any(one.opname == "FOR_ITER" for one in statement)
+        if pairs and batches & set(names):
+            continue
+        if statement[-1].opname != "POP_TOP" or "append" not in _loaded(statement):
+            lists -= set(names)
+    return lists
 
 
 def read_first(instructions: list[dis.Instruction], name: str) -> bool:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.loop_variables import body_of, flowing, read_first, uses_of
+from elastic_train.train.custom.loop_variables import body_of, flowing, paired, read_first, uses_of
 from elastic_train.train.model.surroundings import Surroundings, is_own, is_own_module
 from elastic_train.train.model.value_prints import print_of
 
@@ -46,7 +46,8 @@ class Between:
         if within is None:
             return
         numbers = _numbers(frame)
-        found = flowing(frame.f_code, {name for name in changed if read_first(within, name)} | numbers)
+        read = {name for name in changed if read_first(within, name)} | numbers
+        found = flowing(frame.f_code, read - paired(frame, within))
         if found is not None:
             number = found in numbers
             raise _carried(f"the number {found!r} of a micro-batch" if number else f"{found.lstrip('.')!r}")
@@ -73,7 +74,8 @@ def _carried(what: str) -> ConfigError:
         problem=f"{what} goes from one micro-batch of a step to the next: which ones a rank gets, and in "
         "what order, depends on the plan.",
         remedy="Let a micro-batch depend on its samples alone. What lasts is changed behind the block of "
-        "`with ctx.step()`, by step.loss or step.metrics, in an object that ctx.register(...) keeps.",
+        "`with ctx.step()`, by step.loss or step.metrics, in an object that ctx.register(...) keeps. A list "
+        "that each micro-batch appends to is read in a second pass, by zip(batch, list).",
     )
 
 

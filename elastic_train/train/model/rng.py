@@ -146,12 +146,16 @@ class Randomness:
             yield
 
     @contextmanager
-    def rehearsing(self) -> Iterator[None]:
-        """What runs inside draws what it would draw now, and leaves no trace."""
+    def rehearsing(self, turn: int = 0) -> Iterator[None]:
+        """What runs inside draws what it would draw now, or in another turn other numbers, and leaves no
+        trace."""
         draws, before = self._draws, torch.default_generator.initial_seed()
         with preserved(self._device):
             if draws is not None:
-                self._draws = Draws(draws.key, draws.calls.copy(), dict(draws.number), dict(draws.open))
+                key = derive(draws.key, "turn", turn) if turn else draws.key
+                self._draws = Draws(key, draws.calls.copy(), dict(draws.number), dict(draws.open))
+            if turn:
+                seed_all(derive(before, "turn", turn), self._device)
             try:
                 yield
             finally:

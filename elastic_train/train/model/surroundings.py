@@ -56,6 +56,7 @@ class Surroundings:
     reflects: bool = False  # whether code looks attributes up by names that it computes
     cells: list[tuple[str, Any]] = field(default_factory=list[tuple[str, Any]])
     sets_data: set[str] = field(default_factory=set[str])  # functions that put other data into tensors
+    sets_grad: set[str] = field(default_factory=set[str])  # those that set requires_grad, but constructors
     inside: set[int] = field(default_factory=set[int])  # ids of modules that are looked at elsewhere
     _seen: set[int] = field(default_factory=set[int])
     _globals: dict[int, tuple[str, dict[str, Any], set[str]]] = field(
@@ -136,6 +137,8 @@ class Surroundings:
         self._look(function.__code__, held, names)
         if _sets_data(function.__code__):
             self.sets_data.add(label)
+        if function.__name__ != "__init__" and _sets_grad(function.__code__):
+            self.sets_grad.add(label)
         free = function.__code__.co_freevars
         for name, cell in zip(free, function.__closure__ or (), strict=False):
             self.cells.append((f"{name!r} in {label}", cell))
@@ -203,6 +206,13 @@ def _sets_data(code: CodeType) -> bool:
         one.opname == "STORE_ATTR" and one.argval == "data" and before.argval != "self"
         for before, one in itertools.pairwise(instructions)
     ) or any(isinstance(inner, CodeType) and _sets_data(inner) for inner in code.co_consts)
+
+
+def _sets_grad(code: CodeType) -> bool:
+    return any(
+        one.argval == "requires_grad_" or (one.argval == "requires_grad" and one.opname == "STORE_ATTR")
+        for one in dis.get_instructions(code)
+    ) or any(isinstance(inner, CodeType) and _sets_grad(inner) for inner in code.co_consts)
 
 
 def _names_a_constant(following: list[dis.Instruction]) -> bool:

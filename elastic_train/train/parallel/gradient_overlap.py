@@ -43,12 +43,15 @@ class GradientSum:
         parameters: Mapping[str, nn.Parameter],
         group: dist.ProcessGroup,
         summed: Callable[[tuple[str, ...]], None] | None = None,
+        *,
+        early: bool = True,
     ) -> None:
+        """Not `early`: nothing is begun before `start_rest`, and parameters may be frozen by then."""
         self._group, self._summed = group, summed
         self._buckets = list(_buckets({fqn: p for fqn, p in parameters.items() if not is_sharded(p)}))
         self._next = self._done = 0  # the first bucket that was not begun, and that was not taken
         self._armed = False
-        for bucket in self._buckets:
+        for bucket in self._buckets if early else ():
             for at, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(_Hook(self, bucket, at))
 

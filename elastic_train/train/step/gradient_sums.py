@@ -29,9 +29,12 @@ from elastic_train.train.state.shards import Shards
 class GradientSums:
     """Of one generation's shards. `replayed` stands for the other stages: nothing is sent to them then."""
 
-    def __init__(self, shards: Shards, group: Group, replayed: KeptCrossings | None) -> None:
+    def __init__(
+        self, shards: Shards, group: Group, replayed: KeptCrossings | None, *, overlaps: bool = True
+    ) -> None:
+        """Unless it `overlaps`, sums over data are not begun in a backward, and `over_data` is None."""
         assert shards.blueprint is not None
-        self._group = group
+        self._group, self._overlaps = group, overlaps
         self._shards, self._place, self._replayed = shards, shards.place, replayed
         self.presence = Presence(shards.blueprint)
         self.trainable: dict[str, nn.Parameter] = {}
@@ -44,7 +47,9 @@ class GradientSums:
         """Sum the gradients of these from now on."""
         self.trainable, place = trainable, self._place
         self._counted = {fqn: replica_of(fqn, p, place).index == 0 for fqn, p in trainable.items()}
-        self.over_data = None if place.data is None else GradientSum(trainable, place.data, self.ready)
+        self.over_data = None
+        if place.data is not None and self._overlaps:
+            self.over_data = GradientSum(trainable, place.data, self.ready)
 
     def arm(self) -> None:
         """The next backward makes the step's last gradients: sum each bucket as soon as it is complete."""

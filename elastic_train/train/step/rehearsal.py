@@ -29,8 +29,10 @@ from elastic_train.train.model.several_models import Models
 from elastic_train.train.model.surroundings import Kept, Surroundings, is_own
 from elastic_train.train.model.tensor_names import canonical
 from elastic_train.train.model.value_prints import print_of
+from elastic_train.train.parallel.trained_parts import TrainedParts
 from elastic_train.train.state.live_fragments import numpy_bits
 from elastic_train.train.step.changing_buffers import ChangingBuffers
+from elastic_train.train.step.freezing_by_chance import check_freezing
 from elastic_train.train.step.repeated_calls import depends, with_others
 
 _TORCHS = frozenset({"training", "_parameters", "_buffers", "_modules", "_flat_weights", "_flat_weight_refs"})
@@ -55,11 +57,13 @@ class Rehearsal:
         parameters: Mapping[str, nn.Parameter],
         device: torch.device,
         several: bool,
+        trained: TrainedParts,
         surroundings: Surroundings | None = None,
     ) -> None:
         """`parameters` are those that this rank keeps; `several`: whether more than one rank may ever run
         the model. `surroundings` are of the job's code.
         """
+        self._trained = trained
         self._surroundings = surroundings or Surroundings()
         self._roots = {} if model is None else {"": model}
         if isinstance(model, Models):
@@ -77,17 +81,8 @@ class Rehearsal:
     def micro_batch(self) -> Iterator[None]:
         """The forward of a micro-batch belongs inside. The first is looked at."""
         self._open()
-        trained = {fqn: p.requires_grad for fqn, p in self._parameters.items() if isinstance(p, DTensor)}
         try:
             yield
-            for fqn, before in trained.items():
-                if self._parameters[fqn].requires_grad != before:
-                    raise ConfigError(
-                        field=f"model.{fqn}",
-                        problem="requires_grad was changed in forward, which FSDP2 does not notice.",
-                        remedy="Use Parallelism(dp_shard=1), or leave parameters trainable and their "
-                        "gradients out, by detach().",
-                    )
         finally:
             for hook in self._hooks:
                 hook.remove()
@@ -137,12 +132,12 @@ class Rehearsal:
             extra = [] if self._several else _extra_states(root)
             kept = {} if self._several else {p: p.detach().clone() for p in self._parameters.values()}
 
-            def call(others: bool) -> list[torch.Tensor]:
+            def call(others: bool, turn: int = 0) -> list[torch.Tensor]:
                 given = with_others((args, kwargs)) if others else (args, kwargs)
                 inputs, named = pytree.tree_map_only(torch.Tensor, again, given)
                 for parameter, value in kept.items():
                     parameter.data.copy_(value)
-                with self._randomness.rehearsing(), self._buffers.rehearsing(), _uncached(self._device):
+                with self._randomness.rehearsing(turn), self._buffers.rehearsing(), _uncached(self._device):
                     return leaves_of(root(*inputs, **named))
 
             try:
@@ -162,6 +157,8 @@ class Rehearsal:
                 )
                 if lasting is not None and not self._is_kept(lasting, root, path):
                     raise _moves(lasting, self._several)
+                if self._surroundings.sets_grad:
+                    check_freezing(self._trained, lambda turn: call(turn % 2 == 1, turn))
                 after = marks_of(self._parameters)
                 self._check_parameters(before, after)
                 changed = [p for fqn, p in self._parameters.items() if before[fqn] != after[fqn]]

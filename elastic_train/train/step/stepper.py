@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from elastic_train.train.model.compiled import is_compiled
 from elastic_train.train.model.rng import Randomness
 from elastic_train.train.model.weight_casts import cast_again
 from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
+from elastic_train.train.parallel.trained_parts import TrainedParts
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
@@ -42,6 +44,8 @@ from elastic_train.train.task import takes_step
 class Stepper:
     """Runs the steps of one generation on its shards."""
 
+    OVERLAPS: ClassVar[bool] = True  # sums are begun while a backward runs
+
     def __init__(
         self,
         workload: Workload,
@@ -62,7 +66,9 @@ class Stepper:
         self._beside = rules.beside
         self._call = caller(shards.model, rules.beside, "" if place.last else rules.hands_on)
         self._place, data = shards.place, shards.place.data
-        self._sums = GradientSums(shards, context.group, replayed)
+        self._sums = GradientSums(shards, context.group, replayed, overlaps=self.OVERLAPS)
+        assert shards.blueprint is not None
+        self.trained = TrainedParts(shards.blueprint, shards.parameters)
         self._tally = Tally()
         most = max(shards.plan.world_size, spec.max_workers)
         self._buffers = ChangingBuffers(shards.model, most, data)
@@ -95,7 +101,10 @@ class Stepper:
         )
         # What a run is made of is looked at once, at its start.
         starts = shards.step == 0 and replayed is None
-        surroundings = surroundings_of(task, shards.model) if starts else None
+        sharded = self.trained.sharded
+        code = surroundings_of(task, shards.model) if starts or sharded else None
+        surroundings = code if starts else None
+        self._freezes = sharded and code is not None and bool(code.sets_grad)
         self._rehearsal = Rehearsal(
             shards.model if starts else None,
             buffers=self._buffers,
@@ -103,6 +112,7 @@ class Stepper:
             parameters=shards.parameters,
             device=shards.device,
             several=self._several,
+            trained=self.trained,
             surroundings=surroundings,
         )
         self._repeatable = Repeatable(
@@ -303,10 +313,18 @@ class Stepper:
                 boundary.send(output)
         return Flight(job=job, draws=draws, received=received, output=output)
 
+    def _check_trained(self, step: int) -> None:
+        """Where code freezes parts while it trains: ranks that cut parameters reduce the same gradients."""
+        if self._freezes and self._place.data is not None:
+            with self._guard.collective("comparing requires_grad", step):
+                self._group.check()
+                self.trained.check_equal(self._place.data, self._shards.device)
+
     def _backward(self, step: int, flight: Flight, boundary: StageBoundary | None, *, splits: bool) -> None:
         """A filler's backward starts from zero: every gradient it adds is zero, or not finite exactly where
         that of the counted run is."""
         micro, output, received = flight.job.micro_batch, flight.output, flight.received
+        self._check_trained(step)
         self._mark("backward", step, micro.index)
         if self._place.last or boundary is None:
             start = 0.0 if flight.job.filler else 1.0 / self._spec.batch.global_size

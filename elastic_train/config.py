@@ -1,7 +1,6 @@
 """What a person configures, validated once, here; afterwards trusted.
 
-Frozen values of the standard library only. `RunConfig`, `ScalingConfig` and the other config objects of
-Ray Train are translated into a `RunSpec` by api.py; nothing below this file knows Ray's classes.
+Frozen values of the standard library only; api.py translates Ray Train's config objects into a `RunSpec`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from elastic_train.clouds import CLOUDS
 from elastic_train.errors import ConfigError
 from elastic_train.option_checks import at_least, positive, typed
 
-Precision = Literal["fp32", "bf16", "fp64"]
+Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 Prints = Literal["none", "first", "all"]
 """Of whom a driver shows what the job prints while a run goes on: of nobody, of rank 0, or of every rank."""
 Placement = Literal["PACK", "SPREAD", "STRICT_SPREAD"]
@@ -249,6 +248,24 @@ class Machines:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LossScale:
+    """By what `precision="fp16"` multiplies losses, as torch.amp.GradScaler: `init` at first, times `backoff`
+    after a step with a gradient that is not finite, times `growth` after `interval` finite ones in a row."""
+
+    init: float = 65536.0
+    growth: float = 2.0
+    backoff: float = 0.5
+    interval: int = 2000
+
+    def __post_init__(self) -> None:
+        typed(self, "loss_scale.")
+        for name in ("init", "interval"):
+            positive(f"loss_scale.{name}", getattr(self, name))
+        if not 0 < self.backoff < 1 <= self.growth:
+            raise ConfigError(field="loss_scale", problem="backoff must be below 1 and growth not.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """What a run puts up with before it ends.
 
@@ -297,6 +314,7 @@ class RunSpec:
     clip_norm: float | None = None
     optimizer_in_backward: bool = False
     precision: Precision = "fp32"
+    loss_scale: LossScale | None = None  # of fp16; None: as GradScaler's own
     parallelism: Parallelism = field(default_factory=Parallelism)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     max_failures: int = 3
@@ -341,6 +359,14 @@ class RunSpec:
                     problem="clipping needs the norm of the whole gradient before the first update.",
                     remedy="Set clip_norm=None, or leave optimizer_in_backward off.",
                 )
+        if self.optimizer_in_backward and self.precision == "fp16":
+            raise ConfigError(
+                field="optimizer_in_backward",
+                problem="in fp16 a step is skipped where any gradient overflowed.",
+                remedy="Leave optimizer_in_backward off, or compute in bf16.",
+            )
+        if self.loss_scale is not None and self.precision != "fp16":
+            raise ConfigError(field="loss_scale", problem=f"has no effect with precision={self.precision!r}.")
         self._check_data_ranks()
         at_least(0, "failure_config.max_failures", self.max_failures)
         if isinstance(self.compare_replicas, int):

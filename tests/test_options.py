@@ -268,7 +268,7 @@ def test_a_value_of_another_type_is_refused_where_it_is_given(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"precision": "fp16"}, "precision: must be 'fp32' or 'bf16' or 'fp64', got 'fp16'"),
+        ({"precision": "fp8"}, "precision: must be 'fp32' or 'bf16' or 'fp16' or 'fp64', got 'fp8'"),
         ({"machines": {"standby": 0}}, "machines: must be a Machines"),
         ({"machines": et.Machines(standby=-1)}, "machines.standby: must be 0 or more"),
         (

@@ -13,6 +13,7 @@ from elastic_train.train.declaration.declare import registered
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import optimizer as optimizers
 from elastic_train.train.model.build import allocate, draw, tensors
+from elastic_train.train.model.loss_scale import first_scale
 from elastic_train.train.model.lr_schedule import scheduler_of
 from elastic_train.train.model.module_state import built
 from elastic_train.train.model.moving_state import Moving
@@ -111,6 +112,7 @@ def assemble(
         moving=moving,
         built=built(blueprint.model),
         schedule=schedule,
+        scale=first_scale(spec),
         decay=average.decay if average is not None else None,
         device=device,
     )

@@ -27,7 +27,7 @@ from elastic_train.train.model.build import DTYPE_OF, Blueprint, allocate
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.recompute import KEPT
 from elastic_train.train.model.weight_casts import cast_again
-from elastic_train.train.parallel.parallelize import compute_in
+from elastic_train.train.parallel.parallelize import COMPUTED, compute_in
 from elastic_train.train.parallel.sequence_parallel import POSITIONS
 from elastic_train.train.task import Task, takes_step
 
@@ -83,7 +83,7 @@ def trace_layers(
         last = len(blocks)
         try:
             with tracer.counter, tracer.bytes:
-                with compute_in(CPU, spec.precision == "bf16"), cast_again(spec.precision == "bf16"):
+                with compute_in(CPU, spec.precision), cast_again(spec.precision in COMPUTED):
                     output = caller(blueprint.model)(task.inputs(batch))
                     tracer.settle(last)
                     loss, *_ = task.loss(output, batch, *((1,) if takes_step(task) else ()))

@@ -5,6 +5,7 @@ where a script may.
 from __future__ import annotations
 
 import random
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,21 @@ class MutatesOutside(Net):
         return super().forward(x - self.mean)
 
 
+class _Registry(OrderedDict[str, Any]):
+    """Made with more than a mapping, so that its own copy() fails."""
+
+    def __init__(self, first: Any, second: Any) -> None:
+        super().__init__(tanh=first, sin=second)
+
+
+_REGISTRY = _Registry(torch.tanh, torch.sin)
+
+
+class Registers(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(_REGISTRY["tanh"](x))
+
+
 class Checkpointed(Net):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         h = torch.utils.checkpoint.checkpoint(self.a, x, use_reentrant=False)
@@ -121,6 +137,7 @@ casts = of_model(Casts, "casts")
 double_backward = of_model(DoubleBackward, "double_backward")
 hooks_parts = of_model(HooksParts, "hooks_parts")
 mutates_outside = of_model(MutatesOutside, "mutates_outside")
+registers = of_model(Registers, "registers")
 checkpointed = of_model(Checkpointed, "checkpointed")
 shared_inside = of_model(SharedInside, "shared_inside")
 

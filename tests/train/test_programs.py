@@ -223,6 +223,7 @@ TABLE = [
     Program(make=freezing.freezes_in_body, refused=LEFT, ways=("dp2", "2-3-1")),
     Program(make=freezing.keeps_fakes),
     Program(make=freezing.reads_another_fake, refused=r"batch: 'seen' goes from one micro-batch"),
+    Program(make=unusual.registers),
     Program(make=unusual.checkpointed),
     Program(make=unusual.shared_inside),
     Program(make=hidden.counts_steps_in_a_global, refused=r"AdamW\.step\(\) changes .*\._STEPS"),

@@ -115,7 +115,7 @@ class LoopStepper(Stepper):
                     self._randomness.micro_batch(step, index),
                     self._buffers.watch(index, job.filler),
                     self._rehearsal.micro_batch(),
-                    compute_in(self._shards.device, self._spec.precision == "bf16"),
+                    compute_in(self._shards.device, self._spec.precision),
                 ):
                     yield batch
                 now = self.trained.now() if self._several else {}
@@ -169,7 +169,7 @@ class LoopStepper(Stepper):
         self._check_trained(self.number)
         if count is None:
             loss = loss * len(micro.ids)
-        start = 0.0 if job.filler else 1.0 / self._spec.batch.global_size
+        start = 0.0 if job.filler else self._loss_scale / self._spec.batch.global_size
         with torch.autocast(self._shards.device.type, enabled=False), self._rehearsal.backward():
             loss.backward(torch.full_like(loss, start), retain_graph=retain_graph)
         self._marks = self._gradient_marks()
@@ -201,9 +201,10 @@ class LoopStepper(Stepper):
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         fence()
         self._images[name] = Image(whole, parameters)
+        self._shards.pending.overflowed |= agreed.nonfinite > 0
         if not agreed.skipped:
             self._mark("update", step, -1)
-            factor = gradient_factor(agreed, spec)
+            factor = gradient_factor(agreed, spec) / self._loss_scale
             with torch.no_grad():
                 for parameter in parameters:
                     if parameter.grad is not None:
@@ -303,6 +304,7 @@ class LoopStepper(Stepper):
         ids = [i for job in self._jobs if not job.filler for i in job.micro_batch.ids]
         self._tally.ids = ids
         reported = self._forwards()
+        square_sum /= self._loss_scale**2
         return replace(reported, squares=square_sum, nonfinite=reported.nonfinite or float(not finite))
 
     def _sum_of(self, parameters: Mapping[str, Any], group: dist.ProcessGroup) -> GradientSum:

@@ -24,6 +24,7 @@ from elastic_train.train.declaration.abort import Paused, aborting
 from elastic_train.train.declaration.declare import Declaration
 from elastic_train.train.model import module_state
 from elastic_train.train.model.collate import Collate
+from elastic_train.train.model.loss_scale import check_no_scaler
 from elastic_train.train.model.registered_state import Registered
 from elastic_train.train.model.rng import derive, seed_all, set_generator_states
 from elastic_train.train.model.user_hooks import check_structure, check_whole, hooks_of, structure_of
@@ -142,6 +143,8 @@ class RunningContext:
             step = self.at + 1
             if not said:
                 said = True
+                for name, value in frame.f_locals.items():
+                    check_no_scaler(name, value)
                 names = carried(frame)
                 needed = flowing(frame.f_code, set(names))
                 if needed is not None:

@@ -14,8 +14,8 @@ from elastic_train.train.model.unwritten import MarkUnwritten
 
 T = TypeVar("T")
 
-DTYPE_OF = {"fp32": torch.float32, "bf16": torch.float32, "fp64": torch.float64}
-"""What floating parameters of default dtype are held in; "bf16" computes in bfloat16 on float32 masters."""
+DTYPE_OF = {**dict.fromkeys(("fp32", "bf16", "fp16"), torch.float32), "fp64": torch.float64}
+"""What floating parameters of default dtype are held in; "bf16" and "fp16" compute in these on float32."""
 
 
 class default_dtype:

@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.model.loss_scale import check_no_scaler
 from elastic_train.train.model.lr_schedule import check_functions
 
 VALUES = (bool, int, float, str)
@@ -64,6 +65,7 @@ class Registered:
 
 
 def check_registered(name: str, thing: Any) -> None:
+    check_no_scaler(name, thing)
     if not (callable(getattr(thing, "state_dict", None)) and hasattr(thing, "load_state_dict")):
         raise ConfigError(
             field=f"ctx.register({name!r})",

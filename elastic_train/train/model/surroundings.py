@@ -15,6 +15,7 @@ import sysconfig
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -23,6 +24,8 @@ from torch import nn
 from elastic_train.train.model.value_prints import print_of
 
 _LIBRARIES = tuple(sysconfig.get_paths()[kind] for kind in ("stdlib", "platstdlib", "purelib", "platlib"))
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+"""Folders of libraries, also of an environment below or beside this one."""
 _OURS = "elastic_train"
 _DEPTH = 3
 _APPENDS = frozenset({"append", "extend", "appendleft"})
@@ -263,7 +266,9 @@ class Kept:
                 self._keep(vars(value), depth)
             return
         if id(value) not in self._copies and len(value) <= self._MOST:
-            self._copies[id(value)] = value, value.copy()
+            kinds = (dict, list, set)
+            plain = next((kind for kind in kinds if isinstance(value, kind)), list)
+            self._copies[id(value)] = value, plain(value)  # .copy() of a class of the job's may want more
             for inner in value.values() if isinstance(value, dict) else value:
                 self._keep(inner, depth - 1)
 
@@ -307,4 +312,4 @@ def is_own_module(name: str) -> bool:
     path = getattr(module, "__file__", None)
     if name == "__main__" or module is None:
         return True
-    return path is not None and not path.startswith(_LIBRARIES)
+    return path is not None and not path.startswith(_LIBRARIES) and _INSTALLED.isdisjoint(Path(path).parts)

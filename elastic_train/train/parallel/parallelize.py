@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from elastic_train.config import RunSpec
+from elastic_train.config import Precision, RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Plan
 from elastic_train.train.collectives.mesh_position import Stages
@@ -194,6 +194,10 @@ def _tied(blueprint: Blueprint) -> set[int]:
     }
 
 
-def compute_in(model_device: torch.device, bf16: bool) -> torch.autocast:
-    """The context in which forward runs: bfloat16 arithmetic over float32 masters, or as it is."""
-    return torch.autocast(model_device.type, dtype=torch.bfloat16, enabled=bf16)
+COMPUTED = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def compute_in(model_device: torch.device, precision: Precision) -> torch.autocast:
+    """The context in which forward runs: arithmetic of 16 bits over float32 masters, or as it is."""
+    dtype = COMPUTED.get(precision)
+    return torch.autocast(model_device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None)

@@ -15,6 +15,7 @@ from elastic_train.checkpoint.merging import STAGE
 from elastic_train.errors import ConfigError, TensorMismatch
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.model import module_state
+from elastic_train.train.model.loss_scale import Scale
 from elastic_train.train.model.optimizer import hyperparameters
 from elastic_train.train.state.compatibility import in_own_names
 from elastic_train.train.state.live_fragments import DTYPE_NAMES, DTYPES, is_empty, is_fragment, shard_like
@@ -50,6 +51,7 @@ def describe(shards: Shards) -> dict[str, Any]:
         "vote": list(shards.applied.values) if shards.applied else None,
         "evaluated": shards.evaluated,
         "watched": dict(shards.watched),
+        "scale": [shards.scale.value, shards.scale.steps] if shards.scale is not None else None,
         "trainable": list(shards.whole.trainable),
         "aliases": dict(shards.whole.aliases),
         "optimizer": {
@@ -129,6 +131,9 @@ def restore(
         notes.append("schedule: " + ("the code has none" if shards.schedule is None else "it starts anew"))
     shards.step, shards.evaluated = document["step"], document["evaluated"]
     shards.watched = dict(document.get("watched", {}))
+    if shards.scale is not None and document.get("scale") is not None:
+        value, steps = document["scale"]
+        shards.scale = Scale(value=value, steps=steps)
     if document["vote"] is not None:
         shards.applied = Vote(step=document["step"], values=tuple(document["vote"]))
     return notes

@@ -18,6 +18,7 @@ from elastic_train.train.boundary.logged_edges import Edges, SubstitutedRanks
 from elastic_train.train.collectives.mesh_position import MeshPosition
 from elastic_train.train.model import module_state
 from elastic_train.train.model.build import Blueprint
+from elastic_train.train.model.loss_scale import Scale
 from elastic_train.train.model.lr_schedule import Schedule
 from elastic_train.train.model.moving_state import Moving
 from elastic_train.train.model.optimizer import Groups
@@ -47,13 +48,15 @@ class PendingStep:
     """What was made of the step after the shards' own and is not applied, or applied in part.
 
     `reached` is that step while its whole reduced gradient is kept in the parameters' `grad`; `buffers` get
-    their values with it; `scaled` gradients are what the update takes, as a task edited them. `progressive`
-    is there while what a step did to single parameters is known and can be reversed: until the next begins.
+    their values with it; `scaled` gradients are what the update takes, as a task edited them; an update
+    inside the step `overflowed` where it was skipped. `progressive` is there while what a step did to single
+    parameters is known and can be reversed: until the next begins.
     """
 
     reached: int | None = None
     buffers: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     scaled: bool = False
+    overflowed: bool = False
     progressive: Progressive | None = None
 
 
@@ -89,6 +92,7 @@ class Shards:
     metrics: Mapping[str, float] = field(default_factory=dict[str, float])  # finite ones of the last step
     evaluated: int = 0  # the last step after which an evaluation was completed
     watched: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what patience knows of evaluations
+    scale: Scale | None = None  # of the loss; None: it is not scaled
     decay: float | None = None  # of the average of parameters; None: there is none
     registered: Registered | None = None  # of a user's loop: its tensors are among the buffers
     log: BoundaryLog | None = None  # of what this rank sends to other stages

@@ -178,7 +178,7 @@ class Evaluator:
             loaded = self._loader.load(micro, upcoming)
             batch = placed(loaded, self._device, DTYPE_OF[self._spec.precision])
             seed_all(derive(self._seed, "micro-batch", step, micro.index), self._device)
-            with compute_in(self._device, self._spec.precision == "bf16"):
+            with compute_in(self._device, self._spec.precision):
                 output = self._call(self._task.inputs(batch), received)
                 if boundary is not None and not self._place.last:
                     boundary.send(output)

@@ -19,7 +19,7 @@ from elastic_train.train.collectives.gradient_reduction import local_gradient, s
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.state.live_fragments import TensorPart, gradient_parts, replica_of
 from elastic_train.train.state.shards import Shards
-from elastic_train.train.step.update import CLIP_EPSILON, gradient_factor
+from elastic_train.train.step.update import CLIP_EPSILON, unscaling
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.task import Task
 from elastic_train.train.user_code_guard import UserCodeGuard
@@ -171,7 +171,7 @@ def edited(
     own = {fqn: p for fqn, p in shards.parameters.items() if p.grad is not None}
     with torch.no_grad(), guard.at("gradients", step):
         for parameter in own.values():
-            local_gradient(parameter).mul_(gradient_factor(outcome, spec))
+            local_gradient(parameter).mul_(unscaling(shards, outcome, spec))
         task.gradients(Gradients(shards, step, spec.batch.seed))
         _, finite = squares(own, dict.fromkeys(own, True))
     shards.pending.scaled = True

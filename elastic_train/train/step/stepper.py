@@ -21,7 +21,7 @@ from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.compiled import is_compiled
 from elastic_train.train.model.rng import Randomness
 from elastic_train.train.model.weight_casts import cast_again
-from elastic_train.train.parallel.parallelize import compute_in, sync_gradients
+from elastic_train.train.parallel.parallelize import COMPUTED, compute_in, sync_gradients
 from elastic_train.train.parallel.trained_parts import TrainedParts
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
 from elastic_train.train.state.shards import Shards
@@ -90,7 +90,7 @@ class Stepper:
         if self._updates is not None:
             self._updates.watch(fqn for fqn, p in trainable.items() if data is None or is_sharded(p))
         self._takes_step = takes_step(task)
-        self._casts = spec.precision == "bf16" and not is_compiled(shards.model)
+        self._casts = spec.precision in COMPUTED and not is_compiled(shards.model)
         self.measured = TrainingMetrics(task, shards) if measures(task) and replayed is None else None
         self._randomness = Randomness(
             shards.model,
@@ -153,8 +153,14 @@ class Stepper:
             square_sum, finite = self._sums.squares()
         if self._updates is not None:
             square_sum = self._updates.unscaled(square_sum)
+        square_sum /= self._loss_scale**2
         statistics = self._forwards()
         return replace(statistics, squares=square_sum, nonfinite=statistics.nonfinite or float(not finite))
+
+    @property
+    def _loss_scale(self) -> float:
+        scale = self._shards.scale
+        return 1.0 if scale is None else scale.value
 
     def _forwards(self) -> StepStatistics:
         """What this rank's forwards say to the vote."""
@@ -295,7 +301,7 @@ class Stepper:
             self._buffers.watch(micro.index, job.filler),
             self._guard.at("forward", step),
             self._rehearsal.micro_batch(),
-            compute_in(shards.device, self._spec.precision == "bf16"),
+            compute_in(shards.device, self._spec.precision),
             cast_again(self._casts),
         ):
             output = self._call(None if batch is None else self._repeatable("inputs", batch), received)
@@ -327,7 +333,7 @@ class Stepper:
         self._check_trained(step)
         self._mark("backward", step, micro.index)
         if self._place.last or boundary is None:
-            start = 0.0 if flight.job.filler else 1.0 / self._spec.batch.global_size
+            start = 0.0 if flight.job.filler else self._loss_scale / self._spec.batch.global_size
             gradient = torch.full_like(output, start)
         elif output.requires_grad:
             with self._guard.collective("the pipeline", step):

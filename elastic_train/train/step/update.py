@@ -18,6 +18,7 @@ from elastic_train.errors import UndoRefused
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.collectives.gradient_reduction import local_gradient
 from elastic_train.train.model.average import averaging
+from elastic_train.train.model.loss_scale import how_scaled
 from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.vote import StepStatistics
@@ -47,7 +48,7 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
         shards.step = None
     if not statistics.skipped:
         if not shards.pending.scaled:
-            _scale(shards.parameters.values(), gradient_factor(statistics, spec))
+            _scale(shards.parameters.values(), unscaling(shards, statistics, spec))
         # Noise of an optimizer is the same on all ranks, and so is what is drawn after the step.
         seed_all(derive(spec.batch.seed, "update", vote.step), shards.device)
         with shards.moving.watching(shards.optimizer), averaging(shards.optimizer, shards.decay):
@@ -57,6 +58,10 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
             shards.schedule.step(statistics.mean_loss)
         for fqn, value in shards.pending.buffers.items():
             shards.buffers[fqn].copy_(value)
+    if shards.scale is not None:
+        overflowed = statistics.nonfinite > 0 or shards.pending.overflowed
+        if overflowed or not statistics.skipped:
+            shards.scale = shards.scale.after(not overflowed, how_scaled(spec))
     shards.look_at_modules()
     shards.commit(vote)
 
@@ -163,6 +168,12 @@ def gradient_factor(statistics: StepStatistics, spec: RunSpec) -> float:
     if spec.clip_norm is None:
         return mean
     return mean * min(1.0, spec.clip_norm / (gradient_norm(statistics, spec) + CLIP_EPSILON))
+
+
+def unscaling(shards: Shards, statistics: StepStatistics, spec: RunSpec) -> float:
+    """The same for the gradient of a loss that was scaled."""
+    factor = gradient_factor(statistics, spec)
+    return factor if shards.scale is None else factor / shards.scale.value
 
 
 def _opening(shards: Shards) -> StepStatistics:

@@ -8,6 +8,7 @@ ElasticTrainError
 |-- SampleFailed              a data set raised, in a loader process, what cannot travel as it is
 |-- LoaderLost                a loader process died
 |-- InfrastructureError       machines failed more often than the budget allows
+|   `-- HeadLost              the head of the Ray cluster is gone
 |-- CapacityTimeout           the workers that the run needs did not come in time
 |-- GroupBroken               a collective failed or was aborted: this generation of the group is over
 |-- StateMismatch             after a restore the ranks do not hold the state they should
@@ -151,6 +152,22 @@ class InfrastructureError(ElasticTrainError):
 
     def __str__(self) -> str:
         return f"{self.cause}. Start the run again under the same name to go on from its last checkpoint."
+
+
+@dataclass(kw_only=True, eq=False)
+class HeadLost(InfrastructureError):
+    """Nobody answers at the address of the Ray cluster's head. Ray ends this process soon."""
+
+    cause: str = ""
+    address: str
+    silent_s: float
+
+    def __str__(self) -> str:
+        return (
+            f"the head of the Ray cluster, {self.address}, has not answered for {self.silent_s:.0f} s: it is "
+            "gone, and its cluster with it. Start a cluster, and the run again under the same name: it goes "
+            "on from its last checkpoint."
+        )
 
 
 @dataclass(kw_only=True, eq=False)

@@ -6,6 +6,7 @@ budget; 4 waited too long for capacity; 5 stopped on request; 6 damaged or missi
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from elastic_train.errors import (
     CheckpointError,
     ConfigError,
     ElasticTrainError,
+    HeadLost,
     LeaseHeld,
     StorageError,
     UserCodeError,
@@ -60,4 +62,8 @@ def exits() -> Iterator[Callable[[int], None]]:
     except ElasticTrainError as error:
         say(f"error: {error}", error=True)
         say(f"see docs/errors.md#{error.entry}", error=True)
+        if isinstance(error, HeadLost):  # Ray's own end would wait for the head, and say so at length
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code_of(error))
         sys.exit(code_of(error))

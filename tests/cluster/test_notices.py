@@ -36,6 +36,7 @@ class Metadata:
         self.preempted = "FALSE"
         self.asked = 0
         self.broken = False
+        self.ahead_s = 0.0  # its clock, before this machine's
         self.again = threading.Event()
 
 
@@ -71,6 +72,10 @@ def metadata_server() -> Iterator[tuple[Metadata, str]]:
             self.end_headers()
             self.wfile.write(text.encode())
 
+        def date_time_string(self, timestamp: float | None = None) -> str:
+            now = datetime.now(UTC).timestamp() if timestamp is None else timestamp
+            return super().date_time_string(now + said.ahead_s)
+
         def log_message(self, *_: object) -> None:
             return None
 
@@ -85,15 +90,22 @@ def metadata_server() -> Iterator[tuple[Metadata, str]]:
         server.server_close()
 
 
-def test_aws_gives_the_seconds_that_are_left_and_nothing_without_a_notice() -> None:
+@pytest.mark.parametrize("ahead_s", [0.0, -60.0, 3600.0])
+def test_aws_gives_the_seconds_that_are_left_by_its_own_clock_and_nothing_without_a_notice(
+    ahead_s: float,
+) -> None:
+    def now() -> datetime:
+        return datetime.now(UTC) + timedelta(seconds=ahead_s)
+
     with metadata_server() as (said, endpoint):
+        said.ahead_s = ahead_s
         assert aws(endpoint) is None
-        when = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=100)
+        when = now().replace(microsecond=0) + timedelta(seconds=100)
         said.action = f'{{"action": "terminate", "time": "{when:%Y-%m-%dT%H:%M:%SZ}"}}'
-        most = (when - datetime.now(UTC)).total_seconds()
+        most = (when - now()).total_seconds()
         left = aws(endpoint)
         assert left is not None
-        assert max(0.0, (when - datetime.now(UTC)).total_seconds()) <= left <= most
+        assert max(0.0, (when - now()).total_seconds() - 1.0) <= left <= most
         said.action = '{"action": "terminate", "time": "2020-01-01T00:00:00Z"}'
         assert aws(endpoint) == 0.0
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cli.exit_codes import FINISHED, STOPPED
+from elastic_train.cli.exit_codes import FINISHED, INFRASTRUCTURE, STOPPED
 from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import WorkerLost, WorkerReady
 from elastic_train.testing.ray_processes import RayProcesses, commands_below
@@ -133,7 +133,9 @@ def test_a_lost_head_leaves_nothing_and_the_run_goes_on_elsewhere(tmp_path: Path
         with driver(headless, "headless", "--max-steps", "60", *SLOW) as (process, log):
             said(log, r"step (2[5-9]|3\d)/")
             cluster.kill_head()
-            assert process.wait(300.0) not in (FINISHED, STOPPED), log.read_text()
+            assert process.wait(300.0) == INFRASTRUCTURE, log.read_text()
+            assert "docs/errors.md#headlost" in log.read_text()
+            assert "The program will terminate" not in log.read_text(), "ours is the first word"
         eventually(
             "the end of its processes",
             lambda: (

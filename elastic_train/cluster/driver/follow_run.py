@@ -16,6 +16,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.actor_names import run_key
 from elastic_train.cluster.driver.callbacks import Callbacks
+from elastic_train.cluster.driver.head_watch import HeadWatch
 from elastic_train.cluster.driver.live_page import LivePage
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.takeover import put_back
@@ -40,7 +41,6 @@ from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.job_output import OutputReader
 
 ASK_S = 1.0
-ANSWER_S = 20.0
 GONE_S = 120.0  # how long a controller may be away before its driver gives up
 AT_ONCE_S = 0.6  # how long a controller may take to end the run without a checkpoint
 LEAVE_S = 0.3  # what this process needs for its own end
@@ -55,6 +55,7 @@ def follow(
     verbose: bool,
     prints: Prints,
     grace_s: float,
+    head: HeadWatch,
     chaos: Chaos | None,
     callbacks: Callbacks,
     live: tuple[LivePage, PageAddress] | None = None,
@@ -82,14 +83,18 @@ def follow(
                 )
             try:
                 wait_s = AT_ONCE_S / 4 if request.reason else ASK_S
-                update: RunUpdate = ray.get(controller.updates.remote(term, seen, wait_s), timeout=ANSWER_S)
+                update: RunUpdate = ray.get(
+                    controller.updates.remote(term, seen, wait_s), timeout=head.answer_s
+                )
             except (RayError, GetTimeoutError) as error:
+                head.check()
                 if time.monotonic() - heard > GONE_S:
                     ray.kill(controller, no_restart=True)
                     put_back(run_key(spec.storage_path, spec.name), spec)
                     raise InfrastructureError(cause=f"the controller is gone: {error}") from error
                 threading.Event().wait(0.2)
                 continue
+            head.heard()
             heard, term, seen = time.monotonic(), update.term, update.next
             screen.show(update)
             callbacks.hear(update.records)

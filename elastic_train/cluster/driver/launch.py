@@ -23,6 +23,7 @@ from elastic_train.cluster.controller.controller import Controller
 from elastic_train.cluster.driver.callbacks import Callbacks
 from elastic_train.cluster.driver.cluster_preflight import hosts, problems_of
 from elastic_train.cluster.driver.follow_run import follow, signals_restored
+from elastic_train.cluster.driver.head_watch import RAY_ENDS_S, HeadWatch
 from elastic_train.cluster.driver.live_page import live_page
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.run_planner import make_planner, shape_of
@@ -33,7 +34,7 @@ from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.pickle_job import sent
 from elastic_train.cluster.ray_calls import connect, remote
 from elastic_train.config import Prints, ResumeFrom, RunSpec
-from elastic_train.errors import ConfigError
+from elastic_train.errors import ConfigError, HeadLost
 from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.outlast import outlast
@@ -54,6 +55,7 @@ LOCAL_CLUSTER: Mapping[str, str] = {
 }
 PAGE_TOKEN = "ELASTIC_TRAIN_UI_TOKEN"
 T = TypeVar("T")
+RAY_RECONNECTS = "RAY_gcs_rpc_server_reconnect_timeout_s"
 JOB_STOP_WAIT_S = 3.0  # Ray's default
 RAY_COPIES = "working_dir_files"  # where Ray keeps copies of the working directories of jobs
 
@@ -103,6 +105,7 @@ def fit(
             verbose=verbose,
             prints=prints,
             grace_s=_grace_s(),
+            head=HeadWatch(str(ray.get_runtime_context().gcs_address), ray_ends_s=_ray_ends_s()),
             chaos=chaos,
             callbacks=reported,
             live=live,
@@ -161,8 +164,12 @@ def _cluster(address: str | None, local_nodes: int, *, cpus: int) -> Iterator[No
         connect(to_join, namespace=NAMESPACE)
         try:
             yield
-        finally:
+        except HeadLost:  # there is nobody left to take leave of, and Ray would wait for it
+            raise
+        except BaseException:
             ray.shutdown()
+            raise
+        ray.shutdown()
     else:
         prepare_local_environment()
         with LocalCluster(local_nodes, cpus=cpus):
@@ -253,6 +260,11 @@ def _driver() -> str:
 def _grace_s() -> float:
     """Seconds from a SIGTERM to the SIGKILL that follows it when a Ray job is stopped."""
     return float(os.environ.get("RAY_JOB_STOP_WAIT_TIME_S", JOB_STOP_WAIT_S))
+
+
+def _ray_ends_s() -> float:
+    """For how long Ray tries to reach a head that is gone."""
+    return float(os.environ.get(RAY_RECONNECTS, RAY_ENDS_S))
 
 
 def _absolute(path: str) -> str:

@@ -12,6 +12,7 @@ from elastic_train.control.commits import order_again, unanswered
 from elastic_train.control.ending import end
 from elastic_train.control.events import Cause, LogRead, Tick
 from elastic_train.control.failure import break_group, give_up_silent
+from elastic_train.control.give_room import give_room
 from elastic_train.control.membership import present, staff, without
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import (
@@ -68,6 +69,7 @@ def shifted(state: State, seconds: float) -> State:
         membership=replace(
             facts.membership,
             workers=tuple(replace(w, since=w.since + seconds) for w in facts.membership.workers),
+            rests_until=facts.membership.rests_until + seconds,
             flaps=tuple(
                 replace(f, ends=tuple(t + seconds for t in f.ends), until=f.until + seconds)
                 for f in facts.membership.flaps
@@ -139,11 +141,12 @@ def _late_starts(state: State, policy: Policy, at: float) -> Outcome:
         notes += filter(None, (limit, note))
     if not late:
         return Outcome(state=state)
-    return Outcome(
+    given_up = Outcome(
         state=replace(state, facts=facts),
         commands=tuple(StopWorker(worker=w.name, reason="it took too long to start") for w in late),
         reason="; ".join(notes),
     )
+    return given_up.then(lambda s: give_room(s, policy, at))
 
 
 def _late_commits(state: State, policy: Policy, at: float) -> Outcome:

@@ -181,6 +181,8 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
         return Outcome(state=state)
     if isinstance(state.phase, Running) and rests(facts.saves, at):
         return Outcome(state=state)  # nobody is missed, and starts may need storage
+    if at < members.rests_until:
+        return Outcome(state=state)
     leaving = draining(members)
     staying = sum([w.node not in leaving for w in members.workers]) if leaving else len(members.workers)
     wanted = policy.target - staying

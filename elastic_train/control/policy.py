@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass, replace
 
 from elastic_train.config import Checkpoints, RunSpec, Timing
@@ -34,6 +35,7 @@ class Policy:
     preemptions: int | None = None  # interruptions by machines that were taken away; None: any number
     unsaved: int | None = None  # checkpoints in a row that could not be written, which end the run
     unsaved_s: float | None = None  # seconds of the same
+    salt: int = 0  # differs between runs, which then do not all do the same at once
     late_ticks: float = 3.0  # periods that a tick may be late before running deadlines are moved
 
     def within(self, ended: int | None) -> Policy:
@@ -61,6 +63,7 @@ class Policy:
             unsaved=spec.unsaved,
             unsaved_s=spec.unsaved_s,
             each=f" of {needs(spec)}",
+            salt=zlib.crc32(f"{spec.storage_path}/{spec.name}".encode()),
         )
 
     @property

@@ -116,6 +116,7 @@ class Membership:
     workers: tuple[Worker, ...] = ()  # in the order they were started
     born: int = 0  # workers ever named
     flaps: tuple[Flaps, ...] = ()
+    rests_until: float = 0.0  # no worker is started before, so that another run has the room
     slow: tuple[tuple[str, float], ...] = ()  # workers that are slower than their peers, and how much
     evicted: tuple[str, ...] = ()  # nodes that are left because they are slow, until the next group trains
 

@@ -36,7 +36,7 @@ def check_transition(before: State, event: Event, outcome: Outcome, cluster: Sim
             case Commit():
                 _check_commit(command, cluster)
             case StopWorker(worker=name):
-                _check_stop(name, before.facts, cluster)
+                _check_stop(name, before.facts, outcome.state.facts, cluster)
             case _:
                 pass
 
@@ -148,8 +148,14 @@ def _assembled(
     return all(replayable(stage, like, step, plan, bases, logs) for stage, _ in lacking)
 
 
-def _check_stop(name: str, facts: Facts, cluster: SimulatedCluster) -> None:
-    """Only those that are late, silent, unknown or on a leaving node."""
+def _check_stop(name: str, facts: Facts, after: Facts, cluster: SimulatedCluster) -> None:
+    """Those that are late, silent, unknown, on a leaving node, or too few to train and in others' way."""
+    if after.membership.rests_until > facts.membership.rests_until and not after.membership.workers:
+        ready = [w for w in facts.membership.workers if w.status == "ready"]
+        leaving = {node.name for node in facts.membership.nodes if node.drain_by is not None}
+        enough = sum(w.node not in leaving for w in ready) >= cluster.policy.min_workers
+        assert not enough or facts.membership.evicted, "room is only given by runs that have too little"
+        return
     worker = cluster.workers.get(name)
     known = any(w.name == name and w.status == "ready" for w in facts.membership.workers)
     if worker is None or not known or not worker.responds(cluster.clock.now):

@@ -54,6 +54,8 @@ from elastic_train.testing.simulated_peers import SimulatedPeers
 from elastic_train.testing.simulated_storage import SimulatedStorage
 from elastic_train.testing.simulated_time import Clock
 
+ROOM_S = 0.5
+"""From one look for room to the next, for a process that waits for it."""
 PHASE_AT: tuple[tuple[At, float], ...] = (
     ("forward", 0.1),
     ("backward", 0.4),
@@ -74,6 +76,9 @@ class SimulatedCluster(SimulatedMachines):
         self.group: SimulatedGroup | None = None
         self.term = 0
         self.moment: Callable[[int, At], None] = lambda step, phase: None
+        self.has_room: Callable[[SimulatedWorker], bool] = lambda worker: (
+            True
+        )  # on its node, beside other runs
         self.watched: Callable[[int, At], bool] = lambda step, phase: False
         self.every = policy.checkpoints.every
         self.forms: dict[int, Form] = {}
@@ -158,7 +163,9 @@ class SimulatedCluster(SimulatedMachines):
             return
 
         def up() -> None:
-            if worker.died is None:
+            if worker.died is None and not self.has_room(worker):
+                self.clock.after(ROOM_S, up)
+            elif worker.died is None:
                 worker.ready = True
                 self.say(worker, WorkerReady(at=0.0, worker=name, node=node, pid=1))
 

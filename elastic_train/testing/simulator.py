@@ -103,7 +103,7 @@ class SimulatedController:
     dead: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Simulation:
     """A run under a schedule. `journal` holds what was journalled, of all terms."""
 
@@ -113,6 +113,11 @@ class Simulation:
     spares: int = 4  # nodes that come one by one while there is too little capacity, so that the run can end
     limit_s: float = 3000.0
     stop_at: float | None = None  # when a person asks the run to stop
+    name: str = ""  # among several on one cluster
+    shared: Clock | None = None  # the clock of all of them
+    beside: list[Simulation] = field(
+        default_factory=list["Simulation"]
+    )  # whom what happens to a node befalls
     refold: bool = True  # compare with the fold of the whole journal at the end, as at each change of terms
     journal: list[Event] = field(default_factory=list[Event])
     records: list[Record] | None = None
@@ -128,7 +133,7 @@ class Simulation:
     _jumped: float = 0.0  # by how much the clock went forward since the last tick
 
     def __post_init__(self) -> None:
-        self.clock = Clock(self.schedule.seed or 0)
+        self.clock = self.shared if self.shared is not None else Clock(self.schedule.seed or 0)
         self.cluster = SimulatedCluster(self.clock, self.policy)
         self.cluster.tell = self._tell
         self.cluster.moment = self._moment
@@ -140,19 +145,29 @@ class Simulation:
     def run(self) -> Ended:
         """Until the run ends. Raises AssertionError, with the seed, where an invariant does not hold."""
         try:
-            self._start()
-            while not isinstance(self.controller.state.phase, Ended):
+            self.start()
+            while not self.has_ended:
                 assert self.clock.now < self.limit_s, "the run ends when capacity allows"
                 assert self.clock.step()
-            folded = self.refold and fold(self.journal, self.policy)
-            assert not folded or folded == self.controller.state, "the journal folds to the state"
+            return self.ended()
         except AssertionError as broken:
             raise AssertionError(f"seed {self.schedule.seed}: {broken}") from broken
+
+    @property
+    def has_ended(self) -> bool:
+        return isinstance(self.controller.state.phase, Ended)
+
+    def ended(self) -> Ended:
+        """How the run ended."""
+        folded = self.refold and fold(self.journal, self.policy)
+        assert not folded or folded == self.controller.state, "the journal folds to the state"
+        assert isinstance(self.controller.state.phase, Ended)
         return self.controller.state.phase
 
     # -- terms -----------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Put the run's first moments into the clock."""
         self.controller = SimulatedController(term=0, began=0.0, state=State(), dead=True)
         for node in self.nodes:
             self.cluster.add_node(node)
@@ -296,13 +311,17 @@ class Simulation:
 
     def _do(self, fault: AnyFault) -> None:
         cluster = self.cluster
+        everybody = [cluster, *(one.cluster for one in self.beside)]
         match fault:
             case KillNode(node=node):
-                cluster.kill_node(node)
+                for one in everybody:
+                    one.kill_node(node)
             case AddNode(node=node, slots=slots):
-                cluster.add_node(node, slots)
+                for one in everybody:
+                    one.add_node(node, slots)
             case DrainNode(node=node, notice_s=notice_s):
-                cluster.drain_node(node, notice_s)
+                for one in everybody:
+                    one.drain_node(node, notice_s)
             case KillRank(rank=rank) | StopRank(rank=rank) | BreakRank(rank=rank) | ExhaustMemory(rank=rank):
                 assert cluster.group is not None
                 worker = cluster.group.workers[rank % len(cluster.group.workers)]
@@ -359,4 +378,5 @@ class Simulation:
         staying = [n for n in self.cluster.nodes.values() if n.drain_by is None]
         if len(staying) < self.policy.min_workers and self.spares:
             self.spares -= 1
-            self.cluster.add_node(f"spare{self.spares}")
+            for cluster in (self.cluster, *(one.cluster for one in self.beside)):
+                cluster.add_node(f"spare{self.name}{self.spares}")

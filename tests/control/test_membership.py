@@ -90,10 +90,32 @@ def test_a_worker_that_takes_too_long_to_start_is_given_up_and_a_flap_of_its_nod
     play.wait(19.0)
     assert play.commands == ()
     play.wait(2.0)
-    assert [c.worker for c in play.ordered(StopWorker)] == ["w0002", "w0003"]
-    assert started(play) == ["b", "c"]
+    assert [c.worker for c in play.ordered(StopWorker)] == ["w0002", "w0003", "w0001"]
     assert {f.node for f in play.facts.membership.flaps} == {"b", "c"}
     assert "w0002 did not start on b within 20 s" in play.outcome.reason
+
+
+def test_a_run_with_too_few_workers_that_finds_no_room_gives_back_what_it_has_for_a_while(play):
+    play.begin(3).ready("w0001")
+    play.wait(21.0)
+    assert play.facts.membership.workers == ()
+    assert "the room of 1 is given to others" in play.outcome.reason
+    waited = 0.0
+    while not play.facts.membership.workers:
+        assert waited < 20.0, "no longer than a worker may take to start"
+        play.wait(1.0)
+        waited += 1.0
+    assert waited >= 2.0, "another run has the time to take it"
+    assert [w.node for w in play.facts.membership.workers] == ["a", "b", "c"]
+
+
+def test_a_run_that_holds_what_storage_has_not_keeps_its_workers_for_longer(play):
+    play.running(3, step=5)
+    play.lose("w0003")
+    play.lose("w0002")
+    play.settle()
+    play.wait(25.0)
+    assert "w0001" in [w.name for w in play.facts.membership.workers]
 
 
 def test_after_the_last_step_nobody_is_started(replicated):

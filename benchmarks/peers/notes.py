@@ -76,9 +76,9 @@ def is_back(notes: Path, killed_at: float, planned: int) -> bool:
     return newest(notes)["step"] >= found["first_step"] + found["steps_redone"] + KEEP_ON
 
 
-def due(notes: Path, workers: int) -> bool:
+def due(notes: Path, workers: int, after: int = KILL_AFTER) -> bool:
     last = newest(notes)
-    return last["world"] == workers and last["step"] > KILL_AFTER and last["step"] % CHECKPOINT_EVERY == 5
+    return last["world"] == workers and last["step"] > after and last["step"] % CHECKPOINT_EVERY == 5
 
 
 def newest(notes: Path) -> Note:

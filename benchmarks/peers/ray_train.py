@@ -37,7 +37,7 @@ def train(config: dict[str, Any]) -> None:
         node=ray.get_runtime_context().get_node_id(),
     )
     notes.note("entered", 0)
-    problem = Problem()
+    problem = Problem(size=config["size"])
     data, held = problem.dataset(), Replica(problem)
     step = held.step
     notes.note("ready", step)
@@ -70,7 +70,7 @@ def run(case: Case) -> dict[str, Any]:
         thread.start()
         killed_at: float | None = None
         found: Note | None = None
-        if wait(lambda: due(notes, case.workers), failed):
+        if wait(lambda: due(notes, case.workers, case.kill_after), failed):
             victim = max(read(notes), key=lambda n: (n["rank"], n["step"]))
             pids = [victim["pid"]] if case.kills == "worker" else cluster.processes(victim["node"])
             killed_at = sigkill(pids)
@@ -92,7 +92,7 @@ def _fit(case: Case, storage: str, notes: Path, stop: Path, failed: list[str]) -
     elastic = case.least < case.workers
     trainer = TorchTrainer(
         train,
-        train_loop_config={"notes": str(notes), "stop": str(stop)},
+        train_loop_config={"notes": str(notes), "stop": str(stop), "size": case.size},
         scaling_config=ScalingConfig(
             num_workers=(case.least, case.workers) if elastic else case.workers,
             resources_per_worker={"CPU": 1},

@@ -92,23 +92,24 @@ def run(size: str) -> dict[str, Any]:
     ):
         notes, stop = Path(storage) / "notes.jsonl", Path(storage) / "stop"
         failed: list[str] = []
+        settled = SETTLED[size]
         thread = threading.Thread(target=_fit, args=(size, storage, notes, stop, failed), daemon=True)
         thread.start()
         asked = 0.0
-        if wait(lambda: newest(notes)["step"] > 2 * SETTLED, failed):
+        if wait(lambda: newest(notes)["step"] > 2 * settled, failed):
             asked = time.time()
             cluster.add_node()
-            wait(lambda: _grown(notes), failed)
+            wait(lambda: _grown(notes, settled), failed)
         stop.touch()
         thread.join(END_S)
         found = measured(read(notes))
     return {**found, **({"problem": failed[0]} if failed and "gap_s" not in found else {}), "asked": asked}
 
 
-def _grown(notes: Path) -> bool:
+def _grown(notes: Path, settled: int) -> bool:
     own = [n for n in read(notes) if n["kind"] == "step" and n["rank"] == 0]
     before = max((n["step"] for n in own if n["world"] == WORKERS), default=0)
-    return any(n["world"] > WORKERS and n["step"] > before + SETTLED for n in own)
+    return any(n["world"] > WORKERS and n["step"] > before + settled for n in own)
 
 
 def _fit(size: str, storage: str, notes: Path, stop: Path, failed: list[str]) -> None:

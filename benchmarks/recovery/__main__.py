@@ -1,6 +1,6 @@
 """How long from a SIGKILL to the next committed step, beside Ray Train, torchrun and torchft?
 
-python -m benchmarks.recovery [--quick] [--json FILE] [--peers PYTHON]
+python -m benchmarks.recovery [--quick] [--json FILE] [--peers PYTHON] [--case NAME]
 
 Each system runs each case in a process and a cluster of its own, one after the other, in turns: the same
 model (a 0.2 M parameter Llama, AdamW, data parallel, a checkpoint every 10 steps), the same nodes, the same
@@ -14,7 +14,7 @@ batch. It runs in an environment of its own
 Ours is taken apart: until the loss was noticed, until a new group was ordered, until its ranks had met, until
 they had their state, until the first step. Rows for each rung of the ladder back are ours alone: live replica
 (node, crash, shrink, cold), peer memory, the log of a boundary, storage; and a host that vanishes without a
-word (hole), in network namespaces, which need root.
+word (hole), in network namespaces, which need root. `at_6m` and `at_85m` are larger models, beside Ray Train.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ COLUMNS = {
     "first step": "first_step_s",
     "to a new step s": "kill_to_regained_s",
     "with all s": "kill_to_whole_s",
+    "in steps": "kill_to_step_steps",
     "steps redone": "steps_redone",
     "from": "from",
     "step s": "step_s",
@@ -84,6 +85,7 @@ def measured(system: str, case: str, repetition: int, python: str = sys.executab
         )
     if system == OURS:  # nothing is run again unless steps were lost: the first step is a new one
         found["kill_to_regained_s"] = found.get("kill_to_step_s") if not found.get("steps_redone") else None
+    found["kill_to_step_steps"] = in_steps(found)
     found.setdefault("kill_to_whole_s", found.get("kill_to_step_s"))  # only torchft goes on with fewer before
     return {"case": case, "system": system, "repetition": repetition, "load": load, **found}
 
@@ -103,6 +105,9 @@ def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
             continue
         prefix = "" if case == "node" else f"{case}_"
         numbers[f"{prefix}kill_to_step_s"] = of[OURS]
+        steps = (in_steps(r) for r in results if r["case"] == case and r["system"] == OURS)
+        label = case.removeprefix("at_") if case.startswith("at_") else case
+        numbers[f"kill_to_step_steps_{label}"] = record.median(steps)
         if CASES[case].everybody:
             peers = [system for system in PROGRAMS if system != OURS]
             numbers |= {f"{prefix}x_vs_{peer}": record.ratio(of[peer], of[OURS]) for peer in peers}
@@ -111,6 +116,12 @@ def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
             )
             numbers[f"{prefix}x_vs_torchft_whole"] = record.ratio(whole, of[OURS])
     return numbers
+
+
+def in_steps(result: dict[str, Any]) -> float | None:
+    """From the kill to the next step, in steps of the run."""
+    seconds, step_s = result.get("kill_to_step_s"), result.get("step_s")
+    return seconds / step_s if seconds and step_s else None
 
 
 def main() -> int:
@@ -127,7 +138,8 @@ def main() -> int:
         for case in given.case or (QUICK if given.quick else every):
             alone = case == HOLE or not CASES[case].everybody
             says = "a host is cut off without a word" if case == HOLE else CASES[case].says
-            for system in [OURS] if alone else systems:
+            compared = None if case == HOLE else CASES[case].systems
+            for system in [OURS] if alone else [s for s in systems if compared is None or s in compared]:
                 print(f"{case}: {says}; {system}, run {repetition + 1}", flush=True)
                 python = str(given.peers.absolute()) if system == "torchft" else sys.executable
                 results.append(measured(system, case, repetition, python))

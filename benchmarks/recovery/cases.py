@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 GLOBAL_BATCH, MICRO_BATCH = 16, 4
 CHECKPOINT_EVERY = 10
@@ -39,12 +39,30 @@ class Case:
     dp_replicate: int | None = None
     pp: int | None = None
     peers: int | Literal["auto"] | None = "auto"
+    size: str = "tiny"
+    kill_after: int = KILL_AFTER
 
     @property
     def everybody(self) -> bool:
         """Whether peers can do the same."""
         return self.dp_shard is None and self.pp is None
 
+    @property
+    def systems(self) -> tuple[str, ...] | None:
+        """Those that are compared, None for all: large models are run by us and by Ray Train."""
+        return None if self.size == "tiny" else ("elastic_train", "ray_train")
+
+
+AT_SIZE: Mapping[str, Any] = {
+    "kills": "node",
+    "workers": 3,
+    "nodes": 3,
+    "cpus": 1,
+    "least": 1,
+    "planned": 2,
+    "spare": False,
+    "standby": 0,
+}
 
 CASES = {
     case.name: case
@@ -73,6 +91,20 @@ CASES = {
             says="a node is killed, a third one has room, no worker stands by",
             kills="node",
             standby=0,
+        ),
+        Case(
+            name="at_6m",
+            says="a node is killed, nothing replaces it: 3 -> 2 workers, 6 M parameters",
+            size="small",
+            kill_after=25,
+            **AT_SIZE,
+        ),
+        Case(
+            name="at_85m",
+            says="a node is killed, nothing replaces it: 3 -> 2 workers, 85 M parameters",
+            size="base",
+            kill_after=11,
+            **AT_SIZE,
         ),
         Case(
             name="peer",

@@ -22,7 +22,6 @@ from benchmarks.recovery.cases import (
     GIVE_UP_S,
     GLOBAL_BATCH,
     KEEP_ON,
-    KILL_AFTER,
     MICRO_BATCH,
     Case,
     sigkill,
@@ -79,7 +78,7 @@ class Killer(Chaos):
 
     def _now_is_the_time(self, update: RunUpdate) -> bool:
         newest = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
-        return bool(newest) and newest[-1] > KILL_AFTER and newest[-1] % CHECKPOINT_EVERY == 5
+        return bool(newest) and newest[-1] > self._case.kill_after and newest[-1] % CHECKPOINT_EVERY == 5
 
     def _kill(self, update: RunUpdate) -> None:
         """The last rank, or everything on its node."""
@@ -153,7 +152,7 @@ def run(case: Case) -> dict[str, Any]:
             standby=case.standby,
         )
         killer = Killer(cluster, case)
-        result = fit(Problem(), spec, address=None, local_nodes=0, quiet=True, chaos=killer)
+        result = fit(Problem(size=case.size), spec, address=None, local_nodes=0, quiet=True, chaos=killer)
     killed_at = killer.killed_at
     found = measure(result.records, killed_at, case.planned) if killed_at is not None else None
     seconds = sorted(step.seconds for step in result.ledger.kept)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.switch.cases import GIVE_UP_S
+from benchmarks.switch.cases import GIVE_UP_S, LABELS
 
 OURS, PEER = "elastic_train", "Ray Train"
 QUICK_SIZES, SIZES = ("tiny",), ("tiny", "small", "base")
@@ -62,11 +62,11 @@ def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
 
     numbers: dict[str, float | None] = {}
     for size in dict.fromkeys(r["size"] for r in results):
-        growth = middle("gap_s", size=size, system=OURS, way="growth")
+        growth, label = middle("gap_s", size=size, system=OURS, way="growth"), LABELS[size]
         numbers |= {
-            f"growth_gap_steps_{size}": middle("gap_steps", size=size, system=OURS, way="growth"),
-            f"drain_gap_steps_{size}": middle("gap_steps", size=size, system=OURS, way="drain"),
-            f"x_vs_ray_train_{size}": record.ratio(middle("gap_s", size=size, system=PEER), growth),
+            f"growth_gap_steps_{label}": middle("gap_steps", size=size, system=OURS, way="growth"),
+            f"drain_gap_steps_{label}": middle("gap_steps", size=size, system=OURS, way="drain"),
+            f"x_vs_ray_train_{label}": record.ratio(middle("gap_s", size=size, system=PEER), growth),
         }
     return numbers
 

@@ -54,12 +54,12 @@ class Asked:
 class Changes(Chaos):
     """Adds and drains nodes in turns, each once the group before has settled, and then stops the run."""
 
-    def __init__(self, cluster: LocalCluster, ways: Sequence[Way]) -> None:
+    def __init__(self, cluster: LocalCluster, ways: Sequence[Way], settled: int) -> None:
         super().__init__(cluster, FaultSchedule(faults=()), lambda text: None)
         self._local, self._left, self._added = cluster, list(ways), [node.node_id for node in cluster.nodes]
         self._steps: list[tuple[int, int]] = []  # generation, step
         self._workers: dict[int, int] = {}  # by generation
-        self._since, self._over = time.monotonic(), False
+        self._since, self._over, self._enough = time.monotonic(), False, settled
         self.asked: list[Asked] = []
 
     def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
@@ -83,7 +83,9 @@ class Changes(Chaos):
             return False
         newest = self._steps[-1][0]
         wanted = self.asked[-1].workers if self.asked else WORKERS
-        return self._workers.get(newest) == wanted and sum(g == newest for g, _ in self._steps) >= SETTLED
+        return (
+            self._workers.get(newest) == wanted and sum(g == newest for g, _ in self._steps) >= self._enough
+        )
 
     def _set_off(self, way: Way) -> None:
         workers = self._workers[self._steps[-1][0]]
@@ -153,7 +155,7 @@ def run(size: str, ways: Sequence[Way]) -> list[dict[str, Any]]:
             timing=et.Timing(join_window_s=0.5),
             standby=0,
         )
-        changes = Changes(cluster, ways)
+        changes = Changes(cluster, ways, SETTLED[size])
         result = fit(Problem(size=size), spec, address=None, local_nodes=0, quiet=True, chaos=changes)
     return measured(result.records, changes.asked)
 

@@ -60,13 +60,16 @@ class Offer:
     holds: Fragments
     document: Mapping[str, Any]
     undone: frozenset[str] = frozenset()  # tensors that are right up to the rounding of an undo
+    steady: bool = False  # parameters and optimizer state stay as they are until a step's vote
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled:
-    """A rank has its state. `digest` is of the whole state, equal on every rank."""
+    """A rank has its state. `digest` is of the whole state, equal on every rank; None where each rank
+    compared what it was given with what the givers had.
+    """
 
-    digest: int
+    digest: int | None
     step: int
     notes: tuple[str, ...] = ()  # differences a person should see, such as changed hyperparameters
     seconds: float = 0.0  # of fetching and proving it

@@ -13,6 +13,7 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.schedule import IntervalInputs, explained, storage_is_due
 from elastic_train.control.states import Facts, Measurements, Outcome, Paced, Pausing, Running, State
 from elastic_train.control.storage_trouble import rests
+from elastic_train.control.switch_cost import after_first_step
 from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Vote
@@ -34,10 +35,17 @@ def step_committed(state: State, event: StepCommitted, policy: Policy) -> Outcom
     facts = _noted(facts, event)
     said = f"step {event.step} is committed" + (", skipped: not finite" if event.skipped else "")
     if isinstance(phase, Pausing):
-        return Outcome(state=replace(state, facts=facts, phase=replace(phase, heard=event.at)), reason=said)
+        phase = replace(phase, heard=event.at, stands=event.at)
+        return Outcome(state=replace(state, facts=facts, phase=phase), reason=said)
     if not isinstance(phase, Running):
         return Outcome(state=replace(state, facts=facts), reason=said)
     if not phase.proven:
+        stood_s = None if phase.stands is None else event.at - phase.stands
+        usual_s = state.facts.measured.step_s
+        measured, switch = after_first_step(
+            facts.measured, stood_s=stood_s, usual_s=usual_s, first_s=event.seconds
+        )
+        facts, said = replace(facts, measured=measured), f"{said}; {switch}" if switch else said
         facts = replace(facts, membership=proven(facts.membership, phase.plan.workers))
         phase = replace(phase, proven=True)
     elif facts.measured.saving_s is None:  # nor the first step of a group, which is longer

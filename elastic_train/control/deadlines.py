@@ -106,18 +106,26 @@ def _shifted_phase(phase: Phase, seconds: float) -> Phase:
         case Waiting(paused=paused) | Forming(paused=paused):
             paused = None if paused is None else paused + seconds
             return replace(phase, since=phase.since + seconds, paused=paused)
-        case Running(final_failed=failed, declined=declined):
+        case Running(final_failed=failed, declined=declined, stands=stands):
             failed = None if failed is None else failed + seconds
+            stands = None if stands is None else stands + seconds
             return replace(
                 phase,
                 since=phase.since + seconds,
                 final_since=phase.final_since + seconds,
                 final_failed=failed,
+                stands=stands,
                 declined=None if declined is None else replace(declined, at=declined.at + seconds),
             )
         case Pausing(unsaved=unsaved):
             unsaved = None if unsaved is None else unsaved + seconds
-            return replace(phase, since=phase.since + seconds, heard=phase.heard + seconds, unsaved=unsaved)
+            return replace(
+                phase,
+                since=phase.since + seconds,
+                heard=phase.heard + seconds,
+                stands=phase.stands + seconds,
+                unsaved=unsaved,
+            )
         case Settling():
             return replace(phase, since=phase.since + seconds)
         case Ended():

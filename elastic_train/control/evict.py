@@ -15,6 +15,7 @@ from elastic_train.control.planner_questions import to_change
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import pause
 from elastic_train.control.states import Outcome, Running, State
+from elastic_train.control.switch_cost import expected_s
 from elastic_train.planner.plan import Infeasible, Plan
 from elastic_train.planner.question import Planned
 
@@ -48,9 +49,10 @@ def _why_not(state: State, now: Plan, then: Planned | Infeasible, factor: float,
     facts, workers = state.facts, then.plan.world_size
     share = now.world_size / (workers * factor)  # of a step's time now
     saved_s = (policy.max_steps - facts.lineage.step) * facts.measured.step_s * (1.0 - share)
-    if saved_s <= facts.measured.switch_s:
+    cost_s = expected_s(facts.measured)
+    if saved_s <= cost_s:
         return (
             f"{workers} workers without it would save {max(saved_s, 0.0):.0f} s, "
-            f"a switch takes {facts.measured.switch_s:.0f} s"
+            f"a switch takes {cost_s:.0f} s"
         )
     return ""

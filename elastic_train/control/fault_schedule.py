@@ -12,9 +12,19 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 At = Literal[
-    "forward", "backward", "update", "reduce", "vote", "optimizer", "evaluation", "save", "forming", "replay"
+    "forward",
+    "backward",
+    "update",
+    "reduce",
+    "vote",
+    "optimizer",
+    "evaluation",
+    "save",
+    "forming",
+    "filling",
+    "replay",
 ]
-SOME = ("update", "evaluation", "replay")
+SOME = ("update", "evaluation", "filling", "replay")
 PHASES: tuple[At, ...] = tuple(phase for phase in get_args(At) if phase not in SOME)
 """Those of every run."""
 
@@ -24,12 +34,17 @@ class Moment:
     """The first time that somebody is at `phase` of the step which leads to `step`.
 
     In forward, backward and update `micro_batch` counts the rank's own; `forming` is the group that starts
-    from `step - 1` or later; in replay a step is run again.
+    from `step - 1` or later, and `filling` its first step, where newcomers get their state meanwhile; in
+    replay a step is run again.
     """
 
     step: int
     phase: At = "forward"
     micro_batch: int = 0
+
+    def meets(self, step: int) -> bool:
+        """Whether somebody who is at the phase of this step is at the moment."""
+        return self.step <= step if self.phase in ("forming", "filling") else self.step == step
 
     def __str__(self) -> str:
         return f"{self.phase} of step {self.step}"

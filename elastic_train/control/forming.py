@@ -181,10 +181,13 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
     lineage, survived, saves, measured = facts.lineage, facts.survived, facts.saves, facts.measured
     saves = over(saves) if checkpoint_of(phase.origin) is not None else unblocked(saves)
     measured = replace(
-        measured, began=at if measured.began is None else measured.began, transfer_s=event.transfer_s
+        measured,
+        began=at if measured.began is None else measured.began,
+        transfer_s=event.transfer_s,
+        formed_s=at - phase.since,
     )
     if phase.paused is not None:
-        measured = replace(measured, switch_s=at - phase.paused, resized=at)
+        measured = replace(measured, resized=at)
     facts = replace(
         facts,
         membership=replace(
@@ -210,7 +213,9 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
     if lineage.step >= policy.max_steps:
         commands.append(Save(generation=lineage.generation))
     return Outcome(
-        state=State(facts=facts, phase=Running(plan=phase.plan, since=at, final_since=at)),
+        state=State(
+            facts=facts, phase=Running(plan=phase.plan, since=at, final_since=at, stands=phase.paused)
+        ),
         commands=tuple(commands),
         reason=f"generation {lineage.generation} trains on from step {lineage.step}: {phase.plan}",
     )

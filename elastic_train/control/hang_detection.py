@@ -15,6 +15,7 @@ STALL_STEPS = 20.0
 """Step times that a member may spend in one phase of a step."""
 
 ORDER: Mapping[str, int] = {
+    "filling": -1,
     "forward": 0,
     "backward": 0,
     "update": 0,
@@ -28,7 +29,7 @@ ORDER: Mapping[str, int] = {
 }
 """How far a member is in its step. Forward, backward and updates in backward alternate."""
 
-OPEN_ENDED = frozenset({"save", "compare", "evaluation", "gradients"})
+OPEN_ENDED = frozenset({"filling", "save", "compare", "evaluation", "gradients"})
 COLLECTIVES = "torch/distributed/"
 INNERMOST = 24
 """Lines of a stack, from the inside, in which a wait for other ranks shows."""

@@ -1,8 +1,7 @@
 """Build planner questions: worker slots, the plan whose shards are held, and measured costs of a change.
 
 Where a group trains, a change costs its switch and staying costs nothing. Where there is none, every plan
-costs a switch, so bytes and throughput decide. Until a graceful switch was measured it is taken to cost what
-its bytes take: the first one tells.
+costs a switch, so bytes and throughput decide.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from elastic_train.control.membership import worker_slots
 from elastic_train.control.policy import Policy
 from elastic_train.control.schedule import interval_s, mtbf_s
 from elastic_train.control.states import Facts, Measurements, Running
+from elastic_train.control.switch_cost import expected_s
 from elastic_train.planner.goodput_model import Outlook, StepPace
 from elastic_train.planner.plan import Plan
 from elastic_train.planner.question import Question
@@ -65,7 +65,7 @@ def to_change(facts: Facts, phase: Running, policy: Policy, at: float) -> Questi
             quiet_s=_quiet_s(facts.measured, at),
             left_s=_coarse(left) if left else math.inf,
             form_s=_coarse(
-                measured.switch_s if rate is None else max(measured.switch_s - measured.transfer_s, 0.0)
+                expected_s(measured) if rate is None else max(expected_s(measured) - measured.transfer_s, 0.0)
             ),
             bytes_per_s=rate,
             lost_s=_lost_s(facts, policy, at),

@@ -68,7 +68,7 @@ def paused(state: State, policy: Policy, at: float) -> Outcome:
     if phase.purpose == "drain":
         facts = replace(facts, failures=_preempted(facts, phase.plan))
     return Outcome(
-        state=replace(state, facts=facts, phase=Waiting(since=at, prompt=True, paused=phase.since)),
+        state=replace(state, facts=facts, phase=Waiting(since=at, prompt=True, paused=phase.stands)),
         reason=f"the group stands at step {facts.lineage.step}",
     )
 
@@ -167,7 +167,9 @@ def pause(
     return Outcome(
         state=replace(
             state,
-            phase=Pausing(plan=plan, since=at, heard=at, purpose=purpose, reason=reason, save=save),
+            phase=Pausing(
+                plan=plan, since=at, heard=at, stands=at, purpose=purpose, reason=reason, save=save
+            ),
         ),
         commands=(Pause(generation=state.facts.lineage.generation, save=save),),
         reason=reason,

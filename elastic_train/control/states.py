@@ -193,7 +193,9 @@ class Measurements:
     save_s: float | None = None  # the slowest part of the last checkpoint
     save_cost_s: float | None = None  # by how much steps were longer while the last one was written
     saving_s: float | None = None  # the same of the one that is being written, so far
-    switch_s: float = 0.0  # the last graceful switch: from the pause to the new group's go
+    switch_s: float = 0.0  # that the last graceful switch stood still, beside the step that it did
+    formed_s: float = 0.0  # the last group, from its order to its go
+    first_s: float = 0.0  # its first step
     resized: float | None = None  # when the last growth or drain was done
     reconfigurations: int = 0
     moving_bytes: float = 0.0  # that the worker which receives most of the newest plan's state receives
@@ -252,6 +254,7 @@ class Running:
     plan: Plan
     since: float
     proven: bool = False  # this generation committed a step
+    stands: float | None = None  # since when training stands still, before the first step after a switch
     told: int = 1  # how often it was told to train
     declined: Declined | None = None  # the last one of this group
     final_since: float = 0.0  # after the last step: when its checkpoint was last asked for or heard of
@@ -273,6 +276,7 @@ class Pausing:
     told: int = 1  # how often it was asked to
     settled: tuple[str, ...] = ()
     heard: float = 0.0  # when the group last said something
+    stands: float = 0.0  # when it last committed a step
     unsaved: float | None = None  # when its checkpoint could not be written
     broken: bool = False  # the group is over, while its checkpoint, which is whole, is being committed
 

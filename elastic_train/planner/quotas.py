@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from elastic_train.planner.plan import Mesh, WorkerSlot, even_shares
 
@@ -55,6 +55,17 @@ def shares_by_speed(
     counts = quotas(micro_batches, speeds, least)
     starts = [sum(counts[:i]) for i in range(len(counts))]
     return tuple(tuple(range(start, start + n)) for start, n in zip(starts, counts, strict=True))
+
+
+def shares_without(shares: Sequence[Sequence[int]], absent: Collection[int]) -> tuple[tuple[int, ...], ...]:
+    """Contiguous shares where the data-parallel indices in `absent` compute nothing, and the others what
+    they have in proportion to their shares.
+    """
+    there = [i for i in range(len(shares)) if i not in absent]
+    total = sum(map(len, shares))
+    counts = dict(zip(there, quotas(total, [max(len(shares[i]), 1) for i in there], 0), strict=True))
+    starts = [sum(counts.get(j, 0) for j in range(i)) for i in range(len(shares))]
+    return tuple(tuple(range(start, start + counts.get(i, 0))) for i, start in enumerate(starts))
 
 
 def slowest_end(shares: Sequence[Sequence[int]], mesh: Mesh, ranks: Sequence[WorkerSlot]) -> float:

@@ -115,6 +115,18 @@ def has_come_to(state: State, phase: str, step: int) -> bool:
     return phase not in AFTER_THE_UPDATE or now.phase in AFTER_THE_UPDATE
 
 
+def set_late(state: State, late: frozenset[int], continued: int) -> None:
+    """Which ranks are filled during the first step, and from which generation's state."""
+    state["member"].forming.shards.late = late
+    state["member"].continued = continued
+
+
+def waits_for_others(state: State, step: int) -> bool:
+    """Whether the member has computed its part of a step."""
+    now = state["member"].progress()
+    return (now.step, now.phase) == (step, "reduce")
+
+
 def abort(state: State, generation: int) -> None:
     state["member"].abort(generation)
 
@@ -296,8 +308,50 @@ class Gang:
         assert all(seen.all() for seen in filled.values()), "some elements are held by nobody"
         return found
 
-    def _move(self, transfers: Transfers, origin: From, processes: Sequence[int]) -> None:
+    def run_while_filling(
+        self, plan: Plan, processes: Sequence[int], origin: From, late: frozenset[int]
+    ) -> list[StepReport]:
+        """Form a generation whose `late` ranks are filled while the others run its first step; train to an
+        end. The reports of rank 0, which is not late.
+        """
+        haves = self._all(origin.holders, "held.table", origin.generation)
+        document = merged(self._all(origin.holders, "document", origin.generation))
+        self.join(plan, processes)
+        needs = self._all(processes, "forming.needs", Fragments.concat(haves))
+        transfers = plan_transfer(
+            needs,
+            haves,
+            need_nodes=plan.nodes,
+            have_nodes=[str(h) for h in origin.holders],
+            same={r: origin.holders.index(p) for r, p in enumerate(processes) if p in origin.holders},
+        )
+        assert isinstance(transfers, Transfers), transfers
+        there = [rank for rank in range(plan.world_size) if rank not in late]
+        self._move(transfers, origin, processes, there)
+        self._all(processes, "load", document)
+        self.pool.run(set_late, late, origin.generation, ranks=processes)
+        first, then = [processes[rank] for rank in there], [processes[rank] for rank in sorted(late)]
+        self._all(first, "go")
+        running = self.pool.call_async(run, ranks=first)
+        self.wait_for(first, waits_for_others, origin.step + 1)
+        self._move(transfers, origin, processes, sorted(late))
+        self._all(then, "go")
+        rest = self.pool.call_async(run, ranks=then)
+        outcomes = [*running.results(self._timeout), *rest.results(self._timeout)]
+        for end_, error, _ in outcomes:
+            assert end_ is not None, error
+        return outcomes[0][2]
+
+    def _move(
+        self,
+        transfers: Transfers,
+        origin: From,
+        processes: Sequence[int],
+        ranks: Sequence[int] | None = None,
+    ) -> None:
         for rank, process in enumerate(processes):
+            if ranks is not None and rank not in ranks:
+                continue
             rows = transfers.rows_of(rank)
             for number, holder in enumerate(origin.holders):
                 chosen = [row for row in rows if int(transfers.holder[row]) == number]

@@ -65,6 +65,10 @@ PHASE_AT: tuple[tuple[At, float], ...] = (
 )
 
 
+FILLING_AT, FILLED_AT = 0.2, 0.6
+"""When in its first step late members of a group are being filled, and when they are."""
+
+
 class SimulatedCluster(SimulatedMachines):
     """`moment` is called whenever the group reaches a phase of a step."""
 
@@ -287,6 +291,9 @@ class SimulatedCluster(SimulatedMachines):
             return
         nodes = {w.node for w in group.workers}
         seconds = self.step_s + max((n.slow_s for n in self.nodes.values() if n.name in nodes), default=0.0)
+        if group.late:
+            self.clock.after(FILLING_AT * seconds, lambda: self._reach(group, step, "filling"))
+            self.clock.after(FILLED_AT * seconds, lambda: group.broken or group.arrive())
         for phase, share in PHASE_AT:
             if self.watched(step, phase):
                 self.clock.after(share * seconds, lambda p=phase: self._reach(group, step, p))

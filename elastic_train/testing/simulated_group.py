@@ -64,6 +64,7 @@ class SimulatedGroup:
     broken: bool = False
     paused: bool = False
     phase: At = "forming"
+    late: set[str] = field(default_factory=set[str])  # members that lack their state in the first step
     told: set[str] = field(default_factory=set[str])  # members that heard that they have to train
     pause: bool = False
     save: bool = False
@@ -84,9 +85,23 @@ class SimulatedGroup:
         return now - max(self.moved, self.busy_until)
 
     def fill(self) -> None:
-        """Every rank has its verified state."""
+        """Every rank has its verified state, or others have, who give it to late ones beside a step."""
         self.ready = True
+        origin, mesh = self.form.origin, self.form.plan.mesh
+        if isinstance(origin, Live | Mixed) and mesh.dp_replicate == mesh.size:
+            whole = {w.name for w in self.workers if _holds(w, origin)}
+            self.late = {w.name for w in self.workers} - whole if whole else set()
+        self._hold(set(self.late))
+
+    def arrive(self) -> None:
+        """Late members have their state."""
+        late, self.late = self.late, set()
+        self._hold({w.name for w in self.workers} - late)
+
+    def _hold(self, others: set[str]) -> None:
         for rank, worker in enumerate(self.workers):
+            if worker.name in others:
+                continue
             held = isinstance(self.form.origin, Live | Mixed) and self.step
             applied = vote_of(self.step) if held else None
             worker.local_states[self.generation] = LocalState(
@@ -130,6 +145,11 @@ class SimulatedGroup:
         }
         worker.replayed = {}
         worker.logs = {g: first for g, first in worker.logs.items() if g == self.generation}
+
+
+def _holds(worker: SimulatedWorker, origin: Live | Mixed) -> bool:
+    held = worker.local_states.get(origin.generation)
+    return held is not None and held.step == origin.step
 
 
 def roll_forward(worker: SimulatedWorker, origin: Live | Mixed) -> None:

@@ -13,15 +13,16 @@ MICRO_BATCHES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimplePlanner:
-    """`replicas` of everything, or as many as divide the workers; the rest shards."""
+    """`replicas` of everything, where as many divide the workers, the rest shards; None: replicas only."""
 
-    replicas: int = 1
+    replicas: int | None = 1
 
     def __call__(self, question: Question, /) -> Planned | Infeasible:
         worker_slots = question.worker_slots[: question.most]
         if not worker_slots:
             return Infeasible(reason="no workers")
-        replicas = self.replicas if len(worker_slots) % self.replicas == 0 else 1
+        most = len(worker_slots)
+        replicas = most if self.replicas is None else self.replicas if most % self.replicas == 0 else 1
         mesh = Mesh(dp_replicate=replicas, dp_shard=len(worker_slots) // replicas)
         plan = Plan(
             mesh=mesh,

@@ -60,7 +60,7 @@ ZOMBIE_S = 30.0
 
 def simulated_policy(
     *,
-    replicas: int = 2,
+    replicas: int | None = 2,
     max_steps: int = 15,
     every: int = 4,
     max_failures: int = 50,
@@ -304,7 +304,7 @@ class Simulation:
     # -- faults ----------------------------------------------------------------------------------------------
 
     def _moment(self, step: int, phase: At) -> None:
-        due = [f for f in self._pending if (f.when.step, f.when.phase) == (step, phase)]
+        due = [f for f in self._pending if f.when.phase == phase and f.when.meets(step)]
         for fault in due:
             self._pending.remove(fault)
             self._do(fault)

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from elastic_train.checkpoint.merging import merged
 from elastic_train.config import RunSpec
+from elastic_train.errors import StateMismatch
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Vote
@@ -69,6 +70,7 @@ class Member:
         self.held = LocalStates()
         self._entry = GroupMembership(faults)
         self._next: UnfilledShards | None = None
+        self._late = False  # whether others train already while this one's shards are filled
         self._requests = Requests()
         self.continued: int | None = None  # the generation whose local state the forming group goes on from
         self._data: Data | None = None
@@ -170,9 +172,24 @@ class Member:
         self._leave()
 
     def fill_local(self, generation: int, boxes: Fragments) -> None:
-        """Copy boxes from an own local state into the new shards."""
-        read = self.held.read(generation, self.held.step_of(generation), boxes)
-        self.forming.fill(boxes, read)
+        """Keep boxes of an own local state where they are, or copy them: StateMismatch if a copy differs."""
+        step = self.held.step_of(generation)
+        left = self.forming.adopt(boxes, self.held.serving(generation, step))
+        self.forming.fill(left, self.held.read(generation, step, left))
+        if self.forming.digest_of(left) != self.held.digest_of(generation, step, left):
+            raise StateMismatch(step=step, detail="what was copied from this rank's own memory differs")
+
+    @property
+    def steady(self) -> bool:
+        """Whether parameters and the optimizer's state stay as they are from a step's begin to its vote."""
+        return not isinstance(self._task, LoopTask) and not self._spec.optimizer_in_backward
+
+    def filling(self, *, late: bool = False) -> None:
+        """Bytes came. With `late` from now on it is a phase of the first step, in which others compute."""
+        self._late |= late
+        if self._late:
+            shards = self.forming.shards
+            self._entry.mark(shards.generation, shards.rank, "filling", (shards.step or 0) + 1, -1)
 
     def load(self, document: dict[str, Any]) -> list[str]:
         """Take a document's scalars, after `fill`; sentences about what differs from the code."""
@@ -182,8 +199,10 @@ class Member:
         """The new shards become the state; earlier local states are dropped."""
         shards = self.forming.shards
         shards.log = follow(shards, self.held.every(), self.continued, self._spec)
-        self.held.replace(shards)
+        shards.spare_memory = [memory for old in self.held.every() for memory in old.gradient_memory]
+        self.held.replace(shards, continued=self.continued)
         self._next = None
+        self._late = False
         reclaim()
 
     @property
@@ -262,6 +281,7 @@ class Member:
 
     def _leave(self) -> None:
         abandoned, self._next = self._next is not None, None
+        self._late = False
         self.continued = None
         self._entry.leave()
         if abandoned:

@@ -97,7 +97,9 @@ def main() -> None:
     member.forming.digest()
     peak = memory("VmHWM")
     member.go()
-    print(json.dumps({"before": before, "state": int(table.nbytes.sum()), "grown": peak - before}))
+    moved = int(table.nbytes[~own].sum())
+    state = int(table.nbytes.sum())
+    print(json.dumps({"before": before, "state": state, "moved": moved, "grown": peak - before}))
     member.close()
     del server  # it served until here
 

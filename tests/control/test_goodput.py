@@ -88,7 +88,7 @@ def test_a_worker_more_that_saves_no_round_is_left_idle(real: Play) -> None:
     play.running(6, step=3)
     play.nodes("abcdefg")
     play.ready()
-    assert "dp_replicate 7 promises 0.0% more" in play.wait(20.0).reason
+    assert "dp_replicate 7 promises 0.0%" in play.wait(20.0).reason
     assert isinstance(play.phase, Running)
 
 

@@ -7,6 +7,7 @@ import pytest
 from elastic_train.control.commands import Abort, Form, Pause, StartWorker, StopWorker
 from elastic_train.control.events import Cause
 from elastic_train.control.states import Forming, Pausing, Running, Settling, Waiting
+from elastic_train.control.switch_cost import expected_s
 from elastic_train.recovery.evidence import Live
 from tests.control.conftest import shown_only
 
@@ -151,16 +152,30 @@ def test_few_steps_left_are_not_worth_a_switch(real):
     play.wait(4.0)
     play.at += 4.0
     play.settle()
-    play.go()  # that switch took four seconds
-    for number in range(4, 20):
+    play.go()
+    said = play.step(4).reason
+    assert said.startswith("step 4 is committed; the switch took 3 s beside it"), (
+        "of the four that it stood still"
+    )
+    for number in range(5, 20):
         play.step(number)
     play.nodes("abcd")
     play.ready()
     play.wait(60.0)
     assert isinstance(play.phase, Running)
     assert (
-        "dp_replicate 3 stays: dp_replicate 4 promises 100.0% less, a change takes 4" in play.outcome.reason
+        "dp_replicate 3 stays: dp_replicate 4 promises 100.0% less, a change takes 2.8" in play.outcome.reason
     )
+
+
+def test_before_the_first_switch_one_is_taken_to_cost_what_forming_and_a_long_first_step_took(real):
+    play = real.begin(2)
+    play.ready()
+    play.at += 3.0
+    play.go()
+    play.step(1, seconds=2.5)
+    play.step(2, seconds=1.0)
+    assert expected_s(play.facts.measured) == pytest.approx(3.0 + 1.5, abs=0.01)
 
 
 def test_standby_workers_beyond_the_largest_plan_change_nothing(play):

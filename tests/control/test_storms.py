@@ -36,7 +36,7 @@ NODES = ("a", "b", "c", "d")
 def weather(seed: int, *, stages: bool = False) -> Ended:
     """One run through a random storm, ended as it has to."""
     simulation = Simulation(
-        policy=simulated_policy(replicas=1 + seed % 2, stages=stages),
+        policy=simulated_policy(replicas=(1, 2, None)[seed % 3], stages=stages),
         schedule=storm(seed, steps=15, nodes=NODES, ranks=4, faults=seed % 6),
         refold=seed % 10 == 0,
     )
@@ -102,6 +102,9 @@ def test_ten_thousand_storms_keep_every_invariant(thousand):
         weather(first + number)
 
 
+FILLING = Moment(step=5, phase="filling")
+
+
 def play(*faults, policy: Policy | None = None, seed: int = 0, **values) -> Simulation:
     simulation = Simulation(
         policy=policy or simulated_policy(),
@@ -149,6 +152,32 @@ def test_with_a_replica_left_no_step_is_lost_wherever_a_rank_dies(phase, seed):
         : simulation.controller.state.facts.measured.reconfigurations + 1
     ]
     assert all("no committed step is lost" in r.reason for r in simulation.records if r.formed)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "then",
+    [
+        *(KillRank(when=FILLING, rank=rank) for rank in range(4)),
+        *(StopRank(when=FILLING, rank=rank) for rank in (0, 3)),
+        *(KillNode(when=FILLING, node=node) for node in "abd"),
+        BreakRank(when=FILLING, rank=1),
+        KillController(when=FILLING),
+        DrainNode(when=FILLING, node="a", notice_s=60.0),
+    ],
+    ids=str,
+)
+def test_whatever_happens_while_a_newcomer_is_filled_no_committed_step_is_lost(then, seed):
+    """A worker is lost; who takes its place gets its state while the others compute the first step."""
+    policy = simulated_policy(replicas=None, max_steps=30)
+    simulation = play(KillRank(when=Moment(step=4), rank=2), then, policy=policy, seed=seed)
+    assert outcome(simulation) == "finished"
+    formed = [r for r in simulation.records if r.formed]
+    assert all(r.formed.source in ("fresh", "live") for r in formed)
+    assert all("no committed step is lost" in r.reason for r in formed)
+    # A controller that comes back finds the group training.
+    changes = simulation.controller.state.facts.measured.reconfigurations
+    assert changes >= (2 if isinstance(then, KillController) else 3), "the second fault came"
 
 
 def test_a_rank_that_stands_still_costs_one_reconfiguration():

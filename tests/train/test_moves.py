@@ -51,6 +51,25 @@ def test_a_run_that_shrinks_and_grows_keeps_its_losses(pool: GlooPool) -> None:
         np.testing.assert_allclose(final[name], state[name], rtol=1e-9, atol=1e-12, err_msg=str(name))
 
 
+def test_ranks_that_are_filled_while_the_others_run_the_first_step_end_as_if_nothing_had_moved(
+    pool: GlooPool,
+) -> None:
+    gang = Gang(pool, TinyTask(), spec(9))
+    gang.form(gang.plan(1, 1))
+    expected, state = [r.loss for r in gang.run()], gang.whole()
+
+    gang.form(gang.plan(2, 1), [0, 1])
+    losses = [r.loss for r in gang.pause_at(4)]
+    losses += [
+        r.loss for r in gang.run_while_filling(gang.plan(4, 1), [1, 0, 2, 3], gang.held(), frozenset({2, 3}))
+    ]
+
+    np.testing.assert_allclose(losses, expected, rtol=1e-9)
+    final = gang.whole()
+    for name in state:
+        np.testing.assert_allclose(final[name], state[name], rtol=1e-9, atol=1e-12, err_msg=str(name))
+
+
 def test_a_move_to_the_same_plan_changes_no_bit(pool: GlooPool) -> None:
     gang = Gang(pool, TinyTask(), spec(6, "fp32"))
     gang.form(gang.plan(1, 2))

@@ -1,8 +1,8 @@
 """Perform Form: every member joins, fetches its part of the state from the origin, and verifies it.
 
 The order is fixed: holders settle at one step and say what they hold; members rendezvous and say what they
-need; the transfer plan says which bytes go where; members fetch from each other through Ray objects; the
-digest of the whole state is compared with what the holders had. Nothing here chooses.
+need; the transfer plan says which bytes go where; members fetch from each other through Ray objects, and
+compare what came with what the holders have. Nothing here chooses.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from elastic_train.geometry.coverage import uncovered, whole
 from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
+from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, PeerSnapshot
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
 
-MOD = 1 << 64
 LOOK_S = 1.0
 
 
@@ -59,9 +59,8 @@ class FormResult:
     """Every rank has its state of `step`."""
 
     step: int
-    digest: int
     notes: tuple[str, ...]
-    transfer_s: float = 0.0  # until the last rank had fetched and proved its state
+    transfer_s: float = 0.0  # until the last rank had fetched and proved its state; 0 where some are late
     near_bytes: int = 0  # that came from memory of the rank's own node
     far_bytes: int = 0  # and of other nodes
     by_module: bool | None = None  # how initial values were given, where any were
@@ -248,10 +247,15 @@ def _from_held(
     document = merged([offer.document for offer in offers])
     needs = _join(command, participants, store, everything, patience)
     nodes = [*(participants.nodes[worker] for worker in holders), *([] if stored is None else [""])]
-    digests = _digests(command, live, holders, participants, everything, haves) if stored is None else []
     same = {
         rank: holders.index(worker) for rank, worker in enumerate(command.plan.workers) if worker in holders
     }
+    late = frozenset[int]() if stored is not None else late_ranks(command.plan, everything, offers, same)
+    if late:  # they are given to during the first step, by ranks that take part in it
+        serving = {same[rank] for rank in range(command.plan.world_size) if rank not in late}
+        haves = [
+            have if i in serving else have.take(np.zeros(len(have), bool)) for i, have in enumerate(haves)
+        ]
     moves = _plan(command, needs, haves, list(command.plan.nodes), nodes, same)
     calls = []
     for rank, worker in enumerate(command.plan.workers):
@@ -264,15 +268,34 @@ def _from_held(
         own = moves.boxes(mine & (moves.holder == same.get(rank, -1)))
         rest = None if stored is None else (stored, moves.boxes(mine & (moves.holder == len(holders))))
         calls.append(
-            participants.handles[worker].gather.remote(command.generation, live, own, others, document, rest)
+            participants.handles[worker].gather.remote(
+                command.generation, live, own, others, document, rest=rest, late=late
+            )
         )
     filled = wait_all(calls, command.generation, patience)
-    if stored is not None:  # exact parts of one step: together they are what was saved, to the bit
-        expected = offers[-1].document.get("state_digest")
-    else:
-        expected = sum(wait_all(digests, command.generation, patience)) % MOD
+    # With a checkpoint, exact parts of one step are together what was saved, to the bit.
+    expected = offers[-1].document.get("state_digest") if stored is not None else None
     near, far = _distances(moves, command.plan.nodes, nodes)
-    return replace(_agree(filled, expected), near_bytes=near, far_bytes=far)
+    found = replace(_agree(filled, expected), near_bytes=near, far_bytes=far)
+    return replace(found, transfer_s=0.0) if late else found
+
+
+def late_ranks(
+    plan: Plan, everything: Fragments, offers: Sequence[Offer], same: Mapping[int, int]
+) -> frozenset[int]:
+    """Ranks that get their state while the others compute the first step, instead of before it.
+
+    Where every rank holds everything, those that hold it already can compute a step without the others, who
+    join in the sums, as long as nothing that is read changes before the vote.
+    """
+    if plan.mesh.dp_replicate < plan.world_size:
+        return frozenset()
+    complete = {
+        rank
+        for rank, i in same.items()
+        if offers[i].steady and not offers[i].undone and uncovered(everything, offers[i].holds) is None
+    }
+    return frozenset(range(plan.world_size)) - complete if complete else frozenset()
 
 
 def _distances(moves: Transfers, need_nodes: Sequence[str], have_nodes: Sequence[str]) -> tuple[int, int]:
@@ -280,24 +303,6 @@ def _distances(moves: Transfers, need_nodes: Sequence[str], have_nodes: Sequence
     source = np.array(have_nodes)[moves.holder]
     near = source == np.array(need_nodes)[moves.rank]
     return int(moves.nbytes[near].sum()), int(moves.nbytes[~near & (source != "")].sum())
-
-
-def _digests(
-    command: Form,
-    live: Live,
-    holders: tuple[str, ...],
-    participants: Participants,
-    everything: Fragments,
-    haves: Sequence[Fragments],
-) -> list[ray.ObjectRef]:
-    """Digests that the holders compute meanwhile, each of some of what it has: everything between them."""
-    cover = _plan(command, [everything], haves, [""], [participants.nodes[worker] for worker in holders], {})
-    return [
-        participants.handles[worker].digest_of.remote(
-            live.generation, live.step, cover.boxes(cover.holder == i)
-        )
-        for i, worker in enumerate(holders)
-    ]
 
 
 def _plan(
@@ -319,15 +324,13 @@ def _agree(filled: Sequence[Filled], expected: int | None) -> FormResult:
     step = filled[0].step
     if len(digests) != 1 or len({f.step for f in filled}) != 1:
         raise StateMismatch(step=step, detail="the ranks disagree on the digest of the whole state")
-    if expected is not None and digests != {expected}:
-        raise StateMismatch(
-            step=step, detail=f"digest {filled[0].digest:016x}, the holders had {expected:016x}"
-        )
+    digest = filled[0].digest
+    if expected is not None and digest != expected:
+        raise StateMismatch(step=step, detail=f"digest {digest or 0:016x}, {expected:016x} was kept")
     notes = dict.fromkeys(note for f in filled for note in f.notes)
     transfer_s = max(f.seconds for f in filled)
     return FormResult(
         step=step,
-        digest=filled[0].digest,
         notes=tuple(notes),
         transfer_s=transfer_s,
         by_module=filled[0].by_module,

@@ -62,9 +62,8 @@ class FaultInjector:
         self._calls[phase] += 1
         for number, fault in list(self._faults.items()):
             when = fault.when
-            due = when.step <= step if phase == "forming" else when.step == step
             exact = phase not in ("forward", "backward", "update") or when.micro_batch == count
-            if when.phase == phase and due and exact and self._mine(fault):
+            if when.phase == phase and when.meets(step) and exact and self._mine(fault):
                 del self._faults[number]
                 if claim(self._store, number):
                     self._do(fault)

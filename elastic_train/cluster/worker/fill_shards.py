@@ -1,9 +1,13 @@
-"""Fill new shards from other workers and peer stores with a bounded number of bytes in flight."""
+"""Fill new shards from other workers and peer stores, with a bounded number of bytes in flight; prove it.
+
+A rank compares the digest of what it was given with those of the givers. What it kept itself did not move.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -11,6 +15,8 @@ import numpy as np
 
 from elastic_train.cluster.checkpoint_io import batches
 from elastic_train.cluster.ray_calls import answer_while
+from elastic_train.errors import StateMismatch
+from elastic_train.geometry.digest import MASK
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live
 from elastic_train.train.member import Member
@@ -21,6 +27,49 @@ BATCH_BYTES, AHEAD = 32 * 2**20, 4
 Answer = Callable[[], Sequence[np.ndarray]]
 Ask = Callable[[Fragments], Answer]
 """Begins to fetch boxes; what it returns waits for their bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a rank gets of the state of `origin`: its own boxes, and by other holder (a handle) theirs."""
+
+    origin: Live
+    own: Fragments
+    others: Sequence[tuple[Any, Fragments]]
+
+    def split(self, state: str) -> tuple[Given, Given]:
+        """The boxes of this state with what is the rank's own, and the rest."""
+        here: list[tuple[Any, Fragments]] = []
+        rest: list[tuple[Any, Fragments]] = []
+        for handle, boxes in self.others:
+            chosen = np.array([boxes.names[key][1] == state for key in boxes.key.tolist()], bool)
+            here += [(handle, boxes.take(chosen))] if chosen.any() else []
+            rest += [(handle, boxes.take(~chosen))] if not chosen.all() else []
+        nothing = self.own.take(np.zeros(len(self.own), bool))
+        return (
+            Given(origin=self.origin, own=self.own, others=here),
+            Given(origin=self.origin, own=nothing, others=rest),
+        )
+
+
+def take(member: Member, given: Given) -> None:
+    """Fill what is given, and prove it: StateMismatch where it is not what the givers have."""
+    origin, check = given.origin, member.check
+    digests = [
+        handle.digest_of.remote(origin.generation, origin.step, boxes) for handle, boxes in given.others
+    ]
+    fill_from(member, origin, given.own, [(reads(h, origin, check), boxes) for h, boxes in given.others])
+    came = sum(member.forming.digest_of(boxes) for _, boxes in given.others) & MASK
+    there = sum(answer_while(digest, check) for digest in digests) & MASK
+    if came != there:
+        raise StateMismatch(step=origin.step, detail=f"digest {came:016x}, the holders have {there:016x}")
+
+
+def check_complete(member: Member, step: int) -> None:
+    """StateMismatch where not every byte that is needed was given, or one twice."""
+    filled, needed = member.forming.filled_bytes, member.forming.needed_bytes
+    if filled != needed:
+        raise StateMismatch(step=step, detail=f"{filled} of {needed} bytes were given")
 
 
 def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tuple[Ask, Fragments]]) -> None:
@@ -36,6 +85,7 @@ def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tup
     while waiting:
         answer, boxes = waiting.popleft()
         member.forming.fill(boxes, answer())
+        member.filling()
         following = next(asked, None)
         if following is not None:
             ask, boxes = following

@@ -28,7 +28,7 @@ from elastic_train.cluster.stage_replays import StageReplay
 from elastic_train.cluster.worker.capture_output import CapturedOutput
 from elastic_train.cluster.worker.compute_time import Stopwatch
 from elastic_train.cluster.worker.direct_tier import DirectTier
-from elastic_train.cluster.worker.fill_shards import fill_from, reads
+from elastic_train.cluster.worker.fill_shards import Given, check_complete, fill_from, reads, take
 from elastic_train.cluster.worker.replay_stage import StepLog, complete, replay, step_log
 from elastic_train.cluster.worker.restore_shards import restore
 from elastic_train.cluster.worker.shared_memory_tier import SharedMemoryTier
@@ -76,6 +76,7 @@ class Worker:
         self._gone = 0  # the generation that was let go last
         self._finished = 0  # the generation that ran the last step here
         self._paused = 0  # the generation that stands at a boundary here
+        self._later: Given | None = None  # what a late rank takes once the others compute
         self._stopwatch = Stopwatch(waited)
         self._reporter = WorkerReporter(worker=name, node=node, stopwatch=self._stopwatch)
         self._training = TrainingThread()
@@ -144,6 +145,7 @@ class Worker:
                 holds=self._owner.held.table(origin.generation),
                 document=self._owner.document(origin.generation),
                 undone=undone,
+                steady=self._owner.steady,
             )
 
         return self._on_training(origin.generation, settle)
@@ -170,11 +172,12 @@ class Worker:
         """Take a rank: rendezvous, mesh, model with empty shards. Returns what it then needs."""
         self._generation = assignment.generation
 
-        def take() -> Fragments:
+        def enter() -> Fragments:
+            self._later = None
             self._owner.join(assignment)
             return self._owner.forming.needs(states)
 
-        return self._on_training(assignment.generation, take)
+        return self._on_training(assignment.generation, enter)
 
     def gather(
         self,
@@ -183,20 +186,30 @@ class Worker:
         own: Fragments,
         others: Sequence[tuple[Any, Fragments]],
         document: dict[str, Any],
+        *,
         rest: tuple[Stored, Fragments] | None = None,
+        late: frozenset[int] = frozenset(),
     ) -> Filled:
-        """Fill the new shards from the own local state, from the holders named, and the rest from storage."""
+        """Fill the new shards from the own local state, from the holders named, and the rest from storage.
+
+        A rank that is `late` gets what others have while these compute the first step: here it takes what a
+        forward may change, and with `go` everything else.
+        """
 
         def fill() -> Filled:
-            self._owner.continued = origin.generation
-            check = self._owner.check
-            asked = [(reads(handle, origin, check), boxes) for handle, boxes in others]
-            fill_from(self._owner, origin, own, asked)
+            member, given = self._owner, Given(origin=origin, own=own, others=others)
+            member.continued = origin.generation
             if rest is not None:
-                stored, lacking = rest
-                for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):
-                    self._owner.forming.fill(boxes, arrays)
-            return self._filled(document)
+                return self._from_storage_too(given, rest, document)
+            shards = member.forming.shards
+            shards.late = late
+            if shards.rank in late:
+                given, self._later = given.split("buffer")
+            take(member, given)
+            notes = member.load(dict(document))
+            if self._later is None:
+                check_complete(member, origin.step)
+            return Filled(digest=None, step=document["step"], notes=tuple(notes))
 
         return self._timed(generation, fill)
 
@@ -289,15 +302,32 @@ class Worker:
         assert self._member is not None
         return self._member
 
-    def _filled(self, document: Mapping[str, Any]) -> Filled:
-        notes = self._owner.load(dict(document))
-        return Filled(digest=self._owner.forming.digest(), step=document["step"], notes=tuple(notes))
+    def _from_storage_too(
+        self, given: Given, rest: tuple[Stored, Fragments], document: Mapping[str, Any]
+    ) -> Filled:
+        """Exact parts of one step, some of them of a checkpoint: their digest is compared as a whole."""
+        member, (stored, lacking) = self._owner, rest
+        asked = [(reads(handle, given.origin, member.check), boxes) for handle, boxes in given.others]
+        fill_from(member, given.origin, given.own, asked)
+        for boxes, arrays in read_in_batches(self._writer.open(stored), lacking):
+            member.forming.fill(boxes, arrays)
+        notes = member.load(dict(document))
+        return Filled(digest=member.forming.digest(), step=document["step"], notes=tuple(notes))
+
+    def _take_the_rest(self) -> None:
+        """What a late rank lacks, while others compute the first step, whose vote waits for it."""
+        later, self._later = self._later, None
+        if later is not None:
+            self._owner.filling(late=True)
+            take(self._owner, later)
+            check_complete(self._owner, later.origin.step)
 
     def _run(self, generation: int) -> None:
         if generation != self._generation or self._reporter.settled(generation) or generation == self._gone:
             return
         self._gone = generation
         try:
+            self._take_the_rest()
             self._owner.go()
             end = self._owner.run()
         except GroupIsBroken as error:

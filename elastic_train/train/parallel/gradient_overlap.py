@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,15 +45,24 @@ class GradientSum:
         summed: Callable[[tuple[str, ...]], None] | None = None,
         *,
         early: bool = True,
+        spare: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Not `early`: nothing is begun before `start_rest`, and parameters may be frozen by then."""
+        """Not `early`: nothing is begun before `start_rest`, and parameters may be frozen by then. `spare` is
+        memory that is used for buckets of its size.
+        """
         self._group, self._summed = group, summed
-        self._buckets = list(_buckets({fqn: p for fqn, p in parameters.items() if not is_sharded(p)}))
+        whole = {fqn: p for fqn, p in parameters.items() if not is_sharded(p)}
+        self._buckets = list(_buckets(whole, list(spare)))
         self._next = self._done = 0  # the first bucket that was not begun, and that was not taken
         self._armed = False
         for bucket in self._buckets if early else ():
             for at, parameter in enumerate(bucket.parameters):
                 parameter.register_post_accumulate_grad_hook(_Hook(self, bucket, at))
+
+    @property
+    def memory(self) -> list[torch.Tensor]:
+        """Of the buckets: another sum may have it as `spare`, once nobody needs these gradients."""
+        return [bucket.flat for bucket in self._buckets]
 
     def arm(self) -> None:
         """The next backward is this rank's last of the step."""
@@ -147,29 +156,33 @@ class _Hook:
         self.sum.arrived(self.bucket, self.at)
 
 
-def _buckets(parameters: Mapping[str, nn.Parameter]) -> Iterator[GradientBucket]:
+def _buckets(parameters: Mapping[str, nn.Parameter], spare: list[torch.Tensor]) -> Iterator[GradientBucket]:
     """Runs of one dtype of at most BUCKET_BYTES, or a single larger tensor; last parameters first, as their
-    gradients tend to come first."""
+    gradients tend to come first. Memory that is `spare` and of the right size is used first."""
     names: list[str] = []
     size = 0
     for fqn, parameter in reversed(list(parameters.items())):
         own = _local(parameter).nbytes
         if names and (parameter.dtype != parameters[names[0]].dtype or size + own > BUCKET_BYTES):
-            yield _bucket(names, parameters)
+            yield _bucket(names, parameters, spare)
             names, size = [], 0
         names.append(fqn)
         size += own
     if names:
-        yield _bucket(names, parameters)
+        yield _bucket(names, parameters, spare)
 
 
-def _bucket(names: list[str], parameters: Mapping[str, nn.Parameter]) -> GradientBucket:
+def _bucket(
+    names: list[str], parameters: Mapping[str, nn.Parameter], spare: list[torch.Tensor]
+) -> GradientBucket:
     members = tuple(parameters[fqn] for fqn in names)
     local = [_local(p) for p in members]
+    wanted = (sum(t.numel() for t in local), local[0].dtype, local[0].device)
+    there = next((i for i, t in enumerate(spare) if (t.numel(), t.dtype, t.device) == wanted), None)
     return GradientBucket(
         names=tuple(names),
         parameters=members,
-        flat=torch.empty(sum(t.numel() for t in local), dtype=local[0].dtype, device=local[0].device),
+        flat=torch.empty(wanted[0], dtype=wanted[1], device=wanted[2]) if there is None else spare.pop(there),
         missing=set(),
     )
 

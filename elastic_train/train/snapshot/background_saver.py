@@ -1,12 +1,17 @@
-"""Snapshots that are copied in the background while the next step computes."""
+"""Snapshots that are copied in the background while the next step computes.
+
+Their memory is reserved while a generation's first step computes, whose vote waits for it.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
 
 import torch
 
-from elastic_train.checkpoint.engine.arena import aligned, slot_bytes
+from elastic_train.checkpoint.engine.arena import Arena, aligned, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine
 from elastic_train.checkpoint.engine.lane import AtOnce, CopyLane
@@ -28,6 +33,8 @@ class BackgroundSaver:
         self.every_step = tier.every_step
         self._described, self._tier, self._note = described, tier, note
         self._engine: Engine | None = None
+        self._arena: Future[Arena] | None = None  # until there is an engine for it
+        self._device = torch.device("cpu")
         self._reserved = 0
         self._before = Counts()
 
@@ -37,7 +44,7 @@ class BackgroundSaver:
         return self._before + self._engine.counts if self._engine is not None else self._before
 
     def start(self, shards: Shards) -> None:
-        """Reserve memory for this generation, before its first step."""
+        """Begin to reserve memory for this generation's snapshots."""
         held = own_share(tuple(parts(shards)))
         sizes = [part.view.numel() * part.view.element_size() for part in held]
         if not any(shards.optimizer.state.values()):  # each may come to begin on a page of its own
@@ -51,6 +58,9 @@ class BackgroundSaver:
         self._tier.step_took(seconds)
 
     def ready(self, timeout: float) -> bool:
+        if self._arena is not None and wait([self._arena], timeout).not_done:
+            return False
+        self._meet_engine()
         return self._tier.ready(timeout)
 
     def busy(self, *, storage: bool) -> bool:
@@ -69,10 +79,14 @@ class BackgroundSaver:
         needed = slot_bytes(source.nbytes for source in found)
         if needed > self._reserved:
             self._reserve(shards.generation, shards.device, needed)
+        self._meet_engine()
         assert self._engine is not None
         self._engine.begin(snapshot, found, wait=wait)
 
     def end(self) -> None:
+        arena, self._arena = self._arena, None
+        if arena is not None:  # nobody reserves any more once this returns
+            wait([arena])
         engine, self._engine = self._engine, None
         if engine is not None:
             engine.retire()
@@ -82,7 +96,23 @@ class BackgroundSaver:
 
     def _reserve(self, generation: int, device: torch.device, size: int) -> None:
         self.end()
-        arena = self._tier.memory(generation, size)
+        arena = self._arena = Future[Arena]()
+        self._device, self._reserved = device, size
+
+        def reserve() -> None:
+            try:
+                arena.set_result(self._tier.memory(generation, size))
+            except BaseException as error:  # noqa: BLE001 - raised where the memory is wanted
+                arena.set_exception(error)
+
+        threading.Thread(target=reserve, name="reserve", daemon=True).start()
+
+    def _meet_engine(self) -> None:
+        """Once the memory is there; raises why it is not."""
+        if self._arena is None:
+            return
+        reserved, self._arena = self._arena, None
+        arena, device = reserved.result(), self._device
         lane: CopyLane = AtOnce()
         if device.type != "cpu":
             lane = DeviceLane(device, arena)
@@ -95,4 +125,3 @@ class BackgroundSaver:
             dropped=self._tier.dropped,
             lane=lane,
         )
-        self._reserved = size

@@ -74,7 +74,8 @@ def check(shards: Shards, there: Kinds, *, foreign: bool, url: str = "the state"
 def memory_for(shards: Shards, names: Iterable[Name], kinds: Kinds) -> dict[Name, torch.Tensor]:
     """Memory for the optimizer's states of these names; those without a kind are like their parameter.
 
-    States of other stages' parameters get none.
+    States of other stages' parameters get none. What has a kind is given every byte later, so it has no
+    values here.
     """
     found: dict[Name, torch.Tensor] = {}
     for fqn, state in names:
@@ -87,7 +88,11 @@ def memory_for(shards: Shards, names: Iterable[Name], kinds: Kinds) -> dict[Name
             raise TensorMismatch(url=f"{fqn} {state}", problem="the model has no parameter of this name.")
         dtype, shape = kinds.get((fqn, state), (None, shards.whole.shapes[fqn]))
         found[fqn, state] = shard_like(
-            parameter, shape, DTYPES[dtype] if dtype else parameter.dtype, shards.device
+            parameter,
+            shape,
+            DTYPES[dtype] if dtype else parameter.dtype,
+            shards.device,
+            zeros=dtype is None,
         )
     return found
 

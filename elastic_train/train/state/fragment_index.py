@@ -26,6 +26,10 @@ class FragmentIndex:
     def table(self) -> Fragments:
         return table(self.parts)
 
+    def parts_of(self, name: tuple[str, str]) -> list[TensorPart]:
+        """What is here of a (tensor, state)."""
+        return self._by_name.get(name, [])
+
     def read(self, wanted: Fragments) -> list[np.ndarray]:
         """The bytes of each box, uint8."""
         return [read_box(self._holder(wanted, row), wanted.box(row)) for row in range(len(wanted))]

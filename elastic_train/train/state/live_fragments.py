@@ -95,17 +95,26 @@ def is_empty(value: object) -> bool:
 
 
 def shard_like(
-    parameter: nn.Parameter, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    parameter: nn.Parameter,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    zeros: bool = True,
 ) -> torch.Tensor:
-    """Memory for a state tensor of a parameter: cut as the parameter if it has its shape, else whole."""
+    """Memory for a state tensor of a parameter: cut as the parameter if it has its shape, else whole.
+
+    Without `zeros` its pages are not touched before they are filled, and never where they are not.
+    """
+    make = torch.zeros if zeros else torch.empty
     if not isinstance(parameter, DTensor):
-        return torch.zeros(shape, dtype=dtype, device=device)
+        return make(shape, dtype=dtype, device=device)
     mesh = parameter.device_mesh
     if shape == tuple(parameter.shape):
-        local = torch.zeros(parameter.to_local().shape, dtype=dtype, device=device)
+        local = make(parameter.to_local().shape, dtype=dtype, device=device)
         placements: Sequence[object] = parameter.placements
     else:
-        local, placements = torch.zeros(shape, dtype=dtype, device=device), [Replicate()] * mesh.ndim
+        local, placements = make(shape, dtype=dtype, device=device), [Replicate()] * mesh.ndim
     stride = torch.empty(shape, device="meta").stride()
     return DTensor.from_local(
         local, mesh, placements, run_check=False, shape=torch.Size(shape), stride=stride

@@ -35,6 +35,7 @@ class LocalStates:
 
     def __init__(self) -> None:
         self._shards: tuple[Shards, ...] = ()
+        self._continued: int | None = None  # the generation whose state the present shards began with
         self._helped: tuple[_Helped, ...] = ()
         self._lock = threading.Lock()
         # of (generation, step), made when first read from
@@ -46,10 +47,14 @@ class LocalStates:
         (shards,) = self._shards
         return shards
 
-    def replace(self, shards: Shards | None) -> None:
-        """This one is the state, whatever was held before is dropped."""
+    def replace(self, shards: Shards | None, *, continued: int | None = None) -> None:
+        """This one is the state, whatever was held before is dropped.
+
+        Until its first update it is also the state of the generation that it `continued`, for ranks that
+        are filled from here meanwhile.
+        """
         with self._lock:
-            self._shards = () if shards is None else (shards,)
+            self._shards, self._continued = () if shards is None else (shards,), continued
             helped, self._helped = self._helped, ()
             self._index = None
         for old in helped:
@@ -126,7 +131,10 @@ class LocalStates:
 
     def serving(self, generation: int, step: int) -> FragmentIndex:
         """The fragments of a local state; GroupBroken if it is not at that step any more."""
-        held = self.of(generation)
+        with self._lock:
+            begun = self._continued == generation and len(self._shards) == 1
+            held = self._shards if begun else ()
+        held = held or self.of(generation)
         with self._lock:
             for shards in held:
                 with shards.lock:

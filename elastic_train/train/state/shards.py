@@ -83,9 +83,12 @@ class Shards:
     schedule: Schedule | None
     device: torch.device
     moving: Moving = field(default_factory=Moving)  # what the optimizer changes beside its state
+    gradient_memory: list[torch.Tensor] = field(default_factory=list[torch.Tensor])  # of sums over ranks
+    spare_memory: list[torch.Tensor] = field(default_factory=list[torch.Tensor])  # that of the shards before
     built: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # modules, as they were
     modules: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # at the last boundary
     by_module: bool | None = None
+    late: frozenset[int] = frozenset()  # ranks that are filled during this generation's first step
     step: int | None = None
     applied: Vote | None = None
     pending: PendingStep = field(default_factory=PendingStep)

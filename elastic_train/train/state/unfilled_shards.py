@@ -13,6 +13,7 @@ from elastic_train.data.identity import DataIdentity
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.train.state import compatibility
 from elastic_train.train.state import scalar_state as documents
+from elastic_train.train.state.adopt_memory import adopt_memory
 from elastic_train.train.state.fragment_index import FragmentIndex
 from elastic_train.train.state.initial_values import agreed, give_values
 from elastic_train.train.state.live_fragments import own_share, parts
@@ -57,6 +58,15 @@ class UnfilledShards:
         wanted = np.array([table.names[key] not in initial for key in table.key.tolist()], bool)
         return self._counted(table.take(wanted))
 
+    def adopt(self, boxes: Fragments, held: FragmentIndex) -> Fragments:
+        """Use the memory of a local state for what a rank keeps as it is; the boxes that are left to copy.
+
+        That state may be read until `go`, and is written by nobody any more.
+        """
+        taken = adopt_memory(self.shards, self._filled, boxes, held)
+        self._came(boxes.take(taken))
+        return boxes.take(~taken)
+
     def fill(self, boxes: Fragments, arrays: Sequence[np.ndarray]) -> None:
         """Copy bytes into the shards."""
         self._index().write(boxes, arrays)
@@ -88,6 +98,10 @@ class UnfilledShards:
         own = FragmentIndex(own_share(tuple(parts(self.shards)))).digest()
         with self._guard.collective("comparing digests", self.shards.step or 0):
             return reduced_digest(own, device=self.shards.device.type)
+
+    def digest_of(self, boxes: Fragments) -> int:
+        """Digest of boxes that were filled, to compare with what those had who gave them."""
+        return self._index().digest_of(boxes)
 
     def _counted(self, needs: Fragments) -> Fragments:
         self.needed_bytes, self.filled_bytes = int(needs.nbytes.sum()), 0

@@ -48,8 +48,10 @@ class GradientSums:
         self.trainable, place = trainable, self._place
         self._counted = {fqn: replica_of(fqn, p, place).index == 0 for fqn, p in trainable.items()}
         self.over_data = None
+        spare, self._shards.spare_memory = self._shards.spare_memory, []
         if place.data is not None and self._overlaps:
-            self.over_data = GradientSum(trainable, place.data, self.ready)
+            self.over_data = GradientSum(trainable, place.data, self.ready, spare=spare)
+            self._shards.gradient_memory = self.over_data.memory
 
     def arm(self) -> None:
         """The next backward makes the step's last gradients: sum each bucket as soon as it is complete."""

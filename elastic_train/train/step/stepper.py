@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_train.data.order import MicroBatch, ids_digest
+from elastic_train.planner.quotas import shares_without
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.boundary.sender import Sender
@@ -74,6 +75,7 @@ class Stepper:
         self._buffers = ChangingBuffers(shards.model, most, data)
         self._several = most > 1
         self._fence = fence
+        self._late, self._first = shards.late, (shards.step or 0) + 1
         self._updates = None
         if spec.optimizer_in_backward and replayed is None:  # what is replayed is updated after its vote
             self._updates = InBackward(
@@ -222,7 +224,10 @@ class Stepper:
         """
         plan = self._shards.plan
         micro_batches = self._order.micro_batches(step)
-        shares = [[i for i in share if i < len(micro_batches)] for share in plan.shares]
+        planned = plan.shares
+        if self._late and step == self._first:  # who has no state yet takes part in the sums alone
+            planned = shares_without(planned, {plan.mesh.dp_index(rank) for rank in self._late})
+        shares = [[i for i in share if i < len(micro_batches)] for share in planned]
         own = shares[plan.mesh.dp_index(self._shards.rank)]
         rounds = max(map(len, shares)) if plan.mesh.dp_shard > 1 else len(own)
         fillers = [Work(micro_batch=micro_batches[own[0] if own else 0], filler=True)] * (rounds - len(own))

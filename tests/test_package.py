@@ -20,6 +20,7 @@ OF_EXTRAS = {
     "show/exposition.py": {"ui"},
     "show/server.py": {"ui"},
     "cli/report_and_ui.py": {"ui"},
+    "cluster/driver/live_page.py": {"ui"},
     "models/hf_tokens.py": {"hf"},
     "models/parameter_names.py": {"hf"},
     "testing/store_contract.py": {"dev"},

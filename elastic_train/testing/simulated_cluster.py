@@ -43,7 +43,10 @@ from elastic_train.recovery.evidence import Live, Mixed, checkpoint_of
 from elastic_train.testing import simulated_log
 from elastic_train.testing.simulated_faults import Evaluate
 from elastic_train.testing.simulated_group import (
+    FILLED_AT,
+    FILLING_AT,
     FOREVER,
+    PHASE_AT,
     SimulatedGroup,
     SimulatedWorker,
     roll_forward,
@@ -56,17 +59,6 @@ from elastic_train.testing.simulated_time import Clock
 
 ROOM_S = 0.5
 """From one look for room to the next, for a process that waits for it."""
-PHASE_AT: tuple[tuple[At, float], ...] = (
-    ("forward", 0.1),
-    ("backward", 0.4),
-    ("reduce", 0.7),
-    ("vote", 0.8),
-    ("optimizer", 0.9),
-)
-
-
-FILLING_AT, FILLED_AT = 0.2, 0.6
-"""When in its first step late members of a group are being filled, and when they are."""
 
 
 class SimulatedCluster(SimulatedMachines):

@@ -10,6 +10,18 @@ from elastic_train.control.commands import Form
 from elastic_train.control.fault_schedule import At
 from elastic_train.recovery.evidence import Live, LocalState, Mixed, Vote
 
+PHASE_AT: tuple[tuple[At, float], ...] = (
+    ("forward", 0.1),
+    ("backward", 0.4),
+    ("reduce", 0.7),
+    ("vote", 0.8),
+    ("optimizer", 0.9),
+)
+
+
+FILLING_AT, FILLED_AT = 0.2, 0.6
+"""When in its first step late members of a group are being filled, and when they are."""
+
 
 @dataclass(slots=True)
 class SimulatedNode:

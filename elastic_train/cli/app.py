@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,10 +47,15 @@ def _positive(value: float | None) -> float | None:
     return value
 
 
-Run = Annotated[
-    str,
-    typer.Argument(help="The run's directory: <storage_path>/<name>, a path or a URL.", callback=_path),
-]
+def _place(said: str) -> Any:
+    return typer.Argument(help=said, callback=_path)
+
+
+def _above_zero(said: str) -> Any:
+    return typer.Option(help=said, callback=_positive)
+
+
+Run = Annotated[str, _place("The run's directory: <storage_path>/<name>, a path or a URL.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Spec = Annotated[str | None, typer.Option(help="A specification of names and layouts, a TOML file.")]
 ShowMap = Annotated[bool, typer.Option("--describe", help="Print the map of every tensor and stop.")]
@@ -95,21 +100,11 @@ def plan(
     hardware: Annotated[
         str, typer.Option(help="A known accelerator, like h100: what is not given below.")
     ] = "",
-    memory: Annotated[
-        float | None, typer.Option(help="GiB of memory of a worker.", callback=_positive)
-    ] = None,
-    tflops: Annotated[
-        float | None, typer.Option(help="Tera-operations per second of a worker; 0.05.", callback=_positive)
-    ] = None,
-    inside: Annotated[
-        float | None, typer.Option(help="GB/s between workers of a node; 5.", callback=_positive)
-    ] = None,
-    between: Annotated[
-        float | None, typer.Option(help="GB/s of a node to the others; 1.", callback=_positive)
-    ] = None,
-    latency: Annotated[
-        float | None, typer.Option(help="Microseconds of a message; 100.", callback=_positive)
-    ] = None,
+    memory: Annotated[float | None, _above_zero("GiB of memory of a worker.")] = None,
+    tflops: Annotated[float | None, _above_zero("Tera-operations per second of a worker; 0.05.")] = None,
+    inside: Annotated[float | None, _above_zero("GB/s between workers of a node; 5.")] = None,
+    between: Annotated[float | None, _above_zero("GB/s of a node to the others; 1.")] = None,
+    latency: Annotated[float | None, _above_zero("Microseconds of a message; 100.")] = None,
     as_json: Json = False,
 ) -> None:
     """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible.
@@ -217,9 +212,7 @@ def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopp
 
 @app.command()
 def doctor(
-    storage: Annotated[
-        str, typer.Argument(help="A storage path, as in RunConfig: a path or a URL.", callback=_path)
-    ],
+    storage: Annotated[str, _place("A storage path, as in RunConfig: a path or a URL.")],
     state: Annotated[
         float, typer.Option(min=0.0, help="GiB of parameters and optimizer state, for the space.")
     ] = 0.0,
@@ -279,7 +272,7 @@ def verify(run: Run, step: Step = None, as_json: Json = False, allow_root: Allow
 @ckpt.command("export")
 def export(
     run: Run,
-    out: Annotated[str, typer.Argument(help="An empty directory, a path or a URL.", callback=_path)],
+    out: Annotated[str, _place("An empty directory, a path or a URL.")],
     to: Annotated[str, typer.Option(help="hf, ucp or dcp.")],
     spec: Spec = None,
     step: Step = None,
@@ -309,9 +302,7 @@ def export(
 
 @ckpt.command("import")
 def import_(
-    source: Annotated[
-        str, typer.Argument(help="A checkpoint of another system, a path or a URL.", callback=_path)
-    ],
+    source: Annotated[str, _place("A checkpoint of another system, a path or a URL.")],
     run: Run,
     spec: Spec = None,
     copy: Annotated[bool, typer.Option(help="Copy the bytes instead of pointing at them.")] = False,
@@ -345,10 +336,8 @@ def import_(
 
 @ckpt.command()
 def diff(
-    a: Annotated[
-        str, typer.Argument(help="A run, a checkpoint's directory, or another system's.", callback=_path)
-    ],
-    b: Annotated[str, typer.Argument(help="Another one.", callback=_path)],
+    a: Annotated[str, _place("A run, a checkpoint's directory, or another system's.")],
+    b: Annotated[str, _place("Another one.")],
     spec: Annotated[str | None, typer.Option(help="A specification that reads B in A's terms.")] = None,
     as_json: Json = False,
     allow_root: Allow = None,

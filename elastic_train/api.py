@@ -24,6 +24,7 @@ from elastic_train.config import (
     Timing,
 )
 from elastic_train.errors import ConfigError
+from elastic_train.option_checks import of_type
 
 if TYPE_CHECKING:
     from ray.train import RunConfig, ScalingConfig
@@ -83,15 +84,15 @@ class ElasticTrainer:
             max_steps=max_steps,
             scaling_config=scaling_config,
             run_config=run_config,
-            parallelism=parallelism or Parallelism(),
+            parallelism=Parallelism() if parallelism is None else parallelism,
             clip_norm=clip_norm,
             optimizer_in_backward=optimizer_in_backward,
             precision=precision,
             loss_scale=loss_scale,
             checkpoints=checkpoints,
             machines=machines,
-            timing=timing or Timing(),
-            limits=limits or Limits(),
+            timing=Timing() if timing is None else timing,
+            limits=Limits() if limits is None else limits,
             on_event=on_event,
             compare_replicas=compare_replicas,
             boundary_logs=boundary_logs,
@@ -198,9 +199,9 @@ def _spec(
 ) -> RunSpec:
     from elastic_train.cluster.ray_train_configs import translated
 
+    of_type("limits", limits, Limits)
     said = translated(scaling_config, run_config, checkpoints, limits.failures)
-    if not isinstance(machines, Machines):
-        raise ConfigError(field="machines", problem=f"must be a Machines, got {machines!r}.")
+    of_type("machines", machines, Machines)
     chosen = {field.name: getattr(machines, field.name) for field in fields(machines)}
     bounds = {name: getattr(limits, name) for name in ("not_finite", "unsaved", "unsaved_s")}
     return RunSpec(**bounds, **said, **chosen, **rest)

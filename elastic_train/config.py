@@ -12,7 +12,7 @@ from typing import Any, Literal
 from elastic_train.axes import MODEL
 from elastic_train.clouds import CLOUDS
 from elastic_train.errors import ConfigError
-from elastic_train.option_checks import at_least, positive, typed
+from elastic_train.option_checks import at_least, positive, seconds, typed
 
 Precision = Literal["fp32", "bf16", "fp16", "fp64"]
 Prints = Literal["none", "first", "all"]
@@ -210,7 +210,7 @@ class Timing:
     def __post_init__(self) -> None:
         typed(self, "timing.")
         for name in self.__slots__:
-            positive(f"timing.{name}", getattr(self, name))
+            seconds(f"timing.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,11 +222,11 @@ class Notices:
     every_s: float = 2.0
 
     def __post_init__(self) -> None:
+        typed(self, "notices.")
         if self.cloud not in CLOUDS:
             known = ", ".join(map(repr, CLOUDS))
             raise ConfigError(field="notices.cloud", problem=f"{self.cloud!r} is none of {known}.")
-        typed(self, "notices.")
-        positive("notices.every_s", self.every_s)
+        seconds("notices.every_s", self.every_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,9 +286,9 @@ class Limits:
         typed(self, "limits.")
         at_least(0, "limits.failures", self.failures or 0)
         positive("limits.not_finite", self.not_finite)
-        for name in ("unsaved", "unsaved_s"):
+        for name, check in (("unsaved", positive), ("unsaved_s", seconds)):
             if (value := getattr(self, name)) is not None:
-                positive(f"limits.{name}", value)
+                check(f"limits.{name}", value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,27 @@ def positive(name: str, value: float) -> None:
         raise ConfigError(field=name, problem=f"must be positive, got {value}.")
 
 
+LONGEST_S = 1e9
+"""More than any run lasts, and less than what a thread can be told to wait for."""
+
+
+def seconds(name: str, value: float) -> None:
+    """A time that something is waited for: never nothing, and never without an end."""
+    positive(name, value)
+    if value > LONGEST_S:
+        raise ConfigError(
+            field=name,
+            problem=f"must be at most {LONGEST_S:g} s, which is 30 years, got {value}.",
+            remedy="Say a number that is long enough.",
+        )
+
+
+def of_type(name: str, value: object, hint: Any) -> None:
+    """Refuse a value that is not of a type, as annotations name it."""
+    if not _fits(value, hint):
+        raise ConfigError(field=name, problem=f"must be {_said(hint)}, got {value!r}.")
+
+
 def at_least(least: int, name: str, value: float) -> None:
     if not value >= least:
         raise ConfigError(field=name, problem=f"must be {least} or more, got {value}.")
@@ -23,9 +44,7 @@ def at_least(least: int, name: str, value: float) -> None:
 def typed(options: object, where: str) -> None:
     """Refuse a value that is not of its field's type: it would fail late, or mean something else."""
     for name, hint in _hints(type(options)).items():
-        value = getattr(options, name)
-        if not _fits(value, hint):
-            raise ConfigError(field=f"{where}{name}", problem=f"must be {_said(hint)}, got {value!r}.")
+        of_type(f"{where}{name}", getattr(options, name), hint)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ and ignored is found out too late. A field that this file doesn't know, because 
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from ray.train.constants import DEFAULT_STORAGE_PATH
 from elastic_train.cluster.label_selectors import parsed
 from elastic_train.config import Checkpoints, Placement
 from elastic_train.errors import ConfigError
+from elastic_train.option_checks import of_type
 
 DEFAULT_STORAGE = "./runs"
 MAX_FAILURES = 3
@@ -84,6 +86,33 @@ FIELDS: Mapping[str, Mapping[str, str]] = {
 }
 """By argument and field: HONOURED, or what to do instead."""
 
+TYPES: Mapping[str, Mapping[str, Any]] = {
+    "scaling_config": {
+        "num_workers": int | tuple,
+        "use_gpu": bool,
+        "resources_per_worker": Mapping | None,
+        "accelerator_type": str | None,
+        "label_selector": Mapping | list | None,
+    },
+    "run_config": {
+        "name": str | None,
+        "storage_path": str | os.PathLike | None,
+        "failure_config": FailureConfig | air.FailureConfig | None,
+        "checkpoint_config": CheckpointConfig | air.CheckpointConfig | None,
+        "callbacks": list | tuple | None,
+        "worker_runtime_env": Mapping | None,
+    },
+    "failure_config": {
+        "max_failures": int,
+        "controller_failure_limit": int,
+        "max_preemption_failures": int,
+        "relax_collectives_on_preemption": bool,
+        "preemption_grace_s": float | None,
+    },
+    "checkpoint_config": {"num_to_keep": int | None, "checkpoint_score_attribute": str | None},
+}
+"""Of what is honoured: Ray checks little of it."""
+
 KINDS: Mapping[str, tuple[type, ...]] = {
     "scaling_config": (ScalingConfig, air.ScalingConfig),
     "run_config": (RunConfig, air.RunConfig),
@@ -103,7 +132,8 @@ def translated(
     run = run if run is not None else RunConfig()
     check("scaling_config", scaling)
     check("run_config", run)
-    failure, kept = run.failure_config or FailureConfig(), run.checkpoint_config or CheckpointConfig()
+    failure = run.failure_config if run.failure_config is not None else FailureConfig()
+    kept = run.checkpoint_config if run.checkpoint_config is not None else CheckpointConfig()
     check("failure_config", failure)
     check("checkpoint_config", kept)
     return {
@@ -129,7 +159,11 @@ def check(argument: str, config: object) -> None:
     for field in fields(config):  # pyright: ignore[reportArgumentType]
         remedy = FIELDS[argument].get(field.name, "This release does not know it; leave it out.")
         value = getattr(config, field.name)
-        if remedy != HONOURED and value != getattr(unset, field.name, field.default):
+        if value is getattr(unset, field.name, field.default):
+            continue
+        if remedy == HONOURED:
+            of_type(f"{argument}.{field.name}", value, TYPES[argument].get(field.name, Any))
+        elif value != getattr(unset, field.name, field.default):
             raise ConfigError(
                 field=f"{argument}.{field.name}", problem=f"{value!r} would have no effect.", remedy=remedy
             )

@@ -145,7 +145,7 @@ def test_storage_may_be_away_for_five_minutes_in_each_phase(world: World, kind: 
     """Five runs side by side, each without what it keeps in storage for so long: a whole run's, or its
     checkpoints.
     """
-    steps, front = dict.fromkeys(PHASES, 60) | {"step": 900}, world.front
+    steps, front = dict.fromkeys(PHASES, 60) | {"step": 500}, world.front
     name = {phase: f"{kind}-in-{phase}" for phase in PHASES}
 
     def begin(phase: str, *speed: str) -> tuple[subprocess.Popen[bytes], Path]:

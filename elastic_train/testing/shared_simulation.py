@@ -76,6 +76,7 @@ class SharedSimulation:
         return node is not None and there < node.slots
 
     def _put_back(self, run: Simulation) -> None:
-        """The processes of a run that ended are gone."""
+        """The processes of a run that ended are gone, and what its controller asked storage for is void."""
+        run.cluster.storage.fence += 1
         for worker in run.cluster.workers.values():
             worker.died = self.clock.now if worker.died is None else worker.died

@@ -72,7 +72,7 @@ def verify(checkpoint: Checkpoint, *, progress: Progress = lambda done, total: N
         url=checkpoint.url,
         tensors=len({tensor for tensor, _ in checkpoint.tensors}),
         fragments=len(manifest),
-        bytes=int(manifest.fragments.nbytes.sum()),
+        bytes=int(rows.size.sum()),
         unverified=manifest.table.column("checksums").null_count,
         problems=reported(
             (*_structure(checkpoint), *problems, *damage_of_foreign_files(checkpoint.files, manifest)),

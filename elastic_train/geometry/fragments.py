@@ -126,7 +126,10 @@ class Fragments:
     @property
     def numel(self) -> Ints:
         """Elements of each row, [n]."""
-        return np.prod(self.sizes, axis=1, dtype=np.int64)
+        count = np.ones(len(self.sizes), np.int64)
+        for dim in range(self.sizes.shape[1]):  # a product over so short an axis takes ten times as long
+            count *= self.sizes[:, dim]
+        return count
 
     @property
     def nbytes(self) -> Ints:

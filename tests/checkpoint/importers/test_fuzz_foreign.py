@@ -20,9 +20,10 @@ WRITTEN: tuple[type[Foreign], ...] = (TorchFileFormat, Distributed, Safetensors)
 GIVEN = (
     "z1/global_step4", "z3/global_step4", "z1/global_step4_u", "megatron/iter_0000080",
     "training_directories/trainer", "training_directories/acc_bin", "training_directories/lightning.ckpt",
+    "moe1/global_step4", "auto3/global_step4",
 )  # fmt: skip
 FORMATS = (*(kind.__name__ for kind in WRITTEN), *GIVEN)
-EACH, PARTS = 100, 13
+EACH, PARTS = 85, 13
 Place = Callable[[str], str]
 
 
@@ -30,8 +31,9 @@ Place = Callable[[str], str]
 def place(deepspeed: Path, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Where the fuzzer finds a format: a class that writes it, or what its own system wrote."""
     others = tmp_path_factory.mktemp("others")
-    with tarfile.open(Path(__file__).parents[2] / "fixtures" / "training_directories_tiny.tar.gz") as archive:
-        archive.extractall(others, filter="data")
+    for name in ("training_directories_tiny", "deepspeed_moe_tiny"):
+        with tarfile.open(Path(__file__).parents[2] / "fixtures" / f"{name}.tar.gz") as archive:
+            archive.extractall(others, filter="data")
     tensors = values()
     states, shapes = by_ranges(tensors)
     common = {"common_state/shard_0_1": bytes_of(settings(80))}

@@ -31,7 +31,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-CASES = ("moe1", "moe2", "moe1_data_first", "auto3")
+CASES = ("moe1", "moe2", "moe1_data_first", "auto1", "auto2", "auto3")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -38,7 +38,7 @@ def _pack(saved: torch.Tensor) -> torch.Tensor | _Cast:
     weight = _cast_weight(saved)
     if weight is None:
         return saved
-    return _Cast(weight, saved.dtype, saved.size(), saved.stride(), saved.storage_offset())
+    return _Cast(weight, saved.dtype, saved.size(), saved.stride(), int(saved.storage_offset()))
 
 
 def _unpack(packed: torch.Tensor | _Cast) -> torch.Tensor:

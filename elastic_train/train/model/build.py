@@ -20,6 +20,7 @@ from elastic_train.config import Precision
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run
 from elastic_train.train.model.meta_build import built_on_meta, check_tensors
+from elastic_train.train.model.new_modules import check_new
 from elastic_train.train.model.plain_build import DTYPE_OF, default_dtype, plainly
 from elastic_train.train.model.tensor_names import NamedTensors, buffers_of, canonical, parameters_of
 from elastic_train.train.model.user_hooks import TensorHooks, hooks_of
@@ -54,6 +55,7 @@ def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
         model = plainly(task.model, dtype, seed)
     if not isinstance(model, nn.Module):
         raise ConfigError(field="task.model", problem=f"returned {type(model).__name__}, not an nn.Module.")
+    check_new(model)
     if not model.training:
         model.train()
     parameters, buffers = parameters_of(model), buffers_of(model)

@@ -26,6 +26,7 @@ from elastic_train.train.declaration.declare import declared
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import seeded_sections
 from elastic_train.train.model.build import in_rank_order, initialise, tensors
+from elastic_train.train.model.new_modules import check_new
 from elastic_train.train.model.plain_build import DTYPE_OF, plainly
 from elastic_train.train.model.tensor_names import buffers_of, canonical, parameters_of
 from elastic_train.train.model.unwritten import is_unwritten
@@ -81,6 +82,7 @@ def built_values(task: Task, spec: RunSpec) -> Values:
     # A copy: a task that keeps its model keeps the one that is trained.
     build = task.models if isinstance(task, LoopTask) else copy.copy(task).model
     model = plainly(build, DTYPE_OF[spec.precision], spec.batch.seed)
+    check_new(model)
     own = task.with_init if isinstance(task, LoopTask) else frozenset[str]()
     for path, module in model.named_modules():
         fqn = canonical(path)

@@ -313,8 +313,7 @@ class Stepper:
             if place.last:
                 with of_parts(shards.regions):
                     made, numbered = output, (step,) if self._takes_step else ()
-                    output, counted = whole(self._repeatable("loss", output, batch, *numbered))
-                    count = checked_loss(output, counted)
+                    output, count = checked_loss(whole(self._repeatable("loss", output, batch, *numbered)))
                     if self.measured is not None and not job.filler:
                         self.measured.add(whole(made), batch)
                 if not job.filler:

@@ -4,6 +4,7 @@ where a script may.
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import OrderedDict
 from typing import Any
@@ -130,6 +131,79 @@ class SharedInside(nn.Module):
         return self.first(x * self.one) + self.second(x + self.same)
 
 
+class StochasticDepth(Net):
+    """A block is left out by chance: no rank knows what another one draws."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        for block in self.blocks:
+            if not self.training or torch.rand(()) < 0.7:
+                h = h + block(h)
+        return self.b(h)
+
+
+class LayerDrop(StochasticDepth):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.a(x)
+        for block in random.sample(list(self.blocks), 1):
+            h = h + block(h)
+        return self.b(h)
+
+
+class holds_its_model(Fit):
+    def __init__(self) -> None:
+        self.net = Net().double()
+
+    def model(self) -> nn.Module:
+        return self.net
+
+
+@functools.cache
+def _backbone() -> nn.Module:
+    return nn.Linear(6, 7)
+
+
+class caches_a_part(Fit):
+    def model(self) -> nn.Module:
+        net = Net()
+        net.a = _backbone()
+        return net
+
+
+def _of_norm(norm: nn.Module = nn.LayerNorm(7)) -> nn.Module:  # noqa: B008 - as users write it
+    net = Net()
+    net.blocks[0].append(norm)
+    return net
+
+
+def _of_activation(activation: nn.Module = nn.Tanh()) -> nn.Module:  # noqa: B008
+    net = Net()
+    net.blocks[0][1] = activation
+    return net
+
+
+class default_with_tensors(Fit):
+    def model(self) -> nn.Module:
+        return _of_norm()
+
+
+class default_without_tensors(Fit):
+    def model(self) -> nn.Module:
+        return _of_activation()
+
+
+class loss_of_a_mean(Fit):
+    def loss(self, output: Any, micro_batch: Any) -> Any:
+        return (output - micro_batch["y"]).square().mean()
+
+
+class loss_of_no_count(Fit):
+    def loss(self, output: Any, micro_batch: Any) -> Any:
+        return (output - micro_batch["y"]).square().sum(), None
+
+
+stochastic_depth = of_model(StochasticDepth, "stochastic_depth")
+layer_drop = of_model(LayerDrop, "layer_drop")
 parametrized = of_model(Parametrized, "parametrized")
 functional_dropout = of_model(FunctionalDropout, "functional_dropout")
 tied_late = of_model(TiedLate, "tied_late")

@@ -21,6 +21,7 @@ from elastic_train.train.model.surroundings import Surroundings
 from elastic_train.train.model.user_hooks import hang
 from elastic_train.train.parallel.parallelize import divide
 from elastic_train.train.state.plan_layouts import alone, plan_on
+from elastic_train.train.state.units_by_chance import SmallDraws, UnitsByChance, check_units
 from elastic_train.train.task import Task, takes_step
 
 CPU = torch.device("cpu")
@@ -67,8 +68,13 @@ def _raised(task: Task, spec: RunSpec, mesh: Mesh) -> str | None:
                     torch.Tensor, lambda t: t if isinstance(t, FakeTensor) else mode.from_tensor(t), batch
                 )
                 numbered = (1,) if takes_step(task) else ()
-                loss, _ = task.loss(caller(blueprint.model)(task.inputs(batch)), batch, *numbered)
-                loss.backward()
+                call = caller(blueprint.model)
+                check_units(blueprint.model, mode, lambda: call(task.inputs(batch)))
+                with SmallDraws(mode):
+                    loss, _ = task.loss(call(task.inputs(batch)), batch, *numbered)
+                    loss.backward()
+        except UnitsByChance as error:
+            return str(error)
         except Exception as error:  # noqa: BLE001 - whatever the job's code raises there, it is what is asked
             return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     return None

@@ -36,7 +36,6 @@ from elastic_train.errors import (
     NotFinite,
     UserCodeError,
 )
-from elastic_train.show.address import PageAddress
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.job_output import OutputReader
 
@@ -58,7 +57,7 @@ def follow(
     head: HeadWatch,
     chaos: Chaos | None,
     callbacks: Callbacks,
-    live: tuple[LivePage, PageAddress] | None = None,
+    live: LivePage | None = None,
 ) -> Result:
     """Until the run ended.
 
@@ -68,8 +67,6 @@ def follow(
     """
     store = open_store(child_url(spec.storage_path, spec.name))
     screen = Screen(spec, OutputReader(store, only_new=True), quiet=quiet, verbose=verbose, prints=prints)
-    if live is not None:
-        screen.say_page(live[1].url)
     term, seen, heard = 0, 0, time.monotonic()
     with _signals(max(0.0, grace_s - AT_ONCE_S - LEAVE_S)) as request:
         while True:
@@ -99,7 +96,7 @@ def follow(
             screen.show(update)
             callbacks.hear(update.records)
             if live is not None:
-                live[0].hear(update)
+                live.hear(update)
             if chaos is not None:
                 chaos.on_update(update, controller, store)
             if update.ended is not None:

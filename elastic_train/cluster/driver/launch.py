@@ -35,6 +35,7 @@ from elastic_train.cluster.pickle_job import sent
 from elastic_train.cluster.ray_calls import connect, remote
 from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError, HeadLost
+from elastic_train.observe.event_text import counted
 from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.outlast import outlast
@@ -84,32 +85,31 @@ def fit(
     lasting = Lasting(spec.timing.storage_trouble_s, quiet=quiet)
     token = lasting.do(lambda: probe(store))  # before anything is started
     shape = shape_of(task, spec)
-    with (
-        live_page(spec, page, os.environ.get(PAGE_TOKEN)) as live,
-        signals_restored(),
-        _cluster(address, local_nodes, cpus=_cpus(spec)),
-    ):
-        try:
-            lasting.do(lambda: _check_nodes_see(spec, token))
-        finally:
-            lasting.do(lambda: store.delete([token.path]))
-        if resume_from is not None:
-            given = replace(resume_from, url=_absolute(resume_from.url))
-            lasting.do(lambda: begin(store, given, holder=_driver()))
-        ray_private.leave_deaths_to_the_run()
-        controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
-        return follow(
-            controller,
-            spec,
-            quiet=quiet,
-            verbose=verbose,
-            prints=prints,
-            grace_s=_grace_s(),
-            head=HeadWatch(str(ray.get_runtime_context().gcs_address), ray_ends_s=_ray_ends_s()),
-            chaos=chaos,
-            callbacks=reported,
-            live=live,
-        )
+    with live_page(spec, page, os.environ.get(PAGE_TOKEN)) as served:
+        if served is not None:
+            _say(f"page {served[1].url}", quiet=quiet)
+        with signals_restored(), _cluster(address, local_nodes, cpus=_cpus(spec), quiet=quiet):
+            try:
+                lasting.do(lambda: _check_nodes_see(spec, token))
+            finally:
+                lasting.do(lambda: store.delete([token.path]))
+            if resume_from is not None:
+                given = replace(resume_from, url=_absolute(resume_from.url))
+                lasting.do(lambda: begin(store, given, holder=_driver()))
+            ray_private.leave_deaths_to_the_run()
+            controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
+            return follow(
+                controller,
+                spec,
+                quiet=quiet,
+                verbose=verbose,
+                prints=prints,
+                grace_s=_grace_s(),
+                head=HeadWatch(str(ray.get_runtime_context().gcs_address), ray_ends_s=_ray_ends_s()),
+                chaos=chaos,
+                callbacks=reported,
+                live=None if served is None else served[0],
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +123,13 @@ class Lasting:
         return outlast(call, self.within_s, said=self._say)
 
     def _say(self, text: str) -> None:
-        if not self.quiet:
-            sys.stdout.write(f"the run has not begun: {text}\n")
-            sys.stdout.flush()
+        _say(f"the run has not begun: {text}", quiet=self.quiet)
+
+
+def _say(text: str, *, quiet: bool) -> None:
+    if not quiet:
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def prepare_local_environment() -> None:
@@ -153,7 +157,7 @@ def joined(address: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _cluster(address: str | None, local_nodes: int, *, cpus: int) -> Iterator[None]:
+def _cluster(address: str | None, local_nodes: int, *, cpus: int, quiet: bool) -> Iterator[None]:
     """The cluster that this process is connected to, else the one to join, else a local one."""
     if ray.is_initialized():
         _check_connected(address)
@@ -172,6 +176,9 @@ def _cluster(address: str | None, local_nodes: int, *, cpus: int) -> Iterator[No
         ray.shutdown()
     else:
         prepare_local_environment()
+        _say(
+            f"starting a Ray cluster on this machine: a head and {counted(local_nodes, 'node')}", quiet=quiet
+        )
         with LocalCluster(local_nodes, cpus=cpus):
             yield
 

@@ -73,11 +73,6 @@ class Screen:
             self._write(text + "\n")
             self._shown = text
 
-    def say_page(self, url: str) -> None:
-        """Where the run's own page is."""
-        if not self._quiet:
-            self._line(f"page {url}")
-
     def close(self) -> None:
         """Say where the run stands at its end, what became of its time, and what happened on the way."""
         self._show_output(every=True)

@@ -215,7 +215,7 @@ def _afresh(facts: Facts) -> Facts:
         facts,
         stopping=None,
         stops_as="stopped",
-        membership=replace(facts.membership, workers=(), flaps=(), slow=(), evicted=()),
+        membership=replace(facts.membership, workers=(), flaps=(), slow=(), evicted=(), rests_until=0.0),
         survived=replace(facts.survived, local_states=(), logs=(), snapshots=None, asking=False),
         saves=replace(
             facts.saves,

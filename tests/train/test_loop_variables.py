@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from elastic_train.train.custom.loop_variables import body_of, carried, flowing
+from elastic_train.train.custom.loop_variables import body_of, carried, flowing, paired
 
 
 def summed(turns: Any, train: Any) -> None:
@@ -102,3 +102,67 @@ def test_a_variable_that_training_depends_on_is_told_from_one_that_is_printed(
     loop: Callable[..., None], expected: str | None
 ) -> None:
     assert found(loop) == expected
+
+
+class Batch(list[int]):
+    """Passes for one of the library's."""
+
+    seen: ClassVar[set[str]] = set()
+
+    def __iter__(self) -> Iterator[int]:
+        import sys
+
+        frame = sys._getframe(1)
+        yield from (1, 2)
+        Batch.seen |= paired(frame)
+
+
+Batch.__module__ = "elastic_train.batch"
+
+
+def pairs(batches: Any, train: Any) -> None:
+    for batch in batches:
+        made = []
+        for turn in batch:
+            made.append(turn * 2)
+        for turn, own in zip(batch, made, strict=True):
+            train(turn + own)
+
+
+def reads_all(batches: Any, train: Any) -> None:
+    for batch in batches:
+        made = []
+        for turn in batch:
+            made.append(turn * 2)
+        for turn in batch:
+            train(turn + sum(made))
+
+
+def reads_within(batches: Any, train: Any) -> None:
+    for batch in batches:
+        made = [1]
+        for turn in batch:
+            made.append(turn * made[-1])
+        for turn, own in zip(batch, made, strict=False):
+            train(turn + own)
+
+
+def never_made_anew(batches: Any, train: Any) -> None:
+    made: list[int] = []
+    for batch in batches:
+        for turn in batch:
+            made.append(turn * 2)
+        for turn, own in zip(batch, made, strict=False):
+            train(turn + own)
+
+
+@pytest.mark.parametrize(
+    ("loop", "expected"),
+    [(pairs, {"made"}), (reads_all, set()), (reads_within, set()), (never_made_anew, set())],
+)
+def test_a_list_that_gives_micro_batches_back_what_they_gave_is_told(
+    loop: Callable[..., None], expected: set[str]
+) -> None:
+    Batch.seen = set()
+    loop([Batch()], lambda turn: None)
+    assert Batch.seen == expected

@@ -39,8 +39,8 @@ def body_of(frame: FrameType) -> list[dis.Instruction] | None:
     return [one for one in instructions[head + 1 :] if one.offset < end]
 
 
-def paired(frame: FrameType, body: list[dis.Instruction]) -> set[str]:
-    """Lists that are made for each step, to which the body of a pass over the batch appends, and which are
+def paired(frame: FrameType) -> set[str]:
+    """Lists that are made for each step, to which passes over the batch append, and which are
     read by `zip(batch, list)` alone: each micro-batch gets back what it gave, whatever else a rank has."""
     instructions = list(dis.get_instructions(frame.f_code))
     start = frame.f_lasti
@@ -52,16 +52,14 @@ def paired(frame: FrameType, body: list[dis.Instruction]) -> set[str]:
     ahead = [one for one in instructions if around[-1].offset < one.offset < start]
     made = {name for one in ahead for kind, name in uses_of(one) if kind == "STORE"}
     lists = {n for n, v in frame.f_locals.items() if isinstance(v, list) and n in made}
-    for one, following in itertools.pairwise(body):
-        if following.argval != "append":
-            lists -= {name for _, name in uses_of(one)}
     for statement in _statements(frame.f_code):
-        names = [name for one in statement for kind, name in uses_of(one) if kind == "LOAD"]
+        names = {name for one in statement for kind, name in uses_of(one) if kind == "LOAD"}
         pairs = "zip" in _loaded(statement) and any(one.opname == "FOR_ITER" for one in statement)
-        if pairs and batches & set(names):
+        if pairs and batches & names:
             continue
-        if statement[-1].opname != "POP_TOP" or "append" not in _loaded(statement):
-            lists -= set(names)
+        for one, following in itertools.pairwise(statement):
+            if following.argval != "append":
+                lists -= {name for kind, name in uses_of(one) if kind == "LOAD"}
     return lists
 
 

@@ -47,7 +47,7 @@ class Between:
             return
         numbers = _numbers(frame)
         read = {name for name in changed if read_first(within, name)} | numbers
-        found = flowing(frame.f_code, read - paired(frame, within))
+        found = flowing(frame.f_code, read - paired(frame))
         if found is not None:
             number = found in numbers
             raise _carried(f"the number {found!r} of a micro-batch" if number else f"{found.lstrip('.')!r}")

@@ -13,6 +13,7 @@ from elastic_train.train.declaration.declare import registered
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import optimizer as optimizers
 from elastic_train.train.model.build import allocate, draw, tensors
+from elastic_train.train.model.lbfgs import LBFGS
 from elastic_train.train.model.loss_scale import first_scale
 from elastic_train.train.model.lr_schedule import scheduler_of
 from elastic_train.train.model.module_state import built
@@ -20,6 +21,7 @@ from elastic_train.train.model.moving_state import Moving
 from elastic_train.train.model.optimizer import Groups
 from elastic_train.train.model.optimizer_probe import check_apart, check_sharded_update, moving_of
 from elastic_train.train.model.recompute import recompute_blocks
+from elastic_train.train.model.several_models import Optimizers
 from elastic_train.train.model.user_hooks import hang
 from elastic_train.train.parallel.parallelize import divide
 from elastic_train.train.parallel.pipeline_stages import blocks_of
@@ -128,6 +130,13 @@ def _check_parts(
     moving: Moving,
 ) -> None:
     """ConfigError for an optimizer that must see all parameters at once, where it would see some."""
+    for name, part in optimizer.parts.items() if isinstance(optimizer, Optimizers) else ():
+        if isinstance(part, LBFGS) and plan.mesh.dp_shard > 1:
+            raise ConfigError(
+                field="parallelism.dp_shard",
+                problem=f"the optimizer {name!r} is L-BFGS, which needs parameters whole.",
+                remedy="Use Parallelism(dp_shard=1), or another optimizer.",
+            )
     if plan.mesh.pp > 1:
         remedy = "Choose another optimizer, or use Parallelism(pp=1)."
         check_apart(optimizer, groups, ndims, device, field="parallelism.pp", remedy=remedy)

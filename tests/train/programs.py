@@ -245,6 +245,7 @@ class PlainStep:
     def __init__(self, context: PlainContext) -> None:
         self._context = context
         self._losses: list[torch.Tensor] = []
+        self._first: list[torch.Tensor] = []  # of a closure, told where nothing follows it
         self.loss = 0.0
 
     def backward(self, loss: torch.Tensor, count: Any = None, *, retain_graph: bool = False) -> None:
@@ -263,9 +264,25 @@ class PlainStep:
             parameter.grad = None
         self._losses = []
 
+    def closure(self, optimizer: torch.optim.Optimizer, compute: Callable[[], object]) -> None:
+        self._context.updated.append(optimizer)
+        firsts: list[list[torch.Tensor]] = []
+
+        def evaluated() -> torch.Tensor:
+            optimizer.zero_grad()
+            self._losses = []
+            compute()
+            firsts.append(self._losses)
+            return torch.stack(self._losses).sum() / 8
+
+        optimizer.step(evaluated)  # type: ignore[arg-type]
+        self._losses, self._first = [], firsts[0]
+        for parameter in self._context.models.parameters():
+            parameter.grad = None
+
     def end(self) -> None:
         context = self._context
-        self.loss = float(torch.stack(self._losses).sum()) / 8
+        self.loss = float(torch.stack(self._losses or self._first).sum()) / 8
         context.outcome.losses.append(self.loss)
         updated = {id(p) for o in context.updated for group in o.param_groups for p in group["params"]}
         due = [p for p in context.models.parameters() if id(p) not in updated]

@@ -210,3 +210,29 @@ def reads_gradients(ctx: Any) -> None:
             for micro in batch:
                 step.backward(_loss(net, micro))
         optimizer.param_groups[0]["lr"] = 1e-2 / (1 + step.grad_norm)
+
+
+def _lbfgs(ctx: Any, **settings: Any) -> None:
+    """Computes the loss as often as it likes; beside it another optimizer that does not."""
+    net = ctx.model("net", lambda: Net(0.1))
+    other = ctx.model("other", Net)
+    optimizer = ctx.optimizer("opt", torch.optim.LBFGS, net, **settings)
+    ctx.optimizer("of_other", torch.optim.AdamW, other, lr=1e-2)
+    for batch in ctx.batches(Points):
+        with ctx.step() as step:
+
+            def compute(batch: Any = batch, step: Any = step) -> None:
+                for micro in batch:
+                    step.backward((net(micro["x"]) - micro["y"]).square().mean())
+
+            step.closure(optimizer, compute)
+            for micro in batch:
+                step.backward((other(micro["x"]) - micro["y"]).square().mean())
+
+
+def lbfgs(ctx: Any) -> None:
+    _lbfgs(ctx, lr=0.1, max_iter=4, history_size=3)
+
+
+def lbfgs_with_line_search(ctx: Any) -> None:
+    _lbfgs(ctx, max_iter=3, history_size=4, line_search_fn="strong_wolfe")

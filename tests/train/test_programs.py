@@ -31,6 +31,7 @@ UNLIKE = r"model\..*: requires_grad is not the same on all ranks"
 LEFT = r"model\.net\.a\..*: requires_grad was changed for a micro-batch and not changed back"
 WHOLE = ("dp1", "dp2", "2-3-1", "resume")
 HANDED_OUT = r"task\.model: .* is the module that an earlier call gave too"
+OF_WHOLES = r"parallelism\.dp_shard: the optimizer 'opt' is L-BFGS"
 OF_SHARDS = r"parallelism\.dp_shard: .*uses a parameter while it is sharded"
 
 TABLE = [
@@ -148,6 +149,8 @@ TABLE = [
     Program(make=of_schedules.every_second_step),
     Program(make=loops.a_loop),
     Program(make=edits.two_updates),
+    Program(make=edits.lbfgs, rtol=1e-9, refused_on={"fsdp2": OF_WHOLES}),
+    Program(make=edits.lbfgs_with_line_search, rtol=1e-9, refused_on={"fsdp2": OF_WHOLES}),
     Program(
         make=edits.updates_the_same_twice, refused=r"step\.update: 'opt' was updated in this step before"
     ),

@@ -45,6 +45,13 @@ class Step(Protocol):
         """
         ...
 
+    def closure(self, optimizer: torch.optim.Optimizer, compute: Callable[[], object]) -> Update:
+        """Let L-BFGS compute loss and gradient as often as it likes: `compute()` iterates the batch and calls
+        `backward`. It works on the mean over the global batch, under replication. The outcome is of the first
+        time.
+        """
+        ...
+
     def measure(self, **metrics: tuple[Any, Any]) -> None:
         """Add to metrics that the step was begun with: by name, a sum and its count."""
         ...

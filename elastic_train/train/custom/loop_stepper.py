@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -14,10 +14,13 @@ from torch.distributed.fsdp import FSDPModule
 from elastic_train.data.order import MicroBatch
 from elastic_train.errors import ConfigError
 from elastic_train.train.collectives.gradient_reduction import local_gradient, settle_absent
+from elastic_train.train.custom.agreed_update import Agreed
+from elastic_train.train.custom.closure_evaluations import Evaluations, NotFinite
 from elastic_train.train.custom.update_images import Image
 from elastic_train.train.declaration.declare import declared
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import placed
+from elastic_train.train.model.lbfgs import LBFGS
 from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.model.several_models import Optimizers, check_groups
 from elastic_train.train.parallel.gradient_overlap import GradientSum
@@ -26,21 +29,12 @@ from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.micro_batch_work import Tally, Work
 from elastic_train.train.step.rehearsal import check_unchanged, local, versions
 from elastic_train.train.step.stepper import Stepper
-from elastic_train.train.step.update import gradient_factor, gradient_norm
+from elastic_train.train.step.update import gradient_factor
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.step.workload import GroupContext, Workload
 
 SETS = 8
 """Sets of parameters of which the memory for their sums is kept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Agreed:
-    """What an update inside a step came to."""
-
-    loss: float
-    grad_norm: float
-    skipped: bool
 
 
 class LoopStepper(Stepper):
@@ -183,32 +177,17 @@ class LoopStepper(Stepper):
 
     def update(self, optimizer: torch.optim.Optimizer, fence: Callable[[], None]) -> Agreed:
         """Reduce and apply one optimizer's gradients, with a small all-reduce of its own."""
-        name = next(
-            (n for n, own in declared(self._shards.model).optimizers.items() if own is optimizer), None
-        )
-        if name is None:
-            raise ConfigError(field="step.update", problem="it is no optimizer of ctx.optimizer(...).")
-        if name in self._images:
-            raise ConfigError(field="step.update", problem=f"{name!r} was updated in this step before.")
+        name = self._name_of(optimizer, "step.update")
         step, spec, whole = self.number, self._spec, self._optimizers
         own = self._summed({name})
-        packed = own.packed(self._shards.device)
-        with self._guard.collective("an update", step):
-            self._group.check()
-            if self._shards.plan.world_size > 1:
-                dist.all_reduce(packed)
-        agreed = StepStatistics.unpacked(tuple(packed.tolist()))
+        agreed = self._agree_on(own)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         fence()
         self._images[name] = Image(whole, parameters)
         self._shards.pending.overflowed |= agreed.nonfinite > 0
         if not agreed.skipped:
             self._mark("update", step, -1)
-            factor = gradient_factor(agreed, spec) / self._loss_scale
-            with torch.no_grad():
-                for parameter in parameters:
-                    if parameter.grad is not None:
-                        local_gradient(parameter).mul_(factor)
+            self._take_mean(optimizer, agreed)
             seed_all(derive(spec.batch.seed, f"update {name}", step), self._shards.device)
             with whole.only(name), self._shards.moving.watching(whole):
                 whole.step()
@@ -216,11 +195,72 @@ class LoopStepper(Stepper):
             parameter.grad = None
         self._forget()
         self._spoken = own
-        return Agreed(
-            loss=agreed.mean_loss,
-            grad_norm=gradient_norm(agreed, spec),
-            skipped=agreed.skipped,
-        )
+        return Agreed.of(agreed, self._spec)
+
+    def closure(
+        self, optimizer: torch.optim.Optimizer, compute: Callable[[], object], fence: Callable[[], None]
+    ) -> Agreed:
+        """As often as it likes. All ranks get the same numbers, so it decides the same on all.
+
+        A loss or gradient that is not finite undoes the update, and skips the step.
+        """
+        name = self._name_of(optimizer, "step.closure")
+        if not isinstance(optimizer, LBFGS):
+            raise ConfigError(
+                field="step.closure",
+                problem=f"{type(optimizer).__name__} needs none, or keeps its state in ways of its own.",
+                remedy="It is for torch.optim.LBFGS; call step.backward in the block for others.",
+            )
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        fence()
+        image = self._images[name] = Image(self._optimizers, parameters)
+        self._mark("update", self.number, -1)
+        seed_all(derive(self._spec.batch.seed, f"update {name}", self.number), self._shards.device)
+        evaluations = Evaluations(self, {name}, parameters, compute)
+        try:
+            self._optimizers.step_one(name, evaluations)
+        except NotFinite:
+            image.put_back()
+        for parameter in parameters:
+            parameter.grad = None
+        self._forget()
+        self._spoken, agreed = evaluations.told
+        self._shards.pending.overflowed |= agreed.nonfinite > 0
+        return Agreed.of(agreed, self._spec)
+
+    def evaluate(self, names: set[str]) -> tuple[StepStatistics, StepStatistics]:
+        """What the backwards since the last update came to, on this rank and on all; `grad` has the mean."""
+        own = self._summed(names)
+        agreed = self._agree_on(own)
+        self._forget()
+        if not agreed.skipped:
+            for name in names:
+                self._take_mean(self._optimizers.parts[name], agreed)
+        return own, agreed
+
+    def _take_mean(self, optimizer: torch.optim.Optimizer, agreed: StepStatistics) -> None:
+        factor = gradient_factor(agreed, self._spec) / self._loss_scale
+        with torch.no_grad():
+            for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+                if parameter.grad is not None:
+                    local_gradient(parameter).mul_(factor)
+
+    def _name_of(self, optimizer: torch.optim.Optimizer, call: str) -> str:
+        named = declared(self._shards.model).optimizers.items()
+        name = next((n for n, own in named if own is optimizer), None)
+        if name is None:
+            raise ConfigError(field=call, problem="it is no optimizer of ctx.optimizer(...).")
+        if name in self._images:
+            raise ConfigError(field=call, problem=f"{name!r} was updated in this step before.")
+        return name
+
+    def _agree_on(self, own: StepStatistics) -> StepStatistics:
+        packed = own.packed(self._shards.device)
+        with self._guard.collective("an update", self.number):
+            self._group.check()
+            if self._shards.plan.world_size > 1:
+                dist.all_reduce(packed)
+        return StepStatistics.unpacked(tuple(packed.tolist()))
 
     def _gradients(self, step: int) -> StepStatistics:
         """What the optimizers that were not updated inside the step have to apply."""

@@ -15,9 +15,10 @@ import torch.distributed as dist
 from torch import nn
 
 from elastic_train.errors import ConfigError
+from elastic_train.train.custom.agreed_update import Agreed
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
-from elastic_train.train.custom.loop_stepper import Agreed, LoopStepper
+from elastic_train.train.custom.loop_stepper import LoopStepper
 from elastic_train.train.custom.loop_variables import carried, flowing
 from elastic_train.train.custom.micro_batch_variables import Between, frame_of_job
 from elastic_train.train.declaration.abort import Paused, aborting
@@ -342,6 +343,10 @@ class StepOfLoop:
     def update(self, optimizer: torch.optim.Optimizer) -> Agreed:
         with aborting():
             return self._passes.update(optimizer, self._fence)
+
+    def closure(self, optimizer: torch.optim.Optimizer, compute: Callable[[], object]) -> Agreed:
+        with aborting():
+            return self._passes.closure(optimizer, compute, self._fence)
 
     def measure(self, **metrics: tuple[Any, Any]) -> None:
         for name, (total, count) in metrics.items():

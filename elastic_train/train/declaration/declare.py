@@ -16,6 +16,7 @@ from torch import nn
 from elastic_train.errors import ConfigError
 from elastic_train.train.declaration.abort import Declared
 from elastic_train.train.model.collate import Collate
+from elastic_train.train.model.lbfgs import by_parameter
 from elastic_train.train.model.meta_build import without_values
 from elastic_train.train.model.registered_state import Registered, check_registered
 from elastic_train.train.model.rng import generator_states
@@ -150,7 +151,7 @@ class _First(_Declaring):
         self._new(name, "optimizer")
         parameters = list(model.parameters()) if isinstance(model, nn.Module) else model
         field = f"ctx.optimizer({name!r})"
-        optimizer = check_optimizer(field, make(parameters, **settings))
+        optimizer = check_optimizer(field, by_parameter(make(parameters, **settings)))
         if optimizer.state:
             raise ConfigError(
                 field=field,

@@ -55,6 +55,11 @@ class LoopTask(Task):
         assert self._known.optimizer is not None
         return self._known.optimizer
 
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """By name."""
+        return self._known.optimizers
+
     def dataset(self) -> Any:
         made = self._known.dataset
         makes = isinstance(made, type) or (callable(made) and not hasattr(made, "__getitem__"))

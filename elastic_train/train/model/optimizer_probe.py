@@ -21,6 +21,7 @@ from elastic_train.train.model.surroundings import Surroundings
 from elastic_train.train.model.value_prints import print_of
 
 STEPS = 2
+_OF_STEPS = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 TOLERANCE = 1e-9
 
 
@@ -83,7 +84,15 @@ def moving_of(
         try:
             for draw in draws[1:]:
                 _step(tried, tensors, draw)
-        except (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError):
+        except (
+            RuntimeError,
+            TypeError,
+            ValueError,
+            LookupError,
+            AttributeError,
+            AssertionError,
+            ConfigError,
+        ):
             return moving  # its real steps are looked at too
     moving.names |= {name for name, mark in prints(tried).items() if before.get(name) != mark}
     check_storable(tried, moving.names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,6 +35,12 @@ class Optimizers(torch.optim.Optimizer):
         """Those parameters that have a gradient."""
         for _, part in self._lent():
             part.step()
+
+    def step_one(self, name: str, closure: Callable[[], Any]) -> None:
+        """Of one that computes the loss itself."""
+        for own, part in self._lent():
+            if own == name:
+                part.step(closure)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -16,6 +16,7 @@ from elastic_train.planner.plan import Mesh
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.build import allocate, draw, tensors
 from elastic_train.train.model.collate import caller, placed
+from elastic_train.train.model.lbfgs import LBFGS
 from elastic_train.train.model.plain_build import DTYPE_OF
 from elastic_train.train.model.surroundings import Surroundings
 from elastic_train.train.model.user_hooks import hang
@@ -34,7 +35,7 @@ def sharding_fails(task: Task, spec: RunSpec) -> str | None:
     own.
     """
     if isinstance(task, LoopTask):
-        return sets_data(task)
+        return sets_data(task) or evaluates_itself(task, spec)
     failure = _raised(task, spec, Mesh(dp_shard=2))
     if failure is None or _raised(task, spec, Mesh()) is not None:
         return None
@@ -49,6 +50,13 @@ def sets_data(task: LoopTask) -> str | None:
         if found
         else None
     )
+
+
+def evaluates_itself(task: LoopTask, spec: RunSpec) -> str | None:
+    """Which optimizer of a loop works on all of its parameters as one vector."""
+    draw(task, spec.precision, spec.batch.seed)
+    names = [name for name, one in task.optimizers.items() if isinstance(one, LBFGS)]
+    return f"the optimizer {names[0]!r} is L-BFGS, which needs parameters whole" if names else None
 
 
 def _raised(task: Task, spec: RunSpec, mesh: Mesh) -> str | None:

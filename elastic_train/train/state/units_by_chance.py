@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ def _called(
     hooks = [
         module.register_forward_pre_hook(partial(_note, order, canonical(path)))
         for path, module in model.named_modules()
-        if isinstance(module, FSDPModule)
+        if isinstance(cast(object, module), FSDPModule)
     ]
     seed_as_a_script_does(turn)
     before = _host_states()
@@ -101,7 +101,7 @@ class SmallDraws(TorchDispatchMode):
             value = func(*values, **options)
         self.drew = True
         if any(out is given for given in args):  # drawn in place
-            out.constant = value
+            cast(Any, out).constant = value
             return out
         return self._mode.fake_tensor_converter.from_real_tensor(self._mode, value, make_constant=True)
 

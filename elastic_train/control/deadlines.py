@@ -193,7 +193,7 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
                 return end_stopped(state, f"{phase.reason}; nothing was heard for {quiet_s:.0f} s")
             detail = f"the group did not reach a step boundary: nothing was heard for {quiet_s:.0f} s"
             return break_group(
-                state, Cause(kind="hang", detail=detail, step=facts.lineage.step + 1), policy, at
+                state, Cause(kind="silence", detail=detail, step=facts.lineage.step + 1), policy, at
             )
         case Settling() if at - phase.since > timing.settle_s:
             return give_up_silent(state, policy, at)

@@ -285,7 +285,7 @@ class SimulatedCluster(SimulatedMachines):
         seconds = self.step_s + max((n.slow_s for n in self.nodes.values() if n.name in nodes), default=0.0)
         if group.late:
             self.clock.after(FILLING_AT * seconds, lambda: self._reach(group, step, "filling"))
-            self.clock.after(FILLED_AT * seconds, lambda: group.broken or group.arrive())
+            self.clock.after(FILLED_AT * seconds, group.arrive)
         for phase, share in PHASE_AT:
             if self.watched(step, phase):
                 self.clock.after(share * seconds, lambda p=phase: self._reach(group, step, p))

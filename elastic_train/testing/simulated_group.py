@@ -106,7 +106,9 @@ class SimulatedGroup:
         self._hold(set(self.late))
 
     def arrive(self) -> None:
-        """Late members have their state."""
+        """Late members have their state, unless the group broke before."""
+        if self.broken:
+            return
         late, self.late = self.late, set()
         self._hold({w.name for w in self.workers} - late)
 

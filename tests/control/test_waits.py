@@ -66,7 +66,7 @@ def test_a_group_that_is_not_seen_to_move_does_not_come_to_a_boundary(play):
     assert isinstance(play.phase, Pausing)
     play.wait(2.0, moved_s=61.0)
     assert play.ordered(Abort)
-    assert play.phase.causes[0].kind == "hang"
+    assert play.phase.causes[0].kind == "silence"
 
 
 def test_steps_and_words_are_signs_of_a_group_that_moves(play):
@@ -309,7 +309,7 @@ def test_a_group_that_was_told_to_train_and_does_not_is_told_again_and_over_in_t
     while not isinstance(play.phase, Settling):
         assert play.at < 300.0
         play.wait(2.0, moved_s=play.at)
-    assert play.phase.causes[0].kind == "hang"
+    assert play.phase.causes[0].kind == "silence"
 
 
 def test_a_group_that_was_asked_to_pause_and_trains_on_is_asked_again(play):

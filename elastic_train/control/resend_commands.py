@@ -36,7 +36,9 @@ def begin(state: State, policy: Policy, at: float, moved: float) -> Outcome:
     assert isinstance(phase, Running)
     if at > begun_by(phase, policy, moved):
         detail = f"the group did not begin step {facts.lineage.step + 1}"
-        return break_group(state, Cause(kind="silence", detail=detail, step=facts.lineage.step + 1), policy, at)
+        return break_group(
+            state, Cause(kind="silence", detail=detail, step=facts.lineage.step + 1), policy, at
+        )
     if at > again_at(phase, policy):
         return Outcome(
             state=replace(state, phase=replace(phase, told=phase.told + 1)),

@@ -62,8 +62,14 @@ def exits() -> Iterator[Callable[[int], None]]:
     except ElasticTrainError as error:
         say(f"error: {error}", error=True)
         say(f"see docs/errors.md#{error.entry}", error=True)
-        if isinstance(error, HeadLost):  # Ray's own end would wait for the head, and say so at length
+        if isinstance(error, HeadLost) and _connected():  # Ray's own end would wait for the head, at length
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code_of(error))
         sys.exit(code_of(error))
+
+
+def _connected() -> bool:
+    """Whether this process belongs to a Ray cluster; Ray is not loaded to find out."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())

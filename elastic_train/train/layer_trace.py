@@ -9,7 +9,7 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,7 +31,7 @@ from elastic_train.train.parallel.parallelize import COMPUTED, compute_in
 from elastic_train.train.parallel.sequence_parallel import POSITIONS
 from elastic_train.train.task import Task, takes_step
 
-CPU = torch.device("cpu")
+CPU, META = torch.device("cpu"), torch.device("meta")
 _ATTENTION_OF_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
@@ -63,14 +63,32 @@ def trace_layers(
 ) -> Trace | None:
     """A micro-batch through the model and its loss; None where its code needs values of tensors.
 
-    The blueprint's tensors become fake ones. Where backward does not run on fake tensors, what layers need
-    beyond what they keep stays 0.
+    The blueprint's tensors lose their memory. Where backward does not run without values, what layers need
+    beyond what they keep stays 0. What fake tensors refuse may run on the meta device, as routing to experts
+    does; attention is not fused there.
     """
+    for device, mode in ((CPU, FakeTensorMode(allow_non_fake_inputs=True)), (META, nullcontext())):
+        found = _traced(task, spec, blueprint, blocks, list(experts), device, mode)
+        if found is not None:
+            return found
+    return None
+
+
+def _traced(
+    task: Task,
+    spec: RunSpec,
+    blueprint: Blueprint,
+    blocks: Sequence[nn.Module],
+    experts: Sequence[nn.Module],
+    device: torch.device,
+    mode: AbstractContextManager[Any],
+) -> Trace | None:
     dataset = task.dataset()
     tell_epoch(dataset, 0)
-    batch = placed(task.collate([dataset[0]] * spec.batch.micro_size), CPU, DTYPE_OF[spec.precision])
-    with FakeTensorMode(allow_non_fake_inputs=True), ExitStack() as stack:
-        allocate(blueprint, CPU)
+    batch = placed(task.collate([dataset[0]] * spec.batch.micro_size), device, DTYPE_OF[spec.precision])
+    lower = spec.precision in COMPUTED
+    with mode, ExitStack() as stack:
+        allocate(blueprint, device)
         tracer = _Tracer(blueprint.model)
         for number, block in enumerate(blocks):
             stack.callback(block.register_forward_pre_hook(partial(tracer.enter, number)).remove)
@@ -83,7 +101,7 @@ def trace_layers(
         last = len(blocks)
         try:
             with tracer.counter, tracer.bytes:
-                with compute_in(CPU, spec.precision), cast_again(spec.precision in COMPUTED):
+                with compute_in(CPU, spec.precision), cast_again(lower):
                     output = caller(blueprint.model)(task.inputs(batch))
                     tracer.settle(last)
                     loss, *_ = task.loss(output, batch, *((1,) if takes_step(task) else ()))

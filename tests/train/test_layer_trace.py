@@ -70,12 +70,12 @@ def traced(task: et.Task, precision: Precision = "fp32") -> Trace | None:
 def test_bytes_are_those_of_a_real_step(precision: Precision) -> None:
     trace = traced(Pretrain(), precision)
     assert trace is not None
-    model, bf16 = Llama(CONFIG), precision == "bf16"
+    model = Llama(CONFIG)
     tokens = torch.stack([SAMPLE] * MICRO)
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
     with LiveBytes((*model.parameters(), *model.buffers(), tokens)) as live:
-        with compute_in(CPU, bf16), cast_again(bf16):
+        with compute_in(CPU, precision), cast_again(precision == "bf16"):
             loss, _ = next_token_loss(model(tokens), tokens)
         kept = live.now
         loss.backward()
@@ -119,7 +119,7 @@ def test_casts_of_weights_are_made_again_in_backward_with_the_same_bits() -> Non
     for again in (False, True):
         model.zero_grad()
         with LiveBytes((*model.parameters(), *model.buffers(), tokens)) as live:
-            with compute_in(CPU, bf16=True), cast_again(again):
+            with compute_in(CPU, "bf16"), cast_again(again):
                 output = model[-1](model[-2](model[-3](model[-4](model[0](tokens))))[..., :510])
             held.append(live.now)
             output.float().sum().backward()

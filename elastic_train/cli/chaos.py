@@ -69,9 +69,8 @@ def cause_chaos(
     yes: bool,
 ) -> None:
     """Do it `times`, at random intervals of `every_s` in the mean, and note each in the run's journal."""
-    from elastic_train.cluster.actor_names import NAMESPACE, run_key
+    from elastic_train.cluster.actor_names import run_key
     from elastic_train.cluster.faults import on_demand
-    from elastic_train.cluster.ray_calls import connect
     from elastic_train.cluster.run_reading import Following
     from elastic_train.storage.fsspec_store import open_store
     from elastic_train.storage.lease import Lease
@@ -87,14 +86,13 @@ def cause_chaos(
     if tenure is None or reading.told.last is None:
         raise StorageNotFound(path=run, operation="read", problem="there is no run with a journal here.")
     storage, _, name = store.url.rstrip("/").rpartition("/")
-    connect(address or AUTO, namespace=NAMESPACE, logging_level=logging.WARNING)
+    key = _join(address, name, run_key(storage, name))
     if not yes and not on_demand.is_local():
         raise ConfigError(
             field="chaos",
             problem="the cluster has machines other than this one.",
             remedy="Say --yes if they are yours to break.",
         )
-    key = on_demand.key_of(name, run_key(storage, name))
     draw = random.Random(seed)
     for number in range(times):
         if number:
@@ -112,3 +110,22 @@ def cause_chaos(
             workers=(whom.worker,) if whom.worker else (),
         )
         say_line(on_demand.perform(kind, whom, key, group.generation, seconds=seconds))
+
+
+def _join(address: str | None, name: str, guess: str) -> str:
+    """Connect to the run's cluster, without an address to one on this machine that has it. The run's key."""
+    from elastic_train.cluster.actor_names import NAMESPACE
+    from elastic_train.cluster.faults import on_demand
+    from elastic_train.cluster.ray_calls import connect, disconnect
+    from elastic_train.cluster.ray_private import local_clusters
+
+    candidates = [address] if address else [*local_clusters()] or [AUTO]
+    for number, candidate in enumerate(candidates, 1):
+        try:
+            connect(candidate, namespace=NAMESPACE, logging_level=logging.WARNING)
+            return on_demand.key_of(name, guess)
+        except ConfigError:
+            if number == len(candidates):
+                raise
+            disconnect()
+    raise AssertionError

@@ -50,6 +50,11 @@ def connect(address: str, **settings: Any) -> None:
         ) from error
 
 
+def disconnect() -> None:
+    """Leave the cluster, if this process joined one."""
+    ray.shutdown()
+
+
 def _knock(address: str) -> None:
     """ConnectionRefusedError where nothing listens; whatever else may be wrong is Ray's to say."""
     host, _, port = address.rpartition(":")

@@ -16,6 +16,7 @@ from ray._common.utils import get_default_ray_temp_dir
 from ray._private import state
 from ray._private.internal_api import node_stats
 from ray._private.ray_logging import stdout_deduplicator
+from ray._private.services import find_gcs_addresses
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
 from ray.core.generated import autoscaler_pb2
 from ray.experimental import internal_kv
@@ -28,6 +29,11 @@ def leave_deaths_to_the_run() -> None:
     """
     if stdout_deduplicator.skip_re is None:
         stdout_deduplicator.skip_re = re.compile("^A worker died or was killed while executing a task")
+
+
+def local_clusters() -> list[str]:
+    """Addresses of the Ray clusters whose head is on this machine."""
+    return sorted(find_gcs_addresses())
 
 
 def draining_nodes() -> dict[str, float]:

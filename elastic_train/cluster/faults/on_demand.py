@@ -11,7 +11,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -98,7 +98,7 @@ def perform(action: Action, whom: Target, run: str, generation: int, *, seconds:
     node = _node_id(whom.node)
     if action == "drain":
         notice_s = seconds if seconds is not None else 30.0
-        _on(node, kill_own_node, notice_s)  # before: nothing starts on a node that drains
+        _started(_on(node, _leave_later, notice_s), whom)  # before: nothing starts on a node that drains
         ray_private.drain_node(node, notice_s)
         _await_gone(whom.node, notice_s)
         return f"drained {whom}, with {notice_s:.0f} s of notice"
@@ -124,6 +124,18 @@ def _signal(pid: int, action: str, seconds: float | None) -> None:
     if action == "stop" and seconds:
         wake_later(pid, seconds)
     os.kill(pid, signal.SIGKILL if action == "kill" else signal.SIGSTOP)
+
+
+def _leave_later(after_s: float) -> Iterator[bool]:
+    """Says that it runs, and ends its node then."""
+    yield True
+    kill_own_node(after_s)
+
+
+def _started(words: Any, whom: Target) -> None:
+    ready, _ = ray.wait([words], timeout=ANSWER_S)
+    if not ready:
+        raise ConfigError(field="chaos", problem=f"nothing could be started on {whom}.")
 
 
 def _on(node: str, call: Callable[..., object], *arguments: Any) -> Any:

@@ -18,7 +18,7 @@ from elastic_train.cli.output import say, say_json
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.observe.text_columns import columns
-from elastic_train.planner.accelerators import accelerator
+from elastic_train.planner.accelerators import PLAIN, PLAIN_FLOPS_PER_S, accelerator
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.explain_plans import Explanation, explain
 from elastic_train.planner.explain_plans import table as explain_table
@@ -34,9 +34,6 @@ if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer
 
 
-PLAIN = Hardware(inside=Link(latency_s=1e-4, bytes_per_s=5e9), between=Link(latency_s=1e-4, bytes_per_s=1e9))
-PLAIN_FLOPS_PER_S = 5e10
-"""A worker with one core of a CPU, where nothing is said of the machines."""
 RUNNABLE: Any = {"virtual": (1,), "zero_bubble": True}
 """What workers run: one stage each, with or without split backwards."""
 

@@ -24,6 +24,12 @@ UPDATE_BYTES = 32.0
 """That Adam reads and writes of an element: parameter, gradient and two moments of float32, and a result."""
 
 
+PLAIN = Hardware(inside=Link(latency_s=1e-4, bytes_per_s=5e9), between=Link(latency_s=1e-4, bytes_per_s=1e9))
+"""Machines of which nothing is known: candidates are compared, nothing is promised."""
+PLAIN_FLOPS_PER_S = 5e10
+"""What a core of a CPU computes there."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
     """One accelerator and its links. Rates in units per second."""

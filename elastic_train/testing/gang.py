@@ -198,14 +198,7 @@ class Gang:
         else:
             states = haves[0] if document is None else Fragments.concat(haves)
             needs = self._all(processes, "forming.needs", states)
-            transfers = plan_transfer(
-                needs,
-                haves,
-                need_nodes=plan.nodes,
-                have_nodes=[str(h) for h in origin.holders],
-                same={r: origin.holders.index(p) for r, p in enumerate(processes) if p in origin.holders},
-            )
-            assert isinstance(transfers, Transfers), transfers
+            transfers = _transfers(needs, haves, plan, processes, origin)
             self._move(transfers, origin, processes)
             self._all(processes, "load", document)
             expected = self._digest_of(origin, haves)
@@ -318,14 +311,7 @@ class Gang:
         document = merged(self._all(origin.holders, "document", origin.generation))
         self.join(plan, processes)
         needs = self._all(processes, "forming.needs", Fragments.concat(haves))
-        transfers = plan_transfer(
-            needs,
-            haves,
-            need_nodes=plan.nodes,
-            have_nodes=[str(h) for h in origin.holders],
-            same={r: origin.holders.index(p) for r, p in enumerate(processes) if p in origin.holders},
-        )
-        assert isinstance(transfers, Transfers), transfers
+        transfers = _transfers(needs, haves, plan, processes, origin)
         there = [rank for rank in range(plan.world_size) if rank not in late]
         self._move(transfers, origin, processes, there)
         self._all(processes, "load", document)
@@ -393,3 +379,18 @@ def ask_for_pause_at(state: State, at: int) -> None:
             state["member"].request(pause=True)
 
     state["faults"] = fault
+
+
+def _transfers(
+    needs: Sequence[Fragments], haves: Sequence[Fragments], plan: Plan, processes: Sequence[int], origin: From
+) -> Transfers:
+    """What moves from the holders to the ranks of a plan; what a process has it keeps."""
+    found = plan_transfer(
+        needs,
+        haves,
+        need_nodes=plan.nodes,
+        have_nodes=[str(h) for h in origin.holders],
+        same={r: origin.holders.index(p) for r, p in enumerate(processes) if p in origin.holders},
+    )
+    assert isinstance(found, Transfers), found
+    return found

@@ -13,8 +13,7 @@ from typing import Any
 from elastic_train.cluster.label_selectors import selected
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
-from elastic_train.planner.accelerators import ACCELERATORS, RAY_NAMES, Accelerator
-from elastic_train.planner.hardware import Hardware, Link
+from elastic_train.planner.accelerators import ACCELERATORS, PLAIN, PLAIN_FLOPS_PER_S, RAY_NAMES, Accelerator
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, WorkerSlot
 from elastic_train.planner.question import Planned, Question
@@ -27,9 +26,7 @@ from elastic_train.train.state.sharded_trial import sharding_fails
 from elastic_train.train.task import Task
 from elastic_train.train.user_code_guard import UserCodeGuard
 
-INSIDE = Link(latency_s=1e-4, bytes_per_s=5e9)
-BETWEEN = Link(latency_s=1e-4, bytes_per_s=1e9)
-FLOPS_PER_S = {"cpu": 5e10, "gpu": 1e14}
+FLOPS_PER_S = {"cpu": PLAIN_FLOPS_PER_S, "gpu": 1e14}
 """What a worker computes, until a run measures it: candidates are compared, nothing is promised."""
 
 _GUARD = UserCodeGuard(worker="the driver", node="", rank=-1, generation=0, broken=lambda: False)
@@ -53,7 +50,7 @@ def make_planner(
     worker_slots = tuple(
         WorkerSlot(worker=f"w{i}", node=f"n{i // per_node}") for i in range(spec.max_workers)
     )
-    hardware = Hardware(inside=INSIDE, between=BETWEEN)
+    hardware = PLAIN
     rates = {"flops_per_s": FLOPS_PER_S["gpu" if spec.gpus_per_worker else "cpu"]}
     if known is not None:
         hardware = known.hardware

@@ -51,8 +51,11 @@ def code_of(error: ElasticTrainError) -> int:
 
 
 @contextmanager
-def exits() -> Iterator[Callable[[int], None]]:
-    """Run a verb: an error on purpose is printed as its sentence, and its code is the process's."""
+def exits(*, driver: bool = False) -> Iterator[Callable[[int], None]]:
+    """Run a verb: an error on purpose is printed as its sentence, and its code is the process's.
+
+    A run's `driver` that lost the head ends at once: Ray's own end would wait for the head, at length.
+    """
 
     def leave(code: int) -> None:
         sys.exit(code)
@@ -62,14 +65,8 @@ def exits() -> Iterator[Callable[[int], None]]:
     except ElasticTrainError as error:
         say(f"error: {error}", error=True)
         say(f"see docs/errors.md#{error.entry}", error=True)
-        if isinstance(error, HeadLost) and _connected():  # Ray's own end would wait for the head, at length
+        if driver and isinstance(error, HeadLost):
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(code_of(error))
         sys.exit(code_of(error))
-
-
-def _connected() -> bool:
-    """Whether this process belongs to a Ray cluster; Ray is not loaded to find out."""
-    ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())

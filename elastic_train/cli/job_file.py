@@ -148,7 +148,7 @@ def _command(trainer: Callable[..., ElasticTrainer]) -> Callable[..., None]:
     @functools.wraps(trainer)
     def command(**options: Any) -> None:
         places = {name: options.pop(name) for name in PLACES if name not in own}
-        with exits() as leave, _interrupted_too_early(leave):
+        with exits(driver=True) as leave, _interrupted_too_early(leave):
             with jobs_own_errors("making the trainer of its options"):
                 made = trainer(**options)
             result = made.fit(**places)

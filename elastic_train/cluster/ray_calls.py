@@ -45,7 +45,8 @@ def connect(address: str, **settings: Any) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(
             field="address",
-            problem=f"there is no Ray cluster to join at {address}: {error}".splitlines()[0],
+            problem=f"there is no Ray cluster to join at {address}: {error}".splitlines()[0].rstrip(".")
+            + ".",
             remedy="Start it, correct address or RAY_ADDRESS, or say 'local' for one on this machine.",
         ) from error
 

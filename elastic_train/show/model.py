@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from elastic_train.observe.finish_forecast import Forecast, forecast, recent_step_s
 from elastic_train.observe.run_summary import RunSummary
-from elastic_train.show.scale import Scale
+from elastic_train.show.scale import Scale, duration
 
 SILENT_S, SILENT_STEPS = 120.0, 20.0
 """A run that says nothing for longer than either may have no controller any more."""
@@ -36,6 +36,12 @@ class Shown:
         silent = self.now - self.told.timeline.now
         usual = SILENT_STEPS * (recent_step_s(self.told) or 0.0)
         return silent if silent > max(SILENT_S, usual) else 0.0
+
+    @property
+    def trouble(self) -> tuple[str, str] | None:
+        """For how long storage has been failing, in words, and why; None where it isn't."""
+        troubled = self.told.timeline.troubled
+        return None if troubled is None else (duration(self.end - troubled[0]), troubled[1])
 
     @property
     def end(self) -> float:

@@ -49,11 +49,9 @@ def head(shown: Shown) -> str:
         ),
         element("p", _where(shown), class_="where"),
     ]
-    troubled = shown.told.timeline.troubled
-    if troubled is not None:
-        began, why = troubled
-        said = f"Storage has been failing for {duration(shown.end - began)}: {why}"
-        parts.append(element("p", text(said), class_="why"))
+    if shown.trouble is not None:
+        spent, why = shown.trouble
+        parts.append(element("p", text(f"Storage has been failing for {spent}: {why}"), class_="why"))
     if progress.ended is not None and progress.ended[0] not in ("finished", "stopped"):
         parts.append(element("p", text(progress.ended[1][-600:]), class_="why"))
     return "".join(parts)
@@ -76,7 +74,6 @@ def _where(shown: Shown) -> str:
 def tiles(shown: Shown) -> str:
     told, figures = shown.told, shown.told.figures
     account, group, progress = told.account.told(), told.timeline.group, told.progress
-    mttr = sum(figures.mttr_s.values())
     held = figures.held_bytes()
     median = figures.step_times.quantile(QUANTILES[0])
     slow = figures.step_times.quantile(QUANTILES[-1])
@@ -102,9 +99,7 @@ def tiles(shown: Shown) -> str:
         (
             "interruptions",
             str(figures.interruptions),
-            f"{duration(mttr)} to recover, {counted(figures.lost, 'step')} lost"
-            if figures.interruptions
-            else "none",
+            _interrupted(shown),
         ),
         (
             "last save",
@@ -122,6 +117,16 @@ def tiles(shown: Shown) -> str:
         ),
         class_="tiles",
     )
+
+
+def _interrupted(shown: Shown) -> str:
+    figures = shown.told.figures
+    if shown.told.account.doing == "recovery":
+        return "one more under way" if figures.interruptions else "the first is under way"
+    if not figures.interruptions:
+        return "none"
+    spent = duration(sum(figures.mttr_s.values()))
+    return f"{spent} to recover, {counted(figures.lost, 'step')} lost"
 
 
 def goodput(shown: Shown) -> str:

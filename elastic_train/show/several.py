@@ -84,11 +84,13 @@ def _card(shown: Shown, where: str) -> str:
     )
     state = shown.status.split(" ")[0]
     most = f" of {shown.max_steps:,}" if shown.max_steps else ""
+    trouble = shown.trouble
+    failing = "" if trouble is None else f'<p class="why">storage failing for {trouble[0]}</p>'
     workers = len(told.timeline.group.workers) if told.timeline.group is not None else 0
     return (
         f'<a class="card" href="{text(where)}"><div class="title"><h2>{text(shown.name)}</h2>'
         f'<span class="pill {text(state)}">{text(shown.status)}</span></div>{drawing}'
         f"<p>step <b>{told.progress.step:,}</b>{most} · loss <b>{figure(told.progress.loss)}</b></p>"
         f'<p class="quiet">goodput {account.share:.0%} · {counted(workers, "worker")} · '
-        f"{counted(told.figures.interruptions, 'interruption')} · {duration(account.wall_s)}</p></a>"
+        f"{counted(told.figures.interruptions, 'interruption')} · {duration(account.wall_s)}</p>{failing}</a>"
     )

@@ -48,7 +48,7 @@ class Tags(HTMLParser):
         assert self._open.pop() == tag
 
 
-def shown(records: list[Record], **more: object) -> Shown:
+def shown(records: list[Record], **more: Any) -> Shown:
     return Shown(name="gpt", url="/runs/gpt", told=summary_of(records), config={"max_steps": 60}, **more)
 
 

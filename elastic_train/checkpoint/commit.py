@@ -28,6 +28,7 @@ from elastic_train.errors import (
     TensorMismatch,
 )
 from elastic_train.geometry.coverage import untiled
+from elastic_train.geometry.fragments import Fragments
 from elastic_train.storage.store import Store
 
 MANIFEST = "manifest.parquet"
@@ -83,7 +84,7 @@ def describe(
     """
     url = f"{store.url}/{directory}"
     manifest = Manifest.concat(tables, url=url, extra={})
-    check_coverage(manifest, url=url)
+    check_coverage(manifest.fragments, url=url)
     check_aliases(manifest, said.aliases, url=url)
     document = recorded(said.document, tensors_of(manifest), url=url)
     state = replace(said, document=document, requires=required(document)).encode()
@@ -133,9 +134,9 @@ def tensors_of(manifest: Manifest) -> dict[tuple[str, str], TensorInfo]:
     }
 
 
-def check_coverage(manifest: Manifest, *, url: str) -> None:
+def check_coverage(fragments: Fragments, *, url: str) -> None:
     """The fragments tile every tensor, or FragmentMissing names tensor, state and box."""
-    problem = untiled(manifest.fragments)
+    problem = untiled(fragments)
     if problem is not None:
         raise FragmentMissing(url=url, problem=f"{problem}. Use an older checkpoint, or save again.")
 

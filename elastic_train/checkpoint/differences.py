@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from elastic_train.checkpoint.account import Name
+from elastic_train.checkpoint.checksums import content_hash
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.language.mapped import Readable
@@ -65,13 +66,11 @@ def _same(a: Readable, b: Readable) -> frozenset[Name]:
     if not (isinstance(a, Checkpoint) and isinstance(b, Checkpoint)):
         return frozenset()
     one, other = _cuts(a), _cuts(b)
-    return frozenset(
-        name for name, rows in one.items() if name in other and np.array_equal(rows, other[name])
-    )
+    return frozenset(name for name, cut in one.items() if other.get(name) == cut)
 
 
-def _cuts(checkpoint: Checkpoint) -> dict[Name, npt.NDArray[np.int64]]:
-    """Offsets, sizes and hashes of each tensor's fragments by their places, if all have hashes."""
+def _cuts(checkpoint: Checkpoint) -> dict[Name, bytes]:
+    """A digest of how each tensor is cut and of the hashes of its fragments, if all have hashes."""
     table, fragments = checkpoint.manifest.columns()
     there, content = hashes(table)
     del table
@@ -82,14 +81,14 @@ def _cuts(checkpoint: Checkpoint) -> dict[Name, npt.NDArray[np.int64]]:
     bounds = np.searchsorted(key, np.arange(len(fragments.names) + 1))
     unknown = np.bincount(fragments.key[~there], minlength=len(fragments.names)) > 0
     rows = rows[order]
-    found: dict[Name, npt.NDArray[np.int64]] = {}
+    found: dict[Name, bytes] = {}
     for number, name in enumerate(fragments.names):
         if not unknown[number]:
             dims = len(fragments.shapes[number])
             wide = fragments.offsets.shape[1]
             own = rows[bounds[number] : bounds[number + 1]]
             places = [*range(dims), *range(wide, wide + dims), 2 * wide, 2 * wide + 1]
-            found[name] = own[:, places]
+            found[name] = content_hash(np.ascontiguousarray(own[:, places]).data)
     return found
 
 

@@ -7,11 +7,9 @@ and when a checkpoint is verified, the files are read once and compared with the
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import pyarrow.compute as pc
 
 from elastic_train.checkpoint.fetch import THREADS, Files
 from elastic_train.checkpoint.importers.dcp import METADATA
@@ -20,6 +18,7 @@ from elastic_train.checkpoint.importers.safetensors_header import read_header
 from elastic_train.checkpoint.importers.windows import Item, windows
 from elastic_train.checkpoint.importers.zip_index import read_index
 from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.checkpoint.verify_rows import RowColumns
 from elastic_train.errors import CheckpointError, ChecksumMismatch, StorageError
 from elastic_train.storage.store import Store
 
@@ -53,10 +52,10 @@ class Claim:
         )
 
 
-def damage_of_foreign_files(files: Files, manifest: Manifest) -> Iterator[str]:
+def damage_of_foreign_files(files: Files, foreign: Iterable[str]) -> Iterator[str]:
     """What is wrong with the files that rows without checksums point at, by what they say themselves."""
     claims: list[Claim] = []
-    for file in foreign_files(manifest):
+    for file in foreign:
         try:
             claims += _claims(files, file)
         except (CheckpointError, StorageError) as error:
@@ -67,15 +66,8 @@ def damage_of_foreign_files(files: Files, manifest: Manifest) -> Iterator[str]:
 
 def prove(files: Files, manifest: Manifest) -> None:
     """ChecksumMismatch if a file isn't what it says it is."""
-    for problem in damage_of_foreign_files(files, manifest):
+    for problem in damage_of_foreign_files(files, RowColumns(manifest).foreign_files()):
         raise ChecksumMismatch(url=files.url, problem=problem)
-
-
-def foreign_files(manifest: Manifest) -> list[str]:
-    """The files of rows that have no checksums of ours."""
-    table = manifest.table
-    bare = table.filter(pc.call_function("is_null", [table.column("checksums")]))
-    return sorted(bare.column("file").unique().to_pylist())
 
 
 def _checked(claim: Claim) -> str | None:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from elastic_train.checkpoint.checksums import LARGEST
@@ -97,16 +96,19 @@ class Manifest:
     @property
     def table(self) -> pa.Table:
         if self._table is None:
-            self._table, self._fragments = self.columns()
+            table, self._fragments = self.columns()
+            self._table = table.cast(SCHEMA)
         return self._table
 
     def columns(self) -> tuple[pa.Table, Fragments]:
-        """All rows, for one look at them: those of a large manifest aren't kept."""
+        """All rows, for one look at them: those of a large manifest aren't kept.
+
+        Text may be numbers of its distinct values: `numbered` reads it either way.
+        """
         if self._table is not None:
             return self._table, self.fragments
         assert self._pages is not None
         table = self._pages.whole().combine_chunks()
-        self._pages.forget()
         found = _fragments(table, self._url)
         if (found.names, found.dtypes, found.shapes) != self.kinds:
             raise malformed(self._url, "its manifest's index is not of its rows")
@@ -255,27 +257,23 @@ def _row(value: dict[str, Any]) -> Row:
 def _fragments(table: pa.Table, url: str) -> Fragments:
     """The boxes as columns, without an object per row."""
     check_columns(table, url=url)
-    words = [table.column("tensor"), table.column("state"), pa.scalar("\0")]
-    joined = pc.call_function("binary_join_element_wise", words)
-    coded = pa.concat_arrays([pa.array([], pa.string()), *joined.chunks]).dictionary_encode()
-    names: tuple[tuple[str, str], ...] = tuple(
-        (t, s) for t, _, s in (n.rpartition("\0") for n in coded.dictionary.to_pylist())
-    )
-    key = coded.indices.to_numpy(zero_copy_only=False).astype(np.int32)
+    (tensor, tensors), (state, states) = (numbered(table.column(name)) for name in ("tensor", "state"))
+    pairs = pa.array(tensor.astype(np.int64) * len(states) + state).dictionary_encode()
+    key = pairs.indices.to_numpy()
+    names = tuple((tensors[n // len(states)], states[n % len(states)]) for n in pairs.dictionary.to_pylist())
     # Names are numbered as they appear, so a row is the first of its name where the number is a new high.
     first = np.flatnonzero(np.diff(np.maximum.accumulate(key), prepend=-1))
     shape, ndim = _padded(table.column("shape"), 0)
     offsets, offsets_ndim = _padded(table.column("offsets"), 0)
     sizes, sizes_ndim = _padded(table.column("sizes"), 1)
-    dtype = pa.concat_arrays([pa.array([], pa.string()), *table.column("dtype").chunks]).dictionary_encode()
-    kinds = dtype.indices.to_numpy(zero_copy_only=False)
+    kinds, types = numbered(table.column("dtype"))
     same = (
         (ndim == ndim[first][key]) & (shape == shape[first][key]).all(axis=1) & (kinds == kinds[first][key])
     )
     same &= (offsets_ndim == ndim) & (sizes_ndim == ndim)
     if not same.all():
         raise two_voices(url, names[int(key[int(np.argmin(same))])])
-    dtypes = tuple(dtype.dictionary[kinds[i]].as_py() for i in first.tolist())
+    dtypes = tuple(types[kinds[i]] for i in first.tolist())
     for name in set(dtypes):
         element(name, url=url)
     found = Fragments(
@@ -288,6 +286,13 @@ def _fragments(table: pa.Table, url: str) -> Fragments:
     )
     check_rows(table, found, url=url)
     return found
+
+
+def numbered(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """A column of text without nulls as numbers, and the values that they number."""
+    coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    whole = pa.concat_arrays([pa.array([], coded.type), *coded.unify_dictionaries().chunks])
+    return whole.indices.to_numpy(), whole.dictionary.to_pylist()
 
 
 def _padded(column: pa.ChunkedArray, fill: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -59,16 +59,13 @@ class Pages:
         return np.unique(places).tolist()
 
     def whole(self) -> pa.Table:
-        return self._groups(range(len(self._starts) - 1))
+        """All rows, their text as numbers of its distinct values. They aren't kept."""
+        groups = range(len(self._starts) - 1)  # one by one: what is decoded of all together is twice as much
+        return pa.concat_tables([self._file.read([n], coded=True) for n in groups]).unify_dictionaries()
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column of all rows, without the others."""
         return self._file.read(columns=[name]).column(name)
-
-    def forget(self) -> None:
-        """Let go of what was decoded, once somebody keeps all of it."""
-        with self._lock:
-            self._decoded.clear()
 
     def take(self, rows: Sequence[int]) -> pa.Table:
         """These rows, in this order."""

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 
 from elastic_train.checkpoint.checksums import SMALLEST
+from elastic_train.checkpoint.manifest import numbered
 from elastic_train.checkpoint.manifest_pages import Ints
 from elastic_train.checkpoint.ranges import GAP, MOST, RangeIndex, Request, row_ranges
 from elastic_train.geometry.box import Box
@@ -18,18 +19,16 @@ class ReadVolume:
 
     def __init__(self, index: RangeIndex) -> None:
         self._index, manifest = index, index.manifest
-        table = manifest.table
+        table, fragments = manifest.columns()
         self._at: Ints = table.column("byte_offset").to_numpy()
-        self._size: Ints = manifest.fragments.nbytes
+        self._size, self._sizes = fragments.nbytes, fragments.sizes
         sums = pa.concat_arrays([pa.array([], pa.list_(pa.uint32())), *table.column("checksums").chunks])
         self._summed = sums.is_valid().to_numpy(zero_copy_only=False)
-        files = pa.concat_arrays([pa.array([], pa.string()), *table.column("file").chunks])
-        coded = files.dictionary_encode()
-        names = coded.dictionary.to_pylist()
+        file, names = numbered(table.column("file"))
         order = np.argsort(np.array(names, dtype=object)) if names else np.zeros(0, np.int64)
         rank = np.empty(len(names), dtype=np.int64)
         rank[order] = np.arange(len(names))
-        self._file: Ints = rank[coded.indices.to_numpy(zero_copy_only=False)]
+        self._file: Ints = rank[file]
 
     def of(self, requests: Sequence[Request]) -> tuple[int, int]:
         """Bytes, and the number of reads."""
@@ -55,7 +54,7 @@ class ReadVolume:
 
     def _full(self, rows: Ints, sizes: Ints) -> np.ndarray:
         """Which rows are needed whole."""
-        own = self._index.manifest.fragments.sizes[rows][:, : sizes.shape[1]]
+        own = self._sizes[rows][:, : sizes.shape[1]]
         return (own == sizes).all(axis=1)
 
 

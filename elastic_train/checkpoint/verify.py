@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from elastic_train.checkpoint.checksums import running_hash
 from elastic_train.checkpoint.commit import check_aliases, check_coverage
@@ -15,8 +17,10 @@ from elastic_train.checkpoint.foreign_proof import damage_of_foreign_files
 from elastic_train.checkpoint.manifest import Row
 from elastic_train.checkpoint.ranges import MOST, strides_of
 from elastic_train.checkpoint.reader import Checkpoint
+from elastic_train.checkpoint.verify_ledger import VerifyLedger
 from elastic_train.checkpoint.verify_rows import RANGE, Progress, RowBatch, RowColumns, reported
 from elastic_train.errors import CheckpointDeleted, CheckpointError, ChecksumMismatch, StorageError
+from elastic_train.geometry.fragments import Fragments
 
 MOST_REPORTED = 1000
 """Damaged fragments that are put in words."""
@@ -43,26 +47,40 @@ class Report:
         return "\n".join([head, *note, *(self.problems or ("no problems",))])
 
 
-def verify(checkpoint: Checkpoint, *, progress: Progress = lambda done, total: None) -> Report:
+def verify(
+    checkpoint: Checkpoint, *, ledger: Path | None = None, progress: Progress = lambda done, total: None
+) -> Report:
     """Coverage, aliases, and every byte of every fragment against its page checksums and its content hash.
 
-    CheckpointDeleted if the run deletes it meanwhile: that is no damage.
+    A `ledger` is a local file that notes which rows were right; those that it notes aren't read again.
+
+    CheckpointDeleted if the run deletes it meanwhile: that is no damage. ConfigError for a file that isn't a
+    ledger of this checkpoint.
     """
     manifest = checkpoint.manifest
     rows = RowColumns(manifest)
     total = int(rows.size[rows.summed].sum())
     done, lock = 0, threading.Lock()
 
-    def look(batch: RowBatch) -> list[int]:
+    notes = None if ledger is None else VerifyLedger(ledger, url=checkpoint.url, rows=rows)
+
+    def look(numbered: tuple[int, RowBatch]) -> list[int]:
         nonlocal done
-        bad = _wrong(checkpoint, rows, batch)
+        number, batch = numbered
+        bad: list[int] = []
+        if notes is not None and number in notes.noted:
+            checkpoint.files.count(batch.length)
+        else:
+            bad = _wrong(checkpoint, rows, batch)
+            if notes is not None and not bad:
+                notes.note(number)
         with lock:
             done += int(rows.size[batch.rows].sum())
             progress(done, total)
         return bad
 
-    with ThreadPoolExecutor(THREADS) as pool:
-        bad = [row for found in pool.map(look, rows.batches()) for row in found]
+    with notes.open() if notes is not None else nullcontext(), ThreadPoolExecutor(THREADS) as pool:
+        bad = [row for found in pool.map(look, enumerate(rows.batches())) for row in found]
     for same in rows.last():  # without checksums all that can be seen is that the bytes are there
         if _problem(checkpoint, manifest.row(int(same[0]))) is not None:
             bad += same.tolist()
@@ -73,9 +91,13 @@ def verify(checkpoint: Checkpoint, *, progress: Progress = lambda done, total: N
         tensors=len({tensor for tensor, _ in checkpoint.tensors}),
         fragments=len(manifest),
         bytes=int(rows.size.sum()),
-        unverified=manifest.table.column("checksums").null_count,
+        unverified=int((~rows.summed).sum()),
         problems=reported(
-            (*_structure(checkpoint), *problems, *damage_of_foreign_files(checkpoint.files, manifest)),
+            (
+                *_structure(checkpoint, rows.fragments),
+                *problems,
+                *damage_of_foreign_files(checkpoint.files, rows.foreign_files()),
+            ),
             len(bad) - MOST_REPORTED,
         ),
     )
@@ -86,19 +108,20 @@ def _wrong(checkpoint: Checkpoint, rows: RowColumns, batch: RowBatch) -> list[in
     if batch.length > 2 * RANGE:  # one large fragment, which is read in pieces
         row = checkpoint.manifest.row(int(batch.rows[0]))
         return [] if _problem(checkpoint, row) is None else batch.rows.tolist()
-    row = checkpoint.manifest.row(int(batch.rows[0]))
     try:
-        data = checkpoint.files.read(row, batch.start, batch.length)
+        store, path = checkpoint.files.at(rows.file(batch))
+        data = store.read(path, batch.start, batch.length)
     except CheckpointDeleted:
         raise
     except (CheckpointError, StorageError):
         return batch.rows.tolist()
+    checkpoint.files.count(len(data))
     return rows.wrong(batch, data)
 
 
-def _structure(checkpoint: Checkpoint) -> Iterator[str]:
+def _structure(checkpoint: Checkpoint, fragments: Fragments) -> Iterator[str]:
     try:
-        check_coverage(checkpoint.manifest, url=checkpoint.url)
+        check_coverage(fragments, url=checkpoint.url)
     except CheckpointError as error:
         yield str(error)
     try:

@@ -11,14 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from elastic_train.checkpoint.checksums import page_bytes
-from elastic_train.checkpoint.manifest import Manifest
+from elastic_train.checkpoint.checksums import content_hash, digest, page_bytes
+from elastic_train.checkpoint.document import encode
+from elastic_train.checkpoint.manifest import Manifest, numbered
 from elastic_train.checkpoint.validate.manifest_rows import spans
 
 RANGE = 16 << 20
 """Bytes of one read, and the largest fragment that is verified with others."""
 GAP = 64 << 10
-ROWS = 1 << 16
+ROWS = 1 << 14
 """Rows of a batch."""
 Ints = npt.NDArray[np.int64]
 
@@ -36,18 +37,17 @@ class RowColumns:
     """The columns of a manifest that say what its bytes must be."""
 
     def __init__(self, manifest: Manifest) -> None:
-        table = manifest.table
+        table, self.fragments = manifest.columns()
         self.at: Ints = table.column("byte_offset").to_numpy()
-        self.size: Ints = manifest.fragments.nbytes
-        self._end: Ints = self.at + spans(table, manifest.fragments)
+        self.size: Ints = self.fragments.nbytes
+        self._end: Ints = self.at + spans(table, self.fragments)
         sums = pa.concat_arrays([pa.array([], pa.list_(pa.uint32())), *table.column("checksums").chunks])
         self.summed: npt.NDArray[np.bool_] = sums.is_valid().to_numpy(zero_copy_only=False)
         counts: Ints = sums.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         self._first: Ints = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
         self._sums = sums.flatten().to_numpy(zero_copy_only=False)
         self._hashed, self._hashes = hashes(table)
-        files = pa.concat_arrays([pa.array([], pa.string()), *table.column("file").chunks])
-        self._file = files.dictionary_encode().indices.to_numpy(zero_copy_only=False)
+        self._file, self._files = numbered(table.column("file"))
 
     def batches(self) -> Iterator[RowBatch]:
         """All rows with checksums, in the order of their files."""
@@ -72,24 +72,37 @@ class RowColumns:
         heads = np.flatnonzero(np.diff(self._file[rows], prepend=-1))
         yield from np.split(rows, heads[1:]) if len(rows) else ()
 
+    def digest(self) -> str:
+        """Of the bytes that these rows say there are, and of how they are put into batches."""
+        columns = (self.at, self.size, self._file, self._sums, self._hashes)
+        sums = [content_hash(np.ascontiguousarray(column).data).hex() for column in columns]
+        return digest(encode([RANGE, GAP, ROWS, self._files, sums]))
+
+    def file(self, batch: RowBatch) -> str:
+        return self._files[self._file[batch.rows[0]]]
+
+    def foreign_files(self) -> list[str]:
+        """The files of rows that have no checksums of ours."""
+        return sorted(self._files[n] for n in np.unique(self._file[~self.summed]))
+
     def wrong(self, batch: RowBatch, data: bytes) -> list[int]:
         """The rows of a batch whose bytes aren't the ones written."""
         view = memoryview(data)
         low = self.at[batch.rows] - batch.start
-        spans = list(zip(low.tolist(), (low + self.size[batch.rows]).tolist(), strict=True))
+        high = low + self.size[batch.rows]
         counts = self._first[batch.rows + 1] - self._first[batch.rows]
         bad = np.zeros(len(batch.rows), dtype=np.bool_)
         single = counts == 1
-        of_one = [span for span, one in zip(spans, single.tolist(), strict=True) if one]
+        of_one = zip(low[single].tolist(), high[single].tolist(), strict=True)
         found = np.array([crc32c.crc32c(view[a:b]) for a, b in of_one], dtype=np.uint32)
         bad[single] = found != self._sums[self._first[batch.rows[single]]]
         for place in np.flatnonzero(~single).tolist():
-            first, (start, stop) = int(self._first[batch.rows[place]]), spans[place]
+            first, start, stop = int(self._first[batch.rows[place]]), int(low[place]), int(high[place])
             step = page_bytes(stop - start)
             pages = [crc32c.crc32c(view[at : min(at + step, stop)]) for at in range(start, stop, step)]
             bad[place] = bool((self._sums[first : first + len(pages)] != np.array(pages, np.uint32)).any())
         hashed = self._hashed[batch.rows]
-        of_hashed = [span for span, given in zip(spans, hashed.tolist(), strict=True) if given]
+        of_hashed = zip(low[hashed].tolist(), high[hashed].tolist(), strict=True)
         digests = b"".join([xxhash.xxh3_128_digest(view[a:b]) for a, b in of_hashed])
         kept = self._hashes[batch.rows[hashed]]
         bad[hashed] |= (np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16) != kept).any(axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -260,13 +261,23 @@ def show(run: Run, step: Step = None, as_json: Json = False) -> None:
 
 
 @ckpt.command()
-def verify(run: Run, step: Step = None, as_json: Json = False, allow_root: Allow = None) -> None:
+def verify(
+    run: Run,
+    step: Step = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Note in this file what was right, and skip what it notes already.")
+    ] = None,
+    as_json: Json = False,
+    allow_root: Allow = None,
+) -> None:
     """Read every byte of a checkpoint and compare it with its checksums. Exits with 6 if it is damaged."""
     from elastic_train.cli import show_checkpoints
 
     with exits() as leave:
         roots = allow_root or ()
-        leave(show_checkpoints.verify_checkpoint(run, step, as_json=as_json, allow_roots=roots))
+        leave(
+            show_checkpoints.verify_checkpoint(run, step, as_json=as_json, ledger=ledger, allow_roots=roots)
+        )
 
 
 @ckpt.command("export")

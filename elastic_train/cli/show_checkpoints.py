@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from elastic_train.checkpoint.document import encode
 from elastic_train.checkpoint.dtypes import ELEMENTS
@@ -74,10 +75,12 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
         say_line(f"{view} is a part of {part.of}")
 
 
-def verify_checkpoint(run: str, step: int | None, *, as_json: bool, allow_roots: Sequence[str] = ()) -> int:
+def verify_checkpoint(
+    run: str, step: int | None, *, as_json: bool, ledger: Path | None, allow_roots: Sequence[str] = ()
+) -> int:
     checkpoint = opened(run, step, allow_roots=allow_roots)
     with reading("verified", checkpoint, total=stored_bytes(checkpoint)):
-        report = verify(checkpoint)
+        report = verify(checkpoint, ledger=ledger)
     if as_json:
         say_json(
             {name: getattr(report, name) for name in report.__dataclass_fields__} | {"sound": report.sound}

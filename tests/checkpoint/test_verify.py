@@ -15,6 +15,7 @@ from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.verify import MOST_REPORTED, verify
 from elastic_train.checkpoint.writer import write_part
+from elastic_train.errors import ConfigError
 from elastic_train.geometry.box import Box
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.store import Store
@@ -100,3 +101,40 @@ def test_fragments_with_equal_hashes_are_not_read_to_compare_them(store: Store, 
     before = again.files.bytes_read
     assert list(differences(one, again)) == []
     assert again.files.bytes_read == before
+
+
+def test_what_a_ledger_notes_is_not_read_again(store: Store, cut: Cut, tmp_path: Path) -> None:
+    checkpoint, ledger = saved(store, cut), tmp_path / "ledger"
+    assert verify(checkpoint, ledger=ledger).sound
+    head, *noted = ledger.read_text().splitlines()
+    rows = verify_rows.RowColumns(checkpoint.manifest)
+    batches = list(rows.batches())
+    assert sorted(noted, key=int) == [str(n) for n in range(len(batches))]
+    ledger.write_text(f"{head}\n0\n1")  # interrupted while it noted the second
+    begins = [(rows.file(batch), int(rows.at[batch.rows[0]])) for batch in batches[:2]]
+    for file, at in begins:
+        flip(store, f"c/{file}", [at])
+    seen: list[tuple[int, int]] = []
+    report = verify(checkpoint, ledger=ledger, progress=lambda done, total: seen.append((done, total)))
+    assert len(report.problems) == 1, "the first was right when it was looked at"
+    assert seen[-1] == (report.bytes, report.bytes)
+    assert "1" not in ledger.read_text().splitlines(), "what is damaged is looked at again"
+    flip(store, f"c/{begins[1][0]}", [begins[1][1]])
+    assert verify(checkpoint, ledger=ledger).sound
+    assert sorted(ledger.read_text().split()[-len(batches) :], key=int) == [
+        str(n) for n in range(len(batches))
+    ]
+
+
+def test_a_ledger_of_something_else_is_refused_and_left_as_it_was(
+    store: Store, cut: Cut, tmp_path: Path
+) -> None:
+    ledger = tmp_path / "ledger"
+    verify(saved(store, cut), ledger=ledger)
+    for text in (ledger.read_text(), "my notes\n", "no end of line", "\xff"):
+        ledger.write_text(text)
+        with pytest.raises(ConfigError, match="another"):
+            verify(saved(store, cut, "other", last=1), ledger=ledger)
+        assert ledger.read_text() == text
+    with pytest.raises(ConfigError, match="can't be written"):
+        verify(saved(store, cut, "third"), ledger=tmp_path / "nowhere" / "ledger")

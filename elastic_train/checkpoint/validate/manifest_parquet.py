@@ -32,6 +32,7 @@ EXPANSION = 64
 """Bytes of all columns after decompression over those of the file."""
 TEXT_OF_A_ROW = 512
 TEXTS = ("tensor", "state", "dtype", "file", "logical")
+CODED = pa.dictionary(pa.int32(), pa.string())
 FOOTER = 8
 """Bytes at the end: the length of the footer, and who it is."""
 _DATA_PAGE, _DICTIONARY_PAGE, _DATA_PAGE_V2 = 5, 7, 8
@@ -68,8 +69,17 @@ class Parquet:
             raise self._refuse(f"its manifest can't be read ({error!s:.300})") from error
         self._check_columns()
 
-    def read(self, groups: Sequence[int] | None = None, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Groups of rows, or all of them, as columns of the schema, or some of these."""
+    def read(
+        self,
+        groups: Sequence[int] | None = None,
+        *,
+        columns: Sequence[str] | None = None,
+        coded: bool = False,
+    ) -> pa.Table:
+        """Groups of rows, or all of them, as columns of the schema, or some of these.
+
+        `coded`: text stays numbers of its distinct values.
+        """
         names = list(columns or self._schema.names)
         numbers = range(len(self.group_rows)) if groups is None else groups
         try:
@@ -89,7 +99,10 @@ class Parquet:
             for field in schema:
                 if not field.nullable and found.column(field.name).null_count:
                     raise self._refuse(f"a row of its manifest has no {field.name}")
-            return found.select(names).cast(schema)
+            if not coded:
+                return found.select(names).cast(schema)
+            fields = [f if f.name not in TEXTS else f.with_type(CODED) for f in schema]
+            return found.select(names).cast(pa.schema(fields))
         except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
             raise self._refuse(f"its manifest can't be read ({error!s:.300})") from error
 
@@ -165,6 +178,6 @@ def _chunk(column: dict[int, Any]) -> Chunk:
 def _text_bytes(column: pa.DictionaryArray) -> int:
     """Bytes of a column of text once each row has its own."""
     lengths = pc.call_function("binary_length", [column.dictionary])
-    each = np.nan_to_num(lengths.to_numpy(zero_copy_only=False).astype(np.float64))
+    each = lengths.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
     rows = column.indices.drop_null().to_numpy(zero_copy_only=False)
     return int(each[rows].sum()) if len(each) else 0

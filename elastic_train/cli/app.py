@@ -64,6 +64,7 @@ Allow = Annotated[
     list[str] | None,
     typer.Option("--allow-root", help="A directory outside of the checkpoint whose files it may name."),
 ]
+Ledger = Annotated[Path | None, typer.Option(help="A file to note what was right in, and to go on from.")]
 Step = Annotated[int | None, typer.Option(help="The checkpoint's step; the newest by default.")]
 
 
@@ -262,22 +263,13 @@ def show(run: Run, step: Step = None, as_json: Json = False) -> None:
 
 @ckpt.command()
 def verify(
-    run: Run,
-    step: Step = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Note in this file what was right, and skip what it notes already.")
-    ] = None,
-    as_json: Json = False,
-    allow_root: Allow = None,
+    run: Run, step: Step = None, ledger: Ledger = None, as_json: Json = False, allow_root: Allow = None
 ) -> None:
     """Read every byte of a checkpoint and compare it with its checksums. Exits with 6 if it is damaged."""
     from elastic_train.cli import show_checkpoints
 
     with exits() as leave:
-        roots = allow_root or ()
-        leave(
-            show_checkpoints.verify_checkpoint(run, step, as_json=as_json, ledger=ledger, allow_roots=roots)
-        )
+        leave(show_checkpoints.verify_checkpoint(run, step, ledger, as_json=as_json, allow_roots=allow_root))
 
 
 @ckpt.command("export")

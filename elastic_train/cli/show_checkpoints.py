@@ -76,9 +76,9 @@ def show_checkpoint(run: str, step: int | None, *, as_json: bool) -> None:
 
 
 def verify_checkpoint(
-    run: str, step: int | None, *, as_json: bool, ledger: Path | None, allow_roots: Sequence[str] = ()
+    run: str, step: int | None, ledger: Path | None, *, as_json: bool, allow_roots: Sequence[str] | None
 ) -> int:
-    checkpoint = opened(run, step, allow_roots=allow_roots)
+    checkpoint = opened(run, step, allow_roots=allow_roots or ())
     with reading("verified", checkpoint, total=stored_bytes(checkpoint)):
         report = verify(checkpoint, ledger=ledger)
     if as_json:

@@ -8,6 +8,7 @@ ElasticTrainError
 |-- SampleFailed              a data set raised, in a loader process, what cannot travel as it is
 |-- LoaderLost                a loader process died
 |-- InfrastructureError       machines failed more often than the budget allows
+|   |-- ClusterNotStarted     no Ray cluster came up on this machine
 |   `-- HeadLost              the head of the Ray cluster is gone
 |-- CapacityTimeout           the workers that the run needs did not come in time
 |-- GroupBroken               a collective failed or was aborted: this generation of the group is over
@@ -152,6 +153,18 @@ class InfrastructureError(ElasticTrainError):
 
     def __str__(self) -> str:
         return f"{self.cause}. Start the run again under the same name to go on from its last checkpoint."
+
+
+@dataclass(kw_only=True, eq=False)
+class ClusterNotStarted(InfrastructureError):
+    """Ray did not start on this machine. `cause` is what it said."""
+
+    def __str__(self) -> str:
+        return (
+            f"no Ray cluster came up on this machine: {self.cause.rstrip('.')}. Whatever had begun is ended. "
+            "Start the run again once the machine has processors and memory to spare, with fewer "
+            "local_nodes, or on a cluster by address or RAY_ADDRESS."
+        )
 
 
 @dataclass(kw_only=True, eq=False)

@@ -23,7 +23,7 @@ from ray.cluster_utils import Cluster
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import NAMESPACE
 from elastic_train.cluster.peer_store.segments import sweep
-from elastic_train.errors import ConfigError
+from elastic_train.errors import ClusterNotStarted, ConfigError
 
 OBJECT_STORE_BYTES = 150 * 2**20
 
@@ -50,21 +50,22 @@ class LocalCluster:
         self._cpus, self._object_store_bytes = cpus, object_store_bytes
         # Ray's socket paths must stay below 108 characters: a short directory of our own.
         self._temporary = tempfile.mkdtemp(prefix="et-", dir="/tmp")
-        make_shared(ray_private.default_directory())
-        self.cluster = Cluster(
-            initialize_head=True,
-            head_node_args={
-                "num_cpus": 0,
-                "include_dashboard": False,
-                "object_store_memory": object_store_bytes,
-                "temp_dir": self._temporary,
-            },
-        )
         self.nodes: list[Any] = []
+        self.cluster = Cluster()
         try:
+            make_shared(ray_private.default_directory())
+            self.cluster.add_node(
+                num_cpus=0,
+                include_dashboard=False,
+                object_store_memory=object_store_bytes,
+                temp_dir=self._temporary,
+            )
             for _ in range(nodes):
                 self.add_node()
             ray.init(address=self.cluster.address, namespace=NAMESPACE, log_to_driver=False, logging_level=30)
+        except Exception as error:  # Ray's own: of any class, and what it says of itself differs
+            self.close()
+            raise ClusterNotStarted(cause=f"{type(error).__name__}: {error}".splitlines()[0]) from error
         except BaseException:
             self.close()
             raise
@@ -104,8 +105,16 @@ class LocalCluster:
         if ray.is_initialized():
             ray.shutdown()
         self.cluster.shutdown()
+        self._end_rest()
         shutil.rmtree(self._temporary, ignore_errors=True)
         sweep()  # peer stores that were killed left their segments
+
+    def _end_rest(self) -> None:
+        """What a node that failed to start has begun, unknown to Ray: it all names our directory."""
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if any(self._temporary in word for word in process.cmdline()):
+                    process.kill()
 
     def __enter__(self) -> LocalCluster:
         return self

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from ray._private.internal_api import node_stats
 from ray._private.ray_logging import stdout_deduplicator
 from ray._private.services import find_gcs_addresses
 from ray._raylet import GcsClient  # pyright: ignore[reportAttributeAccessIssue]
-from ray.core.generated import autoscaler_pb2
+from ray.core.generated import autoscaler_pb2, gcs_pb2
 from ray.experimental import internal_kv
 
 
@@ -57,6 +59,38 @@ def actor_process(handle: Any) -> tuple[str, int] | None:
     info = state.state.actor_table(handle._actor_id.hex())
     node, pid = info.get("Address", {}).get("NodeID"), info.get("Pid")
     return (node, pid) if node and pid and info.get("State") == "ALIVE" else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivingActor:
+    """An actor that is not dead. `node`: where it is, or is to be. `has_process`: it holds its resources."""
+
+    id: str
+    name: str  # empty where it was given none
+    kind: str  # its class
+    node: str
+    has_process: bool
+    resources: Mapping[str, float]
+
+
+def living_actors() -> list[LivingActor]:
+    """The actors of the cluster, of all jobs."""
+    accessor = state.state._connect_and_get_accessor()
+    found: list[LivingActor] = []
+    for there in ("ALIVE", "PENDING_CREATION"):
+        for entry in accessor.get_actor_table(None, there):
+            actor = gcs_pb2.ActorTableData.FromString(entry)  # pyright: ignore[reportAttributeAccessIssue]
+            found.append(
+                LivingActor(
+                    id=actor.actor_id.hex(),
+                    name=actor.name,
+                    kind=actor.class_name,
+                    node=actor.address.node_id.hex(),
+                    has_process=bool(actor.address.worker_id.strip(b"\xff")),
+                    resources=dict(actor.required_resources),
+                )
+            )
+    return found
 
 
 def node_processes(cluster_node: Any) -> list[int]:

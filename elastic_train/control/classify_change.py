@@ -17,6 +17,7 @@ from elastic_train.control.events import (
     FinalReport,
     GroupBroken,
     Hung,
+    JournalHeldUp,
     NodesChanged,
     SaveFailed,
     Straggling,
@@ -79,6 +80,8 @@ def _of_event(before: State, event: Event, after: State) -> Change | None:
             return _of_cause(facts, worker, cause)
         case FinalReport(worker=worker, error=Cause() as cause):
             return _of_cause(facts, worker, cause)
+        case JournalHeldUp():
+            return Change(kind="storage_trouble")
         case SaveFailed(step=step):
             return Change(kind="storage_trouble", step=step)
         case CheckpointRejected(stored=stored):

@@ -143,9 +143,10 @@ def _late_starts(state: State, policy: Policy, at: float) -> Outcome:
     ]
     notes: list[str] = []
     for worker in late:
-        cause = Cause(kind="silence", detail=f"{worker.name} did not start")
-        facts, note = without(facts, worker, cause, policy, at)
-        limit = f"{worker.name} did not start on {worker.node} within {policy.timing.start_worker_s:.0f} s"
+        kind = "preemption" if worker.lacks_room else "silence"
+        facts, note = without(facts, worker, Cause(kind=kind, detail="it did not start"), policy, at)
+        what = "found no room on" if worker.lacks_room else "did not start on"
+        limit = f"{worker.name} {what} {worker.node} within {policy.timing.start_worker_s:.0f} s"
         notes += filter(None, (limit, note))
     if not late:
         return Outcome(state=state)
@@ -154,7 +155,8 @@ def _late_starts(state: State, policy: Policy, at: float) -> Outcome:
         commands=tuple(StopWorker(worker=w.name, reason="it took too long to start") for w in late),
         reason="; ".join(notes),
     )
-    return given_up.then(lambda s: give_room(s, policy, at))
+    contended = any(w.lacks_room for w in late)
+    return given_up.then(lambda s: give_room(s, policy, at, contended=contended))
 
 
 def _late_commits(state: State, policy: Policy, at: float) -> Outcome:

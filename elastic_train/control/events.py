@@ -93,6 +93,30 @@ class WorkerReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LacksRoom:
+    """A worker can't come up, since others hold what it needs on its node: `holders`, for people."""
+
+    at: float
+    worker: str
+    holders: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalHeldUp:
+    """What was decided can't be written down for now: it waits in memory."""
+
+    at: float
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalDurable:
+    """What waited is written down: the storage of the run answers again."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerLost:
     """A worker process is gone, or is given up."""
 
@@ -348,6 +372,9 @@ Event = (
     TermBegan
     | NodesChanged
     | WorkerReady
+    | LacksRoom
+    | JournalHeldUp
+    | JournalDurable
     | WorkerLost
     | Adopted
     | GroupReady

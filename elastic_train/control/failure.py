@@ -88,6 +88,8 @@ def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float
     cause = replace(cause, worker=name, node=cause.node or worker.node)
     if worker.node in noticed(state.facts.membership) and cause.kind not in ("user", "memory", "engine"):
         cause = replace(cause, kind="preemption")
+    if worker.lacks_room and cause.kind == "silence":
+        cause = replace(cause, kind="preemption")  # of its room, by others
     facts, note = without(state.facts, worker, cause, policy, at)
     state = replace(state, facts=facts)
     if cause.kind == "user":

@@ -20,17 +20,15 @@ LEAST = 0.1
 """Of the time that a worker may take to start: the shortest while. The longest is all of it."""
 
 
-def give_room(state: State, policy: Policy, at: float) -> Outcome:
-    """After a worker did not start in time. Who holds state that storage has not keeps it for half of the
-    time that capacity is waited for.
-    """
+def give_room(state: State, policy: Policy, at: float, *, contended: bool) -> Outcome:
+    """After a worker did not start in time; `contended`: because others hold the room that it needs."""
     facts, phase = state.facts, state.phase
     workers = facts.membership.workers
     if not isinstance(phase, Waiting) or facts.stopping is not None or not workers:
         return Outcome(state=state)
     if len(present(facts.membership)) >= policy.min_workers:
         return Outcome(state=state)
-    if _holds_more_than_storage(facts) and at - phase.since < policy.timing.wait_for_capacity_s / 2:
+    if _holds_more_than_storage(facts) and at - phase.since < _kept_s(facts, policy, contended):
         return Outcome(state=state)
     rest_s = _while_s(facts, policy)
     why = "it gives its room to others"
@@ -46,6 +44,19 @@ def give_room(state: State, policy: Policy, at: float) -> Outcome:
 def _holds_more_than_storage(facts: Facts) -> bool:
     stored = facts.saves.stored.step if facts.saves.stored is not None else 0
     return bool(facts.survived.local_states) and facts.lineage.step > stored
+
+
+def _kept_s(facts: Facts, policy: Policy, contended: bool) -> float:
+    """For how long state is kept that storage has not: half of the time that capacity is waited for. Where
+    others hold the room, who may wait for this one's, no longer than it takes to compute the state again.
+    """
+    longest_s = policy.timing.wait_for_capacity_s / 2
+    return min(longest_s, _again_s(facts)) if contended else longest_s
+
+
+def _again_s(facts: Facts) -> float:
+    stored = facts.saves.stored.step if facts.saves.stored is not None else 0
+    return (facts.lineage.step - stored) * (facts.measured.quiet_step_s or facts.measured.step_s)
 
 
 def _while_s(facts: Facts, policy: Policy) -> float:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from elastic_train.control.commands import StartWorker
-from elastic_train.control.events import Cause, Node, Straggling
+from elastic_train.control.events import Cause, LacksRoom, Node, Straggling
 from elastic_train.control.identity_cache import remembered
 from elastic_train.control.policy import Policy
 from elastic_train.control.spread_over_domains import spread
@@ -112,9 +112,22 @@ def starting(members: Membership) -> tuple[Worker, ...]:
 def ready(members: Membership, name: str, at: float) -> Membership:
     for place, worker in enumerate(members.workers):
         if worker.name == name:
-            up = replace(worker, status="ready", since=at)
+            up = replace(worker, status="ready", since=at, lacks_room=False)
             return replace(members, workers=(*members.workers[:place], up, *members.workers[place + 1 :]))
     return members
+
+
+def lacks_room(state: State, event: LacksRoom) -> Outcome:
+    members = state.facts.membership
+    worker = find(members, event.worker)
+    if worker is None or worker.status != "starting" or worker.lacks_room:
+        return Outcome(state=state, reason=f"{event.worker} waits for no room, or is known to")
+    workers = tuple(replace(w, lacks_room=True) if w is worker else w for w in members.workers)
+    facts = replace(state.facts, membership=replace(members, workers=workers))
+    return Outcome(
+        state=replace(state, facts=facts),
+        reason=f"{worker.name} waits for room on {worker.node}: {event.holders}",
+    )
 
 
 def without(facts: Facts, worker: Worker, cause: Cause, policy: Policy, at: float) -> tuple[Facts, str]:

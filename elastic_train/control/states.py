@@ -29,6 +29,7 @@ class Worker:
     status: Literal["starting", "ready"]
     since: float  # of the status
     proven: bool = False  # it took part in a committed step
+    lacks_room: bool = False  # it is starting, and others hold what it needs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

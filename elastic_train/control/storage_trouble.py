@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Saves, Trouble
+from elastic_train.control.states import Outcome, Saves, State, Trouble
 
 FIRST_S = 5.0
 LONGEST_S = 60.0
@@ -27,6 +27,21 @@ def troubled(saves: Saves, problem: str, policy: Policy, at: float, *, blocked: 
     if blocked and known.blocked is None:
         known = replace(known, blocked=at)
     return saves if known == saves.trouble else replace(saves, trouble=known)
+
+
+def journal_held_up(state: State, problem: str, policy: Policy, at: float) -> Outcome:
+    saves = troubled(state.facts.saves, problem, policy, at)
+    facts = replace(state.facts, saves=saves)
+    return Outcome(state=replace(state, facts=facts), reason=f"the journal can't be written: {problem}")
+
+
+def journal_durable(state: State) -> Outcome:
+    """Storage takes what it is given. What a run waits for may be something else, and is asked for itself."""
+    said, trouble = "the journal is written again", state.facts.saves.trouble
+    if trouble is None or trouble.blocked is not None:
+        return Outcome(state=state, reason=said)
+    facts = replace(state.facts, saves=over(state.facts.saves))
+    return Outcome(state=replace(state, facts=facts), reason=said)
 
 
 def over(saves: Saves) -> Saves:

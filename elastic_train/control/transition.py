@@ -39,6 +39,9 @@ from elastic_train.control.events import (
     GroupBroken,
     GroupReady,
     Hung,
+    JournalDurable,
+    JournalHeldUp,
+    LacksRoom,
     LogRead,
     NodesChanged,
     PartWritten,
@@ -57,11 +60,12 @@ from elastic_train.control.events import (
 from elastic_train.control.evict import evict
 from elastic_train.control.failure import group_broken, hung, nodes_lost, settled, verdict, worker_lost
 from elastic_train.control.forming import group_ready, peers_reported, try_form
-from elastic_train.control.membership import find, ready, staff, straggling
+from elastic_train.control.membership import find, lacks_room, ready, staff, straggling
 from elastic_train.control.policy import Policy
 from elastic_train.control.resize import consider, paused
 from elastic_train.control.states import Ended, Forming, Outcome, Pausing, Running, Settling, State, Waiting
 from elastic_train.control.stopping import begin_stop, stop, try_stop
+from elastic_train.control.storage_trouble import journal_durable, journal_held_up
 from elastic_train.control.unanswered_commits import log_read
 
 
@@ -99,6 +103,12 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return _nodes_changed(state, event, policy)
         case WorkerReady():
             return _worker_ready(state, event)
+        case LacksRoom():
+            return lacks_room(state, event)
+        case JournalHeldUp(problem=problem):
+            return journal_held_up(state, problem, policy, event.at)
+        case JournalDurable():
+            return journal_durable(state)
         case WorkerLost(worker=worker, cause=cause):
             lost = worker_lost(state, worker, cause, policy, event.at)
             return lost.then(lambda s: staff(s, policy, event.at))

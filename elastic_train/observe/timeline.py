@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from elastic_train.control.events import (
     CheckpointCommitted,
+    JournalDurable,
     Node,
     NodesChanged,
     PartWritten,
@@ -133,9 +134,9 @@ class Timeline:
             case CheckpointCommitted(stored=stored):
                 self.saves.add(seconds, stored.step, float(self.bytes_.pop(stored.step, 0)))
                 self.bytes_ = {later: size for later, size in self.bytes_.items() if later > stored.step}
-                if (began := self._untroubled(seconds)) is not None:
-                    said = storage_back(seconds - began)
-                    self._put(seconds, "storage_back", stored.step, said, "", ())
+                self._storage_back(seconds, stored.step)
+            case JournalDurable():
+                self._storage_back(seconds, step)
             case PeersHeld() as event:
                 self.snapshots.add(seconds, event.step, float(event.own))
             case _:
@@ -270,6 +271,10 @@ class Timeline:
         """Since when storage fails, and why; None where it doesn't."""
         began, ended, why = self.trouble[-1] if self.trouble else (0.0, 0.0, "")
         return (began, why) if ended == OPEN else None
+
+    def _storage_back(self, seconds: float, step: int) -> None:
+        if (began := self._untroubled(seconds)) is not None:
+            self._put(seconds, "storage_back", step, storage_back(seconds - began), "", ())
 
     def _untroubled(self, seconds: float) -> float | None:
         """The trouble is over; when it began."""

@@ -32,6 +32,7 @@ from elastic_train.control.events import (
     FinalReport,
     GroupBroken,
     GroupReady,
+    LacksRoom,
     PeersReported,
     StepCommitted,
     WorkerLost,
@@ -72,9 +73,7 @@ class SimulatedCluster(SimulatedMachines):
         self.group: SimulatedGroup | None = None
         self.term = 0
         self.moment: Callable[[int, At], None] = lambda step, phase: None
-        self.has_room: Callable[[SimulatedWorker], bool] = lambda worker: (
-            True
-        )  # on its node, beside other runs
+        self.has_room: Callable[[SimulatedWorker], bool] = lambda worker: True  # beside other runs
         self.watched: Callable[[int, At], bool] = lambda step, phase: False
         self.every = policy.checkpoints.every
         self.forms: dict[int, Form] = {}
@@ -160,6 +159,9 @@ class SimulatedCluster(SimulatedMachines):
 
         def up() -> None:
             if worker.died is None and not self.has_room(worker):
+                if not worker.lacks_room:
+                    worker.lacks_room = True
+                    self.tell(0, LacksRoom(at=0.0, worker=name, holders="other runs have it"))
                 self.clock.after(ROOM_S, up)
             elif worker.died is None:
                 worker.ready = True

@@ -45,6 +45,7 @@ class SimulatedWorker:
     died: float | None = None
     stopped_until: float = 0.0
     hung: bool = False  # its heartbeats go on
+    lacks_room: bool = False  # it said so
     generation: int = 0  # of the group that it runs in
     local_states: dict[int, LocalState] = field(default_factory=dict[int, LocalState])
     replayed: dict[tuple[int, int], LocalState] = field(default_factory=dict[tuple[int, int], LocalState])

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
+import tempfile
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+import ray
 from ray.train import RunConfig, ScalingConfig
 
 import elastic_train as et
 from elastic_train.cluster.driver.launch import joined
+from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_calls import connect
-from elastic_train.errors import ConfigError
+from elastic_train.errors import ClusterNotStarted, ConfigError
 from tests.tasks.tiny import TinyTask
 
 pytestmark = pytest.mark.ring2
@@ -59,6 +63,21 @@ def test_what_a_local_cluster_never_has_is_refused_before_anything_starts(
     with pytest.raises(ConfigError, match=said):
         made.fit(local_nodes=nodes)
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.ring3
+@pytest.mark.timeout(300)
+def test_a_local_cluster_that_does_not_come_up_is_told_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The head's own store is refused, after other processes of the head have begun."""
+    directory = tempfile.mkdtemp(prefix="et-", dir="/tmp")
+    monkeypatch.setattr(tempfile, "mkdtemp", lambda **where: directory)
+    with pytest.raises(ClusterNotStarted, match=r"no Ray cluster came up on this machine: .*1000 bytes"):
+        LocalCluster(1, object_store_bytes=1000)
+    assert not ray.is_initialized()
+    assert not Path(directory).exists()
+    assert not [p for p in psutil.Process().children(recursive=True) if directory in " ".join(p.cmdline())]
 
 
 def test_rays_client_is_refused_with_the_way_to_submit() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from elastic_train.control.commands import StartWorker, StopWorker
-from elastic_train.control.events import Node
+from elastic_train.control.events import Cause, LacksRoom, Node, WorkerLost
 from elastic_train.control.membership import worker_slots
 from elastic_train.control.states import Facts, Membership, Worker
 from elastic_train.planner.plan import Mesh, Plan
@@ -116,6 +116,37 @@ def test_a_run_that_holds_what_storage_has_not_keeps_its_workers_for_longer(play
     play.settle()
     play.wait(25.0)
     assert "w0001" in [w.name for w in play.facts.membership.workers]
+
+
+def test_a_worker_that_finds_no_room_is_no_fault_of_its_node(play):
+    play.begin(3).ready("w0001")
+    play(LacksRoom, worker="w0002", holders="another run holds it")
+    assert play.outcome.reason == "w0002 waits for room on b: another run holds it"
+    play(LacksRoom, worker="w0001", holders="another run holds it")
+    assert not play.facts.membership.workers[0].lacks_room, "it is up"
+    play.wait(21.0)
+    assert {f.node for f in play.facts.membership.flaps} == {"c"}
+    assert "w0002 found no room on b within 20 s" in play.outcome.reason
+
+
+def test_nor_where_its_start_is_given_up_by_who_performs_it(play):
+    play.begin(3).ready("w0001")
+    play(LacksRoom, worker="w0002", holders="another run holds it")
+    for worker in ("w0002", "w0003"):
+        play(WorkerLost, worker=worker, cause=Cause(kind="silence", detail="it was not up"))
+    assert {f.node for f in play.facts.membership.flaps} == {"c"}
+
+
+def test_state_that_storage_has_not_is_kept_from_who_needs_the_room_for_as_long_as_it_took_to_compute(play):
+    play.running(3, step=5)
+    play.lose("w0003")
+    play.lose("w0002")
+    play.settle()
+    for worker in play.facts.membership.workers:
+        play(LacksRoom, worker=worker.name, holders="another run holds it")
+    play.wait(25.0)
+    assert play.facts.membership.workers == ()
+    assert "the room of 1 is given to others" in play.outcome.reason
 
 
 def test_after_the_last_step_nobody_is_started(replicated):

@@ -28,7 +28,8 @@ def patient(number: int) -> Policy:
     return replace(policy, salt=number, timing=replace(policy.timing, wait_for_capacity_s=3000.0))
 
 
-def weather(seed: int) -> None:
+def weather(seed: int) -> float:
+    """When the last one had ended, in seconds."""
     runs = [
         (
             patient(seed + number),
@@ -42,12 +43,18 @@ def weather(seed: int) -> None:
             assert run.cluster.storage.sound(10**9) is None, f"seed {seed}: a sound checkpoint was left"
         else:
             assert ended.outcome == "finished", f"seed {seed}: {run.name}: {ended}"
+    return simulation.clock.now
 
 
 @pytest.mark.parametrize("ten", range(6))
 def test_runs_that_share_nodes_all_come_to_their_end(ten: int) -> None:
     for seed in range(10 * ten, 10 * ten + 10):
         weather(seed)
+
+
+def test_runs_that_hold_what_storage_has_not_and_lack_room_do_not_wait_for_each_other() -> None:
+    """Five runs of two workers on three places, and three of them hold state. None waits for half an hour."""
+    assert weather(919) < 1200.0
 
 
 @pytest.mark.matrix

@@ -8,7 +8,15 @@ import pytest
 
 from elastic_train.config import Checkpoints, Timing
 from elastic_train.control.commands import Form, Save, StartWorker
-from elastic_train.control.events import Cause, FinalReport, SaveFailed, SaveRequested, WorkerLost
+from elastic_train.control.events import (
+    Cause,
+    FinalReport,
+    JournalDurable,
+    JournalHeldUp,
+    SaveFailed,
+    SaveRequested,
+    WorkerLost,
+)
 from elastic_train.control.states import Ended, Forming, Running, Waiting
 from elastic_train.control.storage_trouble import again_at
 from elastic_train.recovery.evidence import FromStorage
@@ -190,3 +198,23 @@ def test_time_in_which_a_run_went_on_is_no_time_that_storage_held_it_up(replicat
     assert isinstance(play.phase, Running)
     assert play.facts.saves.trouble is not None
     assert play.facts.saves.trouble.blocked is None
+
+
+def test_a_journal_that_cannot_be_written_is_trouble_of_storage_while_the_run_trains_on(play):
+    play.running(3, step=2)
+    play(JournalHeldUp, problem="storage has not answered for 11 s")
+    assert play.outcome.change.kind == "storage_trouble"
+    assert play.facts.saves.trouble.problem == "storage has not answered for 11 s"
+    assert play.facts.saves.trouble.blocked is None
+    assert isinstance(play.phase, Running)
+    play(JournalDurable)
+    assert (play.facts.saves.trouble, play.facts.failures.ever) == (None, 0)
+
+
+def test_a_journal_that_is_written_does_not_end_what_a_restore_waits_for(play):
+    refuse(restoring(play))
+    blocked = play.facts.saves.trouble.blocked
+    play(JournalHeldUp, problem="storage has not answered for 11 s")
+    play(JournalDurable)
+    assert blocked is not None
+    assert play.facts.saves.trouble.blocked == blocked

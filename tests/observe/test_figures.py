@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from elastic_train.control.changes import Change, ChangeKind
 from elastic_train.control.events import (
     CheckpointCommitted,
     GroupReady,
+    JournalDurable,
+    JournalHeldUp,
     NodesChanged,
     PartWritten,
     StepCommitted,
@@ -108,6 +111,30 @@ def test_the_timeline_is_bounded(recorded):
     assert len(line.spans) <= SPANS
     assert len(line.happenings) == HAPPENINGS
     assert [h.number for h in line.since(line.count - 2)] == [line.count - 1, line.count]
+
+
+def test_a_journal_that_waits_for_storage_is_trouble_until_it_is_written(recorded):
+    (first, *_) = records = recorded(KillRank(when=Moment(step=5), rank=1))
+    problem = "the journal can't be written: storage has not answered for 11 s"
+    held_up = replace(
+        first,
+        event=JournalHeldUp(at=3.0, problem="storage has not answered for 11 s"),
+        reason=problem,
+        change=Change(kind="storage_trouble"),
+        formed=None,
+    )
+    line = summary_of([*records[:20], held_up]).timeline
+    assert line.troubled is not None
+    assert line.troubled[1] == problem
+    line.add(
+        replace(held_up, event=JournalDurable(at=4.0), change=None),
+        doing="training",
+        step=3,
+        new=False,
+        done=None,
+    )
+    assert line.troubled is None
+    assert line.happenings[-1].kind == "storage_back"
 
 
 def test_the_end_is_forecast_with_a_range_while_the_run_trains(recorded):

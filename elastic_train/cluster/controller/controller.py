@@ -34,6 +34,7 @@ from elastic_train.cluster.controller.node_roster import Roster
 from elastic_train.cluster.controller.performer import Performer
 from elastic_train.cluster.controller.ray_metrics import RayMetrics
 from elastic_train.cluster.controller.request_watch import RequestWatch
+from elastic_train.cluster.controller.room_watch import LOOK_S, RoomWatch
 from elastic_train.cluster.controller.run_context import RunContext
 from elastic_train.cluster.controller.silent_workers import SilentWorkers
 from elastic_train.cluster.messages import Heartbeat, Writing
@@ -233,12 +234,14 @@ class Controller:
         assert self._committer is not None
         inbox, timing = self._inbox, self._spec.timing
         nodes = NodeWatch(self._spec, self._roster, inbox.post, inbox.now, self._watch.nodes_heard)
+        room = RoomWatch(self._spec, self._roster, self._performing.workers.coming, inbox.post)
         requests = RequestWatch(self._committer.store, self._context.term, inbox.post)
         self._effects.every("nodes", 0.5, nodes.poll)
         self._effects.every("deaths", 0.01, self._watch.look_for_deaths)
         self._effects.every("lease", timing.lease_s / 3, self._renew)
         self._effects.every("requests", timing.lease_s / 3, requests.look)
         self._effects.every("demand", ASK_AGAIN_S, self._demand.ask)
+        self._effects.every("room", LOOK_S, room.look)
 
     def _take_over(self) -> tuple[State, Stored | None]:
         """Storage's part of the beginning: the state that led here, and the newest checkpoint."""
@@ -251,7 +254,8 @@ class Controller:
         metrics = RayMetrics(self._spec.name, self._spec.max_steps)
         chronicle = Chronicle(committer.store, journal, self._policy, tell=metrics.put)
         state = chronicle.begin()
-        self._journal, self._chronicle = JournalWriter(journal, self._effects, fenced=self._fenced), chronicle
+        self._journal = JournalWriter(journal, self._effects, post=self._inbox.post, fenced=self._fenced)
+        self._chronicle = chronicle
         return state, committer.newest()
 
     def _fenced(self, error: Fenced) -> None:

@@ -50,6 +50,7 @@ class WorkerProcesses:
         self._beside, self._changed = beside, changed
         self._handles: dict[str, Any] = {}
         self._ready: dict[str, Ready] = {}
+        self._nodes: dict[str, str] = {}  # of those that were started here
         self._over = False  # what was still being started is stopped, too
 
     def handle(self, worker: str) -> Any:
@@ -62,6 +63,14 @@ class WorkerProcesses:
     def ready(self) -> dict[str, Ready]:
         """Who is up."""
         return dict(self._ready)
+
+    def coming(self) -> dict[str, tuple[str, Any]]:
+        """Who is not up yet: the node and the actor."""
+        return {
+            name: (self._nodes[name], handle)
+            for name, handle in self.handles().items()
+            if name not in self._ready and name in self._nodes
+        }
 
     def adopt(self, worker: str, handle: Any, ready: Ready) -> None:
         """Take over a worker that an earlier incarnation of this controller started."""
@@ -76,6 +85,7 @@ class WorkerProcesses:
     def start(self, command: StartWorker) -> None:
         """Ends in WorkerReady or WorkerLost."""
         name = command.worker
+        self._nodes[name] = command.node
 
         def created(ending: Ending[Any]) -> None:
             if not isinstance(ending, Done):
@@ -110,6 +120,7 @@ class WorkerProcesses:
         """Forget a worker that is gone, and make sure that it is."""
         handle = self._handles.pop(worker, None)
         self._ready.pop(worker, None)
+        self._nodes.pop(worker, None)
         if handle is not None:
             with suppress(RayError):
                 ray.kill(handle, no_restart=True)

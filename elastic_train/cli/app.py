@@ -48,15 +48,15 @@ def _positive(value: float | None) -> float | None:
     return value
 
 
-def _place(said: str) -> Any:
-    return typer.Argument(help=said, callback=_path)
+def _place(name: str, said: str) -> Any:
+    return typer.Argument(metavar=name, help=said, callback=_path)
 
 
 def _above_zero(said: str) -> Any:
     return typer.Option(help=said, callback=_positive)
 
 
-Run = Annotated[str, _place("The run's directory: <storage_path>/<name>, a path or a URL.")]
+Run = Annotated[str, _place("RUN", "The run's directory: <storage_path>/<name>, a path or a URL.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Spec = Annotated[str | None, typer.Option(help="A specification of names and layouts, a TOML file.")]
 ShowMap = Annotated[bool, typer.Option("--describe", help="Print the map of every tensor and stop.")]
@@ -71,7 +71,9 @@ Step = Annotated[int | None, typer.Option(help="The checkpoint's step; the newes
 @app.command(context_settings=JOBS_OWN, epilog=CODES)
 def run(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="A Python file with `trainer(**options) -> ElasticTrainer`.")],
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="A Python file with `trainer(**options) -> ElasticTrainer`.")
+    ],
 ) -> None:
     """Run a job file, or go on with its run. The options of its `trainer` are flags that follow it.
 
@@ -96,7 +98,7 @@ def _explain(context: typer.Context, job: str) -> None:
 @app.command(context_settings=JOBS_OWN, epilog=CODES)
 def plan(
     context: typer.Context,
-    job: Annotated[str, typer.Argument(help="A job file; its own options may follow.")],
+    job: Annotated[str, typer.Argument(metavar="JOB", help="A job file; its own options may follow.")],
     nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2. Required.")] = "",
     before: Annotated[str, typer.Option(help="The nodes that the run is on now: what has to move.")] = "",
     hardware: Annotated[
@@ -172,7 +174,7 @@ def report(
 @app.command()
 def ui(
     runs: Annotated[
-        list[str], typer.Argument(help="Runs, or a directory of this machine with runs.", metavar="RUN...")
+        list[str], typer.Argument(help="Runs, or a directory of this machine with runs.", metavar="RUN")
     ],
     host: Annotated[str, typer.Option(help="Where to listen; other machines need a token.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on.")] = 8420,
@@ -214,7 +216,7 @@ def stop(run: Run, wait: Annotated[bool, typer.Option(help="Return when it stopp
 
 @app.command()
 def doctor(
-    storage: Annotated[str, _place("A storage path, as in RunConfig: a path or a URL.")],
+    storage: Annotated[str, _place("STORAGE", "A storage path, as in RunConfig: a path or a URL.")],
     state: Annotated[
         float, typer.Option(min=0.0, help="GiB of parameters and optimizer state, for the space.")
     ] = 0.0,
@@ -275,7 +277,7 @@ def verify(
 @ckpt.command("export")
 def export(
     run: Run,
-    out: Annotated[str, _place("An empty directory, a path or a URL.")],
+    out: Annotated[str, _place("OUT", "An empty directory, a path or a URL.")],
     to: Annotated[str, typer.Option(help="hf, ucp or dcp.")],
     spec: Spec = None,
     step: Step = None,
@@ -305,7 +307,7 @@ def export(
 
 @ckpt.command("import")
 def import_(
-    source: Annotated[str, _place("A checkpoint of another system, a path or a URL.")],
+    source: Annotated[str, _place("SOURCE", "A checkpoint of another system, a path or a URL.")],
     run: Run,
     spec: Spec = None,
     copy: Annotated[bool, typer.Option(help="Copy the bytes instead of pointing at them.")] = False,
@@ -339,8 +341,8 @@ def import_(
 
 @ckpt.command()
 def diff(
-    a: Annotated[str, _place("A run, a checkpoint's directory, or another system's.")],
-    b: Annotated[str, _place("Another one.")],
+    a: Annotated[str, _place("A", "A run, a checkpoint's directory, or another system's.")],
+    b: Annotated[str, _place("B", "Another one.")],
     spec: Annotated[str | None, typer.Option(help="A specification that reads B in A's terms.")] = None,
     as_json: Json = False,
     allow_root: Allow = None,

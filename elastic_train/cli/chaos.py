@@ -17,8 +17,13 @@ AUTO = "auto"
 
 
 def chaos(
-    run: Annotated[str, typer.Argument(help="The run's directory: <storage_path>/<name>, a path or a URL.")],
-    action: Annotated[str, typer.Argument(help="kill, stop, drain or cut (its collectives break).")],
+    run: Annotated[
+        str,
+        typer.Argument(metavar="RUN", help="The run's directory: <storage_path>/<name>, a path or a URL."),
+    ],
+    action: Annotated[
+        str, typer.Argument(metavar="ACTION", help="kill, stop, drain or cut (its collectives break).")
+    ],
     worker: Annotated[str, typer.Option(help="By name, like w0001; any that trains by default.")] = "",
     rank: Annotated[int, typer.Option(help="The worker of this rank.")] = -1,
     node: Annotated[str, typer.Option(help="A whole node, by name, or random.")] = "",

@@ -28,6 +28,7 @@ from elastic_train.observe.metrics import METRICS, PREFIX, samples
 from elastic_train.observe.reconfigurations import history
 from elastic_train.observe.run_summary import summary_of
 from elastic_train.observe.timeline import HAPPENINGS, LANES, OPEN, SPANS, Timeline
+from tests.observe.by_hand import assert_metrics_are_those_of
 
 pytestmark = pytest.mark.ring0
 ROOT = Path(__file__).parents[2]
@@ -70,6 +71,21 @@ def test_metrics_are_what_the_journal_says(recorded, seed):
     assert value["checkpoint_written_bytes_total", ()] == sum(part.bytes for part in parts)
     ready = [r.event for r in records if isinstance(r.event, GroupReady)]
     assert value["restored_bytes_total", ("other_nodes",)] == sum(event.far_bytes for event in ready)
+
+
+def test_shares_means_and_quantiles_are_what_is_counted_by_hand(recorded):
+    """That a real run's are as well is asked where one is scraped."""
+    faults = (
+        KillNode(when=Moment(step=4), node="b"),
+        DrainNode(when=Moment(step=8), node="c", notice_s=30.0),
+        KillRank(when=Moment(step=11), rank=1),
+    )
+    for replicas in (1, 2):
+        records = recorded(*faults, replicas=replicas)
+        found = told(summary_of(records))
+        assert found["interruptions_total", ()] == 2
+        assert found["restarts_total", ("drain",)] == 1
+        assert_metrics_are_those_of(records, found)
 
 
 def test_a_loss_is_one_clause_with_what_it_cost(recorded):

@@ -53,8 +53,15 @@ class Prometheus:
 
     def seen(self, expression: str, within_s: float) -> set[float]:
         """All values that a series had in the last seconds."""
-        (found,) = self.query(f"{expression}[{within_s:.0f}s]")
-        return {float(value) for _, value in found["values"]}
+        (found,) = self.past(expression, within_s).values()
+        return set(found.values())
+
+    def past(self, expression: str, within_s: float) -> dict[Labels, dict[float, float]]:
+        """The values of each series by their times, in the last seconds."""
+        return {
+            frozenset(found["metric"].items()): {at: float(value) for at, value in found["values"]}
+            for found in self.query(f"{expression}[{within_s:.0f}s]")
+        }
 
 
 @contextmanager

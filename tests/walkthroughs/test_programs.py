@@ -28,7 +28,7 @@ from elastic_train.testing.single_process_run import train_alone
 from tests.test_docs import blocks
 
 pytest.importorskip("sklearn", reason="scikit-learn ships the images of these pages")
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(560)
 ROOT = Path(__file__).parents[2]
 STEPS = 4
 IMPORTS = """

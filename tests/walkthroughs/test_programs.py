@@ -124,6 +124,33 @@ def train(ctx):
 
 et.ElasticTrainer(train, batch=et.Batch(global_size=16, micro_size=4, seed=0), max_steps=1).fit()
 """
+TEXTS = """
+for name in ("web", "code"):
+    Path(name).mkdir(exist_ok=True)
+    for number in range(24):
+        Path(name, f"{number}.txt").write_text(f"{name} {number}")
+"""
+READER = """
+{block}
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(512, 8), nn.Linear(8, 512)
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+class Read(et.Task):
+    def model(self):
+        return Net()
+    def optimizer(self, named_params):
+        return torch.optim.SGD([p for _, p in named_params], lr=0.1)
+    def dataset(self):
+        return mixed
+    def loss(self, output, micro_batch):
+        return next_token_loss(output, micro_batch["tokens"], micro_batch["documents"])
+
+et.ElasticTrainer(Read(), batch=et.Batch(global_size=8, micro_size=2), max_steps=1).fit()
+"""
 OF_THE_README = {
     "model(self)": "return build()",
     "optimizer(self, named_params)": "return torch.optim.AdamW([p for _, p in named_params], lr=1e-3)",
@@ -174,6 +201,7 @@ PROGRAMS = {
     "a loop": Program(page="docs/loops.md", before=LOOP),
     "L-BFGS": Program(page="docs/loops.md", number=1, before=LOOP, around=CLOSURE, depth=3),
     "a hook that clips": Program(page="docs/loops.md", number=2, before=LOOP, around=HOOK, depth=1),
+    "data": Program(page="docs/data.md", before=TEXTS, around=READER),
     "Ray Train": Program(page=OTHERS, language="diff", number=0, before=IMAGES + RAY_TRAIN),
     "Hugging Face": Program(page=OTHERS, language="diff", number=1, before=MY_MODEL),
     "Lightning": Program(page=OTHERS, language="diff", number=2),

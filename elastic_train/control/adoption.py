@@ -103,7 +103,9 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
         return Outcome(
             state=alone,
             commands=(*stops, *resume_commands(alone, policy)),
-            reason="nobody is left: the run starts from storage",
+            reason="nobody is left: the run starts from storage"
+            if known
+            else "no worker is up yet: the run starts from its newest checkpoint, if it has one",
         )
     facts, logged = (
         replace(state.facts, saves=replace(state.facts.saves, logged=None)),

@@ -33,8 +33,7 @@ from elastic_train.control.waits import (
     NEVER,
     form_limit_s,
     forming_due_at,
-    held_up,
-    on_their_way,
+    lacks_workers,
     pause_due_at,
     peers_due_at,
 )
@@ -177,8 +176,10 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
             )
         case Waiting() if facts.saves.reading is not None and at > unanswered_commits.due_at(facts, policy):
             return log_read(state, LogRead(at=at, problem="the commit log gave no answer"), policy)
-        case Waiting() if at - phase.since > timing.wait_for_capacity_s and not (
-            on_their_way(facts, policy) or held_up(facts, policy)
+        case Waiting() if facts.survived.asking or facts.saves.reading is not None:
+            return Outcome(state=state)
+        case Waiting() if at - phase.since > timing.wait_for_capacity_s and lacks_workers(
+            facts, phase, policy
         ):
             return _no_capacity(state, phase, policy, at)
         case Forming() if at > forming_due_at(phase, policy, moved):

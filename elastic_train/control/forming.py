@@ -25,7 +25,7 @@ from elastic_train.control.planner_questions import held, last_plan, to_form
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting, Worker
 from elastic_train.control.stopping import end_stopped
-from elastic_train.control.storage_trouble import over, rests, unblocked
+from elastic_train.control.storage_trouble import blocked, over, rests, unblocked
 from elastic_train.control.unanswered_commits import read_log
 from elastic_train.planner.plan import Infeasible, Plan
 from elastic_train.planner.question import Planned, Question
@@ -126,7 +126,10 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
     if _better_on_its_way(facts, choice):
         return Outcome(state=state)
     if checkpoint_of(choice.origin) is not None and rests(facts.saves, at):
-        return Outcome(state=state)
+        saves = blocked(facts.saves, at)
+        return Outcome(
+            state=state if saves is facts.saves else replace(state, facts=replace(facts, saves=saves))
+        )
     plan = keep_places(planned.plan, last_plan(facts), at_hand(facts))
     return _form(state, replace(planned, plan=plan), choice, at, phase.paused)
 

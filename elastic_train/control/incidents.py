@@ -13,6 +13,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from elastic_train.control.events import Cause, CauseKind
+from elastic_train.control.identity_cache import Carried
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Failures, Incident, Settling
 
@@ -45,7 +46,6 @@ def heard(causes: tuple[Cause, ...], *more: Cause) -> tuple[Cause, ...]:
     """The causes of one incident with what else is heard of it. The same whichever came first; no longer than
     what ended, as of what everybody says one is kept.
     """
-    known, new = set(causes) if len(more) > 1 else causes, dict[Cause, None]()
     for cause in more:
         if cause.kind in ONE_SAYS_ALL:
             same = next((c for c in causes if c.kind == cause.kind), None)
@@ -53,9 +53,15 @@ def heard(causes: tuple[Cause, ...], *more: Cause) -> tuple[Cause, ...]:
                 causes = (cause, *causes)
             elif _by_weight(cause) < _by_weight(same):
                 causes = tuple(cause if c is same else c for c in causes)
-        elif cause not in known:
-            new[cause] = None
-    return (*causes, *new) if new else causes
+        else:
+            known = _known.take(causes)
+            longer = causes if cause in known else (*causes, cause)
+            known.add(cause)
+            causes = _known.put(longer, known)
+    return causes
+
+
+_known: Carried[tuple[Cause, ...], set[Cause]] = Carried(set)
 
 
 def _by_weight(cause: Cause) -> tuple[int, int, int, str, str]:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from elastic_train.control import worker_index
 from elastic_train.control.commands import StartWorker
 from elastic_train.control.events import Cause, LacksRoom, Node, Straggling
 from elastic_train.control.identity_cache import remembered
@@ -27,14 +28,13 @@ from elastic_train.control.states import (
     Worker,
 )
 from elastic_train.control.storage_trouble import rests
+from elastic_train.control.worker_index import WorkerIndex
 from elastic_train.planner.plan import Plan, WorkerSlot
 
+ORDERS = 4
+"""Of nodes without different ones that are barred, which are kept."""
+
 NO_FLAP = ("preemption", "user", "storage")
-
-
-@remembered
-def _by_name(workers: tuple[Worker, ...]) -> dict[str, Worker]:
-    return {worker.name: worker for worker in workers}
 
 
 @remembered
@@ -43,7 +43,7 @@ def _noticed(nodes: tuple[Node, ...]) -> frozenset[str]:
 
 
 def find(members: Membership, name: str) -> Worker | None:
-    return _by_name(members.workers).get(name)
+    return worker_index.find(members.workers, name)
 
 
 def draining(members: Membership) -> frozenset[str]:
@@ -110,11 +110,11 @@ def starting(members: Membership) -> tuple[Worker, ...]:
 
 
 def ready(members: Membership, name: str, at: float) -> Membership:
-    for place, worker in enumerate(members.workers):
-        if worker.name == name:
-            up = replace(worker, status="ready", since=at, lacks_room=False)
-            return replace(members, workers=(*members.workers[:place], up, *members.workers[place + 1 :]))
-    return members
+    worker = find(members, name)
+    if worker is None:
+        return members
+    up = replace(worker, status="ready", since=at, lacks_room=False)
+    return replace(members, workers=worker_index.with_changed(members.workers, up))
 
 
 def lacks_room(state: State, event: LacksRoom) -> Outcome:
@@ -122,7 +122,7 @@ def lacks_room(state: State, event: LacksRoom) -> Outcome:
     worker = find(members, event.worker)
     if worker is None or worker.status != "starting" or worker.lacks_room:
         return Outcome(state=state, reason=f"{event.worker} waits for no room, or is known to")
-    workers = tuple(replace(w, lacks_room=True) if w is worker else w for w in members.workers)
+    workers = worker_index.with_changed(members.workers, replace(worker, lacks_room=True))
     facts = replace(state.facts, membership=replace(members, workers=workers))
     return Outcome(
         state=replace(state, facts=facts),
@@ -141,10 +141,10 @@ def without_all(
 ) -> tuple[Facts, list[str]]:
     """The facts after the ends of some workers, and what they mean for their nodes."""
     members, survived = facts.membership, facts.survived
-    gone = [worker for worker in members.workers if worker.name in causes]
+    gone = [worker for name in causes if (worker := find(members, name)) is not None]
     members = replace(
         members,
-        workers=tuple([w for w in members.workers if w.name not in causes]),
+        workers=worker_index.without(members.workers, gone) if gone else members.workers,
         slow=tuple([s for s in members.slow if s[0] not in causes]),
     )
     leaving, notes = draining(members), list[str]()
@@ -197,23 +197,23 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     if at < members.rests_until:
         return Outcome(state=state)
     leaving = draining(members)
-    staying = sum([w.node not in leaving for w in members.workers]) if leaving else len(members.workers)
+    index = worker_index.index_of(members.workers)
+    staying = len(members.workers) - sum(index.taken[node] for node in leaving)
     wanted = policy.target - staying
     if facts.stopping is not None:  # what is left of the run is a checkpoint
         wanted = policy.min_workers - staying if isinstance(state.phase, Waiting) else 0
     if wanted <= 0:
         return Outcome(state=state)
-    taken = Counter([worker.node for worker in members.workers])
-    free = _places(members.nodes, leaving | quarantined(members, at), taken, spread=policy.spread)
+    free = _places(members.nodes, leaving | quarantined(members, at), index, spread=policy.spread)
     if staying + len(free) < policy.min_workers:  # a node that rests is better than none
-        free = _places(members.nodes, leaving | _resting(members, policy, at), taken, spread=policy.spread)
+        free = _places(members.nodes, leaving | _resting(members, policy, at), index, spread=policy.spread)
     born, started = members.born, list[Worker]()
     for node in free[:wanted]:
         born += 1
         started.append(Worker(name=f"w{born:04d}", node=node, status="starting", since=at))
     if not started:
         return Outcome(state=state)
-    members = replace(members, workers=(*members.workers, *started), born=born)
+    members = replace(members, workers=worker_index.with_new(members.workers, started), born=born)
     facts = replace(facts, membership=members)
     return Outcome(
         state=replace(state, facts=facts),
@@ -224,27 +224,26 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
 
 
 def _places(
-    nodes: tuple[Node, ...], barred: frozenset[str], taken: Mapping[str, int], *, spread: bool
+    nodes: tuple[Node, ...], barred: frozenset[str], index: WorkerIndex, *, spread: bool
 ) -> list[str]:
     """The free places of nodes that aren't barred, in the order in which they are taken: node by node, or
     spread over them.
     """
     orders = _orders(nodes)
     if barred not in orders:
-        orders.clear()
-        orders[barred] = _in_turns(node for node in nodes if node.name not in barred)
-    free = [
-        (place, name)
-        for name, slots in orders[barred]
-        if (first := taken.get(name, 0)) < slots
-        for place in range(first, slots)
-    ]
+        if len(orders) >= ORDERS:
+            orders.clear()
+        turns = _in_turns(node for node in nodes if node.name not in barred)
+        orders[barred] = {name: (turn, slots) for turn, (name, slots) in enumerate(turns)}
+    order = orders[barred]
+    with_room = sorted([(*order[name], name) for name in index.with_room(nodes) if name in order])
+    free = [(place, name) for _, slots, name in with_room for place in range(index.taken[name], slots)]
     return [name for _, name in (sorted(free, key=lambda entry: entry[0]) if spread else free)]
 
 
 @remembered
-def _orders(nodes: tuple[Node, ...]) -> dict[frozenset[str], list[tuple[str, int]]]:
-    """Nodes in turns, by who is barred; filled as it is asked for."""
+def _orders(nodes: tuple[Node, ...]) -> dict[frozenset[str], dict[str, tuple[int, int]]]:
+    """The turn of each node and its slots, by who is barred; filled as it is asked for."""
     return {}
 
 

@@ -49,6 +49,14 @@ def over(saves: Saves) -> Saves:
     return saves if saves.trouble is None else replace(saves, trouble=None)
 
 
+def blocked(saves: Saves, at: float) -> Saves:
+    """The run can't go on before storage is asked again."""
+    trouble = saves.trouble
+    if trouble is None or trouble.blocked is not None:
+        return saves
+    return replace(saves, trouble=replace(trouble, blocked=at))
+
+
 def unblocked(saves: Saves) -> Saves:
     """The run goes on without storage."""
     trouble = saves.trouble

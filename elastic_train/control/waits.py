@@ -53,10 +53,10 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
                 found.append(Wait(what="the commit log", until=unanswered_commits.due_at(facts, policy)))
             elif any(a.committing for a in facts.saves.attempts):
                 pass  # which may be nearer than what else could be gone on from, and is given up in time
-            elif facts.saves.trouble is not None and held_up(facts, policy):
-                found.append(Wait(what="storage", until=again_at(facts.saves.trouble)))
-            elif not on_their_way(facts, policy):
+            elif lacks_workers(facts, phase, policy):
                 found.append(Wait(what="workers", until=phase.since + timing.wait_for_capacity_s))
+            elif facts.saves.trouble is not None and not starting(facts.membership):
+                found.append(Wait(what="storage", until=again_at(facts.saves.trouble)))
         case Forming():
             found.append(Wait(what="the group to form", until=forming_due_at(phase, policy, moved)))
         case Running() if facts.lineage.step >= policy.max_steps:
@@ -109,13 +109,11 @@ def peers_due_at(facts: Facts, policy: Policy) -> float:
     return facts.survived.asked_at + policy.timing.settle_s
 
 
-def on_their_way(facts: Facts, policy: Policy) -> bool:
-    """Whether there is capacity, and only the start of its workers is waited for: that has its own limit."""
+def lacks_workers(facts: Facts, phase: Waiting, policy: Policy) -> bool:
+    """Whether capacity is what a run waits for. Workers that start have a limit of their own, and those that
+    are there may wait for peer stores or storage.
+    """
     coming = starting(facts.membership)
-    return bool(coming) and len(coming) + len(present(facts.membership)) >= policy.min_workers
-
-
-def held_up(facts: Facts, policy: Policy) -> bool:
-    """Whether there are enough workers, and storage is what they wait for."""
-    blocked = facts.saves.trouble is not None and facts.saves.trouble.blocked is not None
-    return blocked and len(present(facts.membership)) >= policy.min_workers
+    if len(coming) + len(present(facts.membership)) < policy.min_workers:
+        return True
+    return not coming and bool(phase.problem)

@@ -91,6 +91,22 @@ def test_peer_stores_are_asked_once_for_each_group_that_ended(kept):
     assert isinstance(kept.phase, Forming)
 
 
+def test_workers_that_came_late_have_the_time_to_ask_the_peer_stores(play):
+    """Later than capacity is waited for, as their starts have a limit of their own."""
+    timing = replace(play.policy.timing, wait_for_capacity_s=3.0)
+    play.policy = replace(play.policy, peers=True, timing=timing, max_steps=2000)
+    play(TermBegan, term=1, stored=play.stored(1000, slot=2, generation=1), ever_stored=True)
+    play.nodes("abc")
+    play.wait(10.0)
+    play.ready()
+    assert play.facts.survived.asking
+    for _ in range(5):
+        play.wait(1.0)
+        assert isinstance(play.phase, Waiting)
+    play(PeersReported, generation=play.facts.lineage.generation, snapshots=())
+    assert isinstance(play.phase, Forming)
+
+
 def test_a_controller_that_died_while_it_asked_asks_again(kept):
     lose_one(kept)
     kept(TermBegan, term=2, stored=kept.stored(4), ever_stored=True)

@@ -94,6 +94,22 @@ def test_waiting_for_storage_is_not_waiting_for_capacity(play):
     assert isinstance(play.phase, Forming)
 
 
+def test_storage_that_rests_for_another_reason_is_not_waiting_for_capacity_either(play):
+    play.policy = replace(play.policy, timing=replace(play.policy.timing, wait_for_capacity_s=3.0))
+    stored = play.stored(1000, slot=2, generation=1)
+    play.policy = replace(play.policy, max_steps=2000)
+    play.begin(3, stored=stored)
+    play(JournalHeldUp, problem="storage has not answered for 11 s")
+    assert play.facts.saves.trouble.blocked is None
+    play.ready()
+    for _ in range(4):
+        play.wait(1.0)
+        assert isinstance(play.phase, Waiting)
+    assert play.facts.saves.trouble.blocked is not None, "the run can't go on"
+    play.wait(2.0)
+    assert isinstance(play.phase, Forming)
+
+
 def test_memory_never_waits_for_storage(replicated):
     play = replicated.running(4, step=5)
     play(SaveFailed, generation=1, step=5, problem="503")

@@ -114,7 +114,16 @@ def test_what_is_done_instead_of_training_is_told_with_how_far_it_has_come(recor
     assert str(doing(told, (beat(0),), least=2)) == "building the group"
     coming = (beat(0, filled_bytes=500, needed_bytes=2000), beat(1, generation=0, needed_bytes=7))
     assert str(doing(told, coming, least=2)) == "taking the state: 500B of 2000B"
-    assert str(doing(told, (beat(0, phase="replay"),), least=2)) == "replaying step 3 of a lost stage"
+    building = (beat(0, user_code=True), beat(1))
+    assert (
+        str(doing(told, building, least=2)) == "building the group: the job's own code runs on 1 of 2 workers"
+    )
+    again = next(n for n, r in enumerate(records) if r.phase == "forming" and n > formed + 9)
+    later = summary_of(records[: again + 1])
+    replaying = (beat(0, phase="replay"), beat(1, phase="replay", step=4))
+    said = str(doing(later, replaying, least=2))
+    assert said == f"replaying a lost stage: step 3, until step {later.progress.step}"
+    assert later.progress.step > 4
     assert doing(summary_of(records), coming, least=2) is None
     out = io.StringIO()
     display = Display("gpt", 15, console=Console(file=out, force_terminal=True, width=100, color_system=None))

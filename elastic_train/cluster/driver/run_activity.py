@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic_train.cluster.messages import Heartbeat
+from elastic_train.observe.event_text import counted
 from elastic_train.observe.run_summary import RunSummary
 from elastic_train.show.scale import duration, number
 
@@ -50,10 +51,12 @@ def storage_failing(told: RunSummary) -> str:
 def _forming(told: RunSummary, heartbeats: Sequence[Heartbeat]) -> Doing:
     replaying = [beat.step for beat in heartbeats if beat.phase == "replay"]
     if replaying:
-        return Doing(f"replaying step {min(replaying)} of a lost stage")
+        return Doing(f"replaying a lost stage: step {min(replaying)}, until step {told.progress.step}")
     members = [beat for beat in heartbeats if beat.generation == told.progress.generation]
     whole = sum(beat.needed_bytes for beat in members)
     if not whole:
-        return Doing("building the group")
+        inside = sum(beat.user_code for beat in members)
+        busy = f": the job's own code runs on {inside} of {counted(len(members), 'worker')}" if inside else ""
+        return Doing(f"building the group{busy}")
     done = sum(beat.filled_bytes for beat in members)
     return Doing("taking the state" if done < whole else "comparing the state", done, whole)

@@ -26,6 +26,7 @@ from elastic_train.cluster.peer_store.segments import sweep
 from elastic_train.errors import ClusterNotStarted, ConfigError
 
 OBJECT_STORE_BYTES = 150 * 2**20
+END_S = 10.0  # until a process that was killed is gone, on a busy machine
 
 
 def make_shared(directory: Path) -> None:
@@ -111,10 +112,13 @@ class LocalCluster:
 
     def _end_rest(self) -> None:
         """What a node that failed to start has begun, unknown to Ray: it all names our directory."""
+        ended: list[psutil.Process] = []
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
                 if any(self._temporary in word for word in process.cmdline()):
                     process.kill()
+                    ended.append(process)
+        psutil.wait_procs(ended, timeout=END_S)
 
     def __enter__(self) -> LocalCluster:
         return self

@@ -58,3 +58,9 @@ def test_no_decision_takes_more_than_its_share_of_instructions_in_a_larger_clust
     assert max(growth.values()) < 6.0, growth
     whole = sum(large.spent["incident"]) / sum(small.spent["incident"])
     assert whole < 6.0, "everybody's words on one loss"
+
+
+def test_each_of_many_losses_takes_no_look_at_all_workers() -> None:
+    """A quarter of four times the workers is lost, one by one: with a look at all of them it is 5.4 times."""
+    small, large = live(64, Counted), live(256, Counted)
+    assert sum(large.spent["rack"]) / sum(small.spent["rack"]) < 4.5

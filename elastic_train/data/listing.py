@@ -127,12 +127,19 @@ def _below(place: str, suffix: str) -> list[SourceFile]:
     if not files:
         raise ConfigError(
             field="data",
-            problem=f"no files at {place}.",
-            remedy="Check the path and that every node can read it.",
+            problem=f"no files at {_looked_at(place)}.",
+            remedy="Check the path and that every node can read it; an absolute one is the same on all.",
         )
     if suffix:
         refuse_compressed(files)
     return files
+
+
+def _looked_at(place: str) -> str:
+    """A place, and what a relative path was taken from: each process has a working directory of its own."""
+    if _URL.match(place) or Path(place).expanduser().is_absolute():
+        return place
+    return f"{place}, seen from the working directory {Path.cwd()} of this process"
 
 
 def _remote(place: str, suffixes: tuple[str, ...]) -> tuple[str, dict[str, tuple[str, int]]]:

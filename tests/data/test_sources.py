@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import http.server
 import pickle
+import re
 import threading
 from pathlib import Path
 
@@ -197,7 +198,7 @@ def test_a_file_that_shrank_since_it_was_listed_is_named(tmp_path: Path):
 class PlainServer(http.server.SimpleHTTPRequestHandler):
     """A web server that ignores ranges."""
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         pass
 
 
@@ -220,6 +221,8 @@ def test_places_without_files_are_refused(tmp_path: Path):
         len(TextFiles(tmp_path / "absent", seq_len=4))
     with pytest.raises(ConfigError, match="no files at"):
         len(TextFiles(tmp_path, seq_len=4))
+    with pytest.raises(ConfigError, match=re.escape(f"absent, seen from the working directory {Path.cwd()}")):
+        len(TextFiles("absent", seq_len=4))
 
 
 def test_the_standard_library_is_a_sorted_text_source_up_to_a_size():

@@ -192,7 +192,7 @@ class Program:
         block = textwrap.indent(block, " " * 4 * self.depth)
         sized = re.sub(r"max_steps=[\d_]+", f"max_steps={STEPS}", self.around.replace("{block}", block))
         whole = IMPORTS + self.before + sized.replace("s3://bucket/runs", "runs")
-        return whole.replace('"my_model"', repr(str(here / "my_model")))
+        return whole.replace('"my_model"', repr(str(here / "my_model"))).replace('"/data/', f'"{here}/')
 
 
 PROGRAMS = {

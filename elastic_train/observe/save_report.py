@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from elastic_train.control.events import PeersHeld
 from elastic_train.control.schedule import PEER_SHARE, peer_interval_s
+from elastic_train.observe.event_text import counted
 from elastic_train.observe.journal_records import Record
 
 MB = 1e6
@@ -65,5 +66,5 @@ def _figures(held: Sequence[PeersHeld]) -> str:
     )
     return (
         f"{own:.3g} MB of segments and {copies:.3g} MB of copies in object stores of {room:.3g} MB on "
-        f"{len(held)} nodes, {spilled:.3g} MB spilled to disk"
+        f"{counted(len(held), 'node')}, {spilled:.3g} MB spilled to disk"
     )

@@ -14,22 +14,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import torch
 from ray.train import CheckpointConfig, RunConfig, ScalingConfig
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from typer.testing import CliRunner
 
 import elastic_train as et
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cli.app import app
+from elastic_train.cluster.controller.room_watch import holders
 from elastic_train.cluster.driver.launch import prepare_local_environment
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.cluster.ray_calls import remote
+from elastic_train.cluster.ray_private import LivingActor, living_actors
 from elastic_train.errors import CapacityTimeout, ConfigError, NotFinite
 from elastic_train.observe.journal_records import from_json
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.job_output import OutputReader
 from elastic_train.storage.journal import read_journal
 from elastic_train.testing.slow_samples import SlowSamples
+from tests.cluster.conftest import eventually
 from tests.tasks.tiny import TinyData, TinyTask
 
 pytestmark = [pytest.mark.ring3, pytest.mark.timeout(400)]
@@ -253,3 +259,37 @@ def test_another_address_than_that_of_the_connection_is_told(cluster: LocalClust
     )
     with pytest.raises(ConfigError, match=r"10\.255\.255\.1:6379, and this process is connected to"):
         made.fit(address="10.255.255.1:6379")
+
+
+# -- room that others have
+
+
+class Sleeps:
+    """An actor that takes its time to come up."""
+
+    def __init__(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def here(self) -> bool:
+        return True
+
+
+def test_an_actor_that_waits_for_room_is_told_from_one_that_is_slow_to_start(cluster: LocalCluster) -> None:
+    node = cluster.nodes[0].node_id
+    there = NodeAffinitySchedulingStrategy(node, soft=False)
+    kind = remote(Sleeps)
+    holder = kind.options(num_cpus=2, name="holder", scheduling_strategy=there).remote(0.0)
+    assert ray.get(holder.here.remote(), timeout=60.0)
+    waits = kind.options(num_cpus=1, name="waits", scheduling_strategy=there).remote(300.0)
+
+    def known() -> dict[str, LivingActor]:
+        return {actor.name: actor for actor in living_actors()}
+
+    eventually("Ray knows it", lambda: "waits" in known())
+    assert (known()["waits"].has_process, known()["waits"].resources) == (False, {"CPU": 1.0})
+    assert (known()["holder"].has_process, known()["holder"].node) == (True, node)
+    assert [a.name for a in holders({"CPU": 1.0}, {"CPU": 2.0}, [known()["holder"]])] == ["holder"]
+    ray.kill(holder)
+    eventually("it has its room, and is still starting", lambda: known()["waits"].has_process)
+    assert "holder" not in known()
+    ray.kill(waits)

@@ -34,7 +34,7 @@ def called(leaves: Leaves) -> None:
 
     task = Leaving()
     around = Surroundings.of([task])
-    repeatable = Repeatable(task, rehearsing, torch.device("cpu"), surroundings=around)
+    repeatable = Repeatable(task, rehearsing, torch.device("cpu"), surroundings=around, several=True)
     repeatable("loss", None, torch.linspace(0, 1, 500, requires_grad=True))
 
 

@@ -72,6 +72,13 @@ def check_tensors(model: nn.Module, named: Mapping[str, torch.Tensor]) -> None:
                 remedy=f"Use one of {', '.join(sorted(ITEM_BYTES))}; of a complex number its two parts, by "
                 "torch.view_as_complex in forward.",
             )
+        if tensor.is_complex() and tensor.requires_grad:
+            raise ConfigError(
+                field=f"model.{fqn}",
+                problem=f"is {name}, and gradients of complex numbers are not reduced.",
+                remedy="Make a parameter of its two parts, and the number of them by torch.view_as_complex "
+                "in forward.",
+            )
     for stray in strays(model):
         if id(stray.tensor) in known:
             raise ConfigError(

@@ -42,8 +42,15 @@ def check_sharded_update(
     draws = _draws(groups, ndims, 2 * ranks + 1, device)
     whole = [[nn.Parameter(t.clone()) for t in group] for group in draws[0]]
     cut = [[nn.Parameter(_shard(t, mesh)) for t in group] for group in draws[0]]
-    _train(optimizer, whole, draws[1:])
     name = type(optimizer).__name__
+    try:
+        _train(optimizer, whole, draws[1:])
+    except _OF_STEPS as error:
+        raise ConfigError(
+            field="task.optimizer",
+            problem=f"{name} cannot be tried on sharded parameters, as it fails on whole ones: {error}",
+            remedy=remedy,
+        ) from error
     try:
         _train(optimizer, cut, [[[_shard(t, mesh) for t in group] for group in draw] for draw in draws[1:]])
         found = [_whole(p) for group in cut for p in group]
@@ -84,15 +91,7 @@ def moving_of(
         try:
             for draw in draws[1:]:
                 _step(tried, tensors, draw)
-        except (
-            RuntimeError,
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-            AssertionError,
-            ConfigError,
-        ):
+        except (*_OF_STEPS, ConfigError):
             return moving  # its real steps are looked at too
     moving.names |= {name for name, mark in prints(tried).items() if before.get(name) != mark}
     check_storable(tried, moving.names)

@@ -91,6 +91,10 @@ class Surroundings:
         found |= {label: self._print(cell.cell_contents) for label, cell in self.cells if _is_full(cell)}
         return found
 
+    def globals(self) -> Iterator[dict[str, Any]]:
+        """Of the modules of the job's code."""
+        return (held for _, held, _ in self._globals.values())
+
     def unread(self, name: str) -> bool:
         """Whether an attribute of this name is only written, or appended to, by all code there is."""
         return not self.reflects and name not in self.read

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.utils.parametrize import ParametrizationList
 
 from elastic_train.config import Precision, RunSpec
 from elastic_train.errors import ConfigError
@@ -171,7 +172,13 @@ def _units(blueprint: Blueprint, rules: Rules) -> Iterator[nn.Module]:
         chosen = [m for fqn, m in named if any(fnmatch.fnmatchcase(fqn, p) for p in rules.units)]
     else:
         blocks = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-        chosen = [child for _, module in named for child in module.children() if isinstance(module, blocks)]
+        # What makes a weight is gathered with the module whose weight it is.
+        chosen = [
+            child
+            for _, module in named
+            for child in module.children()
+            if isinstance(module, blocks) and not isinstance(child, ParametrizationList)
+        ]
         if isinstance(blueprint.model, nn.Sequential):
             chosen += list(blueprint.model.children())
     tied = _tied(blueprint)

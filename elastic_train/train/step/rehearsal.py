@@ -32,6 +32,7 @@ from elastic_train.train.model.value_prints import print_of
 from elastic_train.train.parallel.trained_parts import TrainedParts
 from elastic_train.train.state.live_fragments import numpy_bits
 from elastic_train.train.step.changing_buffers import ChangingBuffers
+from elastic_train.train.step.elsewhere import check_elsewhere
 from elastic_train.train.step.freezing_by_chance import check_freezing
 from elastic_train.train.step.repeated_calls import depends, with_others
 
@@ -157,6 +158,15 @@ class Rehearsal:
                 )
                 if lasting is not None and not self._is_kept(lasting, root, path):
                     raise _moves(lasting, self._several)
+                if self._several:
+                    check_elsewhere(
+                        self._surroundings,
+                        output,
+                        partial(call, False),
+                        partial(kept_alike, device=self._device),
+                        field=f"model.{path}" if path else "model",
+                        what="forward",
+                    )
                 if self._surroundings.sets_grad:
                     check_freezing(self._trained, lambda turn: call(turn % 2 == 1, turn))
                 after = marks_of(self._parameters)

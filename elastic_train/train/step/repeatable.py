@@ -21,6 +21,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.surroundings import Kept, Surroundings
 from elastic_train.train.model.value_prints import print_of
+from elastic_train.train.step.elsewhere import check_elsewhere
 from elastic_train.train.step.rehearsal import again, kept_alike, leaves_of
 from elastic_train.train.step.repeated_calls import depends, with_others
 from elastic_train.train.task import Task
@@ -36,8 +37,11 @@ class Repeatable:
         device: torch.device,
         *,
         surroundings: Surroundings | None,
+        several: bool,
     ) -> None:
-        """`surroundings` are of the job's code; None: nothing is looked at."""
+        """`surroundings` are of the job's code; None: nothing is looked at. `several`: whether more than one
+        rank may ever run the task."""
+        self._several = several
         self._task, self._rehearsing, self._device = task, rehearsing, device
         self._surroundings = surroundings or Surroundings()
         self._due = {"inputs", "loss"} if surroundings is not None else set[str]()
@@ -59,6 +63,15 @@ class Repeatable:
         before = self._prints()
         alike = partial(kept_alike, device=self._device)
         lasting = depends(start, before, kept, first=first, call=call, prints=self._prints, alike=alike)
+        if self._several:
+            check_elsewhere(
+                self._surroundings,
+                first,
+                partial(call, False),
+                alike,
+                field=f"task.{name}",
+                what="it",
+            )
         found = function(*args)
         after = self._prints()
         changed = [

@@ -17,6 +17,7 @@ from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.boundary.sender import Sender
 from elastic_train.train.collectives.gradient_reduction import is_sharded
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.compiled import is_compiled
@@ -24,6 +25,7 @@ from elastic_train.train.model.rng import Randomness
 from elastic_train.train.model.weight_casts import cast_again
 from elastic_train.train.parallel.parallelize import COMPUTED, compute_in, sync_gradients
 from elastic_train.train.parallel.trained_parts import TrainedParts
+from elastic_train.train.parallel.unit_calls import UnitCalls
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
@@ -106,6 +108,8 @@ class Stepper:
         sharded = self.trained.sharded
         code = surroundings_of(task, shards.model) if starts or sharded else None
         surroundings = code if starts else None
+        loop = (task.loop,) if isinstance(task, LoopTask) else ()
+        self._units = UnitCalls(shards.model, data, shards.device, code=loop)
         self._freezes = sharded and code is not None and bool(code.sets_grad)
         self._rehearsal = Rehearsal(
             shards.model if starts else None,
@@ -118,7 +122,11 @@ class Stepper:
             surroundings=surroundings,
         )
         self._repeatable = Repeatable(
-            task, self._randomness.rehearsing, shards.device, surroundings=surroundings
+            task,
+            self._randomness.rehearsing,
+            shards.device,
+            surroundings=surroundings,
+            several=self._several,
         )
 
     def gradients(self, step: int) -> StepStatistics:
@@ -305,6 +313,7 @@ class Stepper:
             self._randomness.micro_batch(step, micro.index) as draws,
             self._buffers.watch(micro.index, job.filler),
             self._guard.at("forward", step),
+            self._units.micro_batch(),
             self._rehearsal.micro_batch(),
             compute_in(shards.device, self._spec.precision),
             cast_again(self._casts),
@@ -324,7 +333,9 @@ class Stepper:
         return Flight(job=job, draws=draws, received=received, output=output)
 
     def _check_trained(self, step: int) -> None:
-        """Where code freezes parts while it trains: ranks that cut parameters reduce the same gradients."""
+        """Ranks that cut parameters come to a backward together, and, where code freezes parts while it
+        trains, reduce the same gradients."""
+        self._units.end()
         if self._freezes and self._place.data is not None:
             with self._guard.collective("comparing requires_grad", step):
                 self._group.check()

@@ -6,7 +6,7 @@ import difflib
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from elastic_train.config import (
@@ -24,7 +24,7 @@ from elastic_train.config import (
     Timing,
 )
 from elastic_train.errors import ConfigError
-from elastic_train.option_checks import of_type
+from elastic_train.option_checks import of_type, positive
 
 if TYPE_CHECKING:
     from ray.train import RunConfig, ScalingConfig
@@ -46,8 +46,9 @@ class ElasticTrainer:
     a checkpoint of any known system that a new run begins with, as a URL or with a specification. `machines`
     says which machines a run asks for, keeps ready and leaves, `on_event` names a URL or a command that gets
     what happens as JSON. `limits` says what a run puts up with. `boundary_logs` bounds what stages of a
-    pipeline keep for their replay; None: nothing. Nothing is started before `fit`; whatever is wrong with the
-    configuration is raised here, as a ConfigError.
+    pipeline keep for their replay; None: nothing. Of `max_steps` and `max_epochs` one is given; what is said
+    in epochs builds the data set here, to ask for its length. Nothing is started before `fit`; whatever is
+    wrong with the configuration is raised here, as a ConfigError.
     """
 
     def __init__(
@@ -55,7 +56,8 @@ class ElasticTrainer:
         task: Task | Callable[[Context], object],
         *,
         batch: Batch,
-        max_steps: int,
+        max_steps: int | None = None,
+        max_epochs: int | None = None,
         scaling_config: ScalingConfig | None = None,
         run_config: RunConfig | None = None,
         parallelism: Parallelism | None = None,
@@ -78,6 +80,7 @@ class ElasticTrainer:
         from elastic_train.train.declaration.loop_task import LoopTask, check_loop_options, task_of
 
         self.task = task_of(task)
+        max_steps, checkpoints = _in_steps(self.task, batch, max_steps, max_epochs, checkpoints)
         self.resume_from = _resume_from(resume_from)
         self.spec = _spec(
             batch=batch,
@@ -162,6 +165,40 @@ def _resume_from(given: ResumeFrom | str | os.PathLike[str] | None) -> ResumeFro
         field="resume_from",
         problem=f"must be a path, a URL or a ResumeFrom, got {type(given).__name__}.",
     )
+
+
+def _in_steps(
+    task: Task,
+    batch: Batch,
+    max_steps: int | None,
+    max_epochs: int | None,
+    checkpoints: Checkpoints | None,
+) -> tuple[int, Checkpoints | None]:
+    """What was said in epochs, in steps."""
+    if (max_steps is None) == (max_epochs is None):
+        raise ConfigError(
+            field="max_steps",
+            problem="and max_epochs are both missing."
+            if max_steps is None
+            else "and max_epochs are both given.",
+            remedy="Say how long to train by one of them.",
+        )
+    of_type("batch", batch, Batch)
+    steps = max_steps
+    if max_epochs is not None:
+        of_type("max_epochs", max_epochs, int)
+        positive("max_epochs", max_epochs)
+        steps = max_epochs * _steps_per_epoch(task, batch)
+    if isinstance(checkpoints, Checkpoints) and checkpoints.every == "epoch":
+        checkpoints = replace(checkpoints, every=_steps_per_epoch(task, batch))
+    assert steps is not None
+    return steps, checkpoints
+
+
+def _steps_per_epoch(task: Task, batch: Batch) -> int:
+    from elastic_train.train.dataset import steps_per_epoch
+
+    return steps_per_epoch(task, batch)
 
 
 def _machines(given: Machines | None, others: dict[str, Any]) -> Machines:

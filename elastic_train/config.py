@@ -67,16 +67,16 @@ class Batch:
 class Checkpoints:
     """When checkpoints are written and how many stay.
 
-    `every` is a number of steps, or "auto": Young's interval from the measured cost of a save and the failure
-    rate. `peers` is the same for the memory of other nodes, where a snapshot costs little: every so many
-    steps, as often as it costs 2 % at most, or None for no snapshots there. `pressure` says what
-    happens to a checkpoint that is due while the last one is still being written: training waits, or leaves
-    it out, or takes it as soon as that is done. `bandwidth` is how many bytes a second each node writes to
-    storage at most, None for as many as it can. `keep` newest stay, and with
-    `best` the metric's name also the best `keep_best`.
+    `every` is a number of steps, "epoch" for those of one, or "auto": Young's interval from the measured cost
+    of a save and the failure rate. `peers` is the same for the memory of other nodes, where a snapshot costs
+    little: every so many steps, as often as it costs 2 % at most, or None for no snapshots there. `pressure`
+    says what happens to a checkpoint that is due while the last one is still being written: training waits,
+    or leaves it out, or takes it as soon as that is done. `bandwidth` is how many bytes a second each node
+    writes to storage at most, None for as many as it can. `keep` newest stay, and with `best` the metric's
+    name also the best `keep_best`.
     """
 
-    every: int | Literal["auto"] = "auto"
+    every: int | Literal["auto", "epoch"] = "auto"
     peers: int | Literal["auto"] | None = "auto"
     pressure: Literal["wait", "skip", "coalesce"] = "coalesce"
     bandwidth: float | None = None
@@ -87,7 +87,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         typed(self, "checkpoints.")
-        if self.every != "auto":
+        if not isinstance(self.every, str):
             positive("checkpoints.every", self.every)
         if self.peers not in ("auto", None):
             positive("checkpoints.peers", self.peers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from elastic_train.config import RunSpec
+from elastic_train.config import Batch, RunSpec
 from elastic_train.data.identity import DataIdentity, check_repeatable, identify, spread, unlike
 from elastic_train.data.loader import Loader
 from elastic_train.data.numbered import NumberedSamples, numbered, read_in_order
@@ -91,6 +92,15 @@ def build(task: Task, spec: RunSpec, guard: UserCodeGuard, dumps: Dumps) -> Data
         loader = loader_of(task, dataset, spec, dumps, seed=seed)
     order = SampleOrder(identity.length, spec.batch)
     return Data(dataset=dataset, order=order, loader=loader, identity=identity, build_s=build_s)
+
+
+def steps_per_epoch(task: Task, batch: Batch) -> int:
+    """Of the task's data set, which is built to ask for its length."""
+    task = copy.copy(task)  # what building leaves behind in a task is not the job
+    if isinstance(task, LoopTask):
+        with torch.device("meta"):
+            task.model()  # a loop says what its data is once its models are declared
+    return SampleOrder(len(_built(task, batch.seed)), batch).steps_per_epoch
 
 
 def check_at_start(data: Data, task: Task, spec: RunSpec, shards: Shards, guard: UserCodeGuard) -> None:

@@ -26,7 +26,8 @@ EVAL_LOSS = "eval_loss"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What to measure, on what, and every how many steps (0: only at the end of the run).
+    """What to measure, on what, and every how many steps: a number, "epoch" for those of an epoch, 0 for the
+    end of the run alone, where it is measured in any case.
 
     `metric(output, micro_batch)` returns a summed value and its count, as `Task.loss` does, or a mapping from
     names to such pairs. Without one the task's own loss is measured, as `eval_loss`.
@@ -42,7 +43,7 @@ class Evaluation:
 
     dataset: Any
     metric: Callable[[Any, Any], Any] | None = None
-    every: int = 0
+    every: int | Literal["epoch"] = 0
     keep: Callable[[Any, Any], Any] | None = None
     summary: Callable[[Any], Mapping[str, Any]] | None = None
     patience: int | None = None
@@ -69,10 +70,11 @@ class Evaluation:
                 problem="of keep and summary one is given without the other.",
                 remedy="Give both: what to keep of each micro-batch, and what to compute of all of it.",
             )
-        if not isinstance(self.every, int) or self.every < 0:
+        if self.every != "epoch" and (not isinstance(self.every, int) or self.every < 0):
             raise ConfigError(
                 field="task.evaluation.every",
-                problem=f"must be a whole number of steps, or 0 for the end of the run, got {self.every!r}.",
+                problem="must be a whole number of steps, 'epoch', or 0 for the end of the run, got "
+                f"{self.every!r}.",
             )
         if self.metric is not None and not callable(self.metric):
             raise ConfigError(

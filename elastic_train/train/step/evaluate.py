@@ -94,6 +94,7 @@ class Evaluator:
     def due(self, step: int) -> bool:
         """Whether to evaluate the state after this step."""
         every = self._evaluation.every
+        assert every != "epoch", "a run counts steps"
         return step == self._spec.max_steps or (every > 0 and step % every == 0)
 
     @property

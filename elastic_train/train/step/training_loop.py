@@ -102,6 +102,8 @@ class Loop:
             self._stepper = self.STEPPER(workload, context, shards, fence=fence)
         with guard.at("building the evaluation", shards.step or 0):
             evaluation = evaluation_of(task)
+            if evaluation is not None and evaluation.every == "epoch":
+                evaluation = replace(evaluation, every=workload.order.steps_per_epoch)
             self._best.check(evaluation)
         self._evaluation, self._measured = evaluation, dict[str, float]()
         average = average_of(task)
@@ -281,11 +283,13 @@ class Loop:
     def _save(self, saver: Saver, step: int, outcome: StepStatistics) -> None:
         """Take the snapshots that are due and have room on every rank: all ranks decide the same."""
         self._shards.metrics = self._metrics_of(outcome)
+        every = self._spec.checkpoints.every
+        assert every != "epoch", "a run counts steps"
         taken = at_boundary(
             step=step,
             last=step == self._spec.max_steps,
             pausing=outcome.pause > 0,
-            every=self._spec.checkpoints.every,
+            every=every,
             pressure=self._spec.checkpoints.pressure,
             asked=outcome.save > 0,
             owed=self._owed,

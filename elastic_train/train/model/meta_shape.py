@@ -8,7 +8,7 @@ from elastic_train.config import RunSpec
 from elastic_train.planner.model_shape import ModelShape, TensorShape
 from elastic_train.train.model.build import draw, tensors
 from elastic_train.train.model.optimizer import describe
-from elastic_train.train.task import Task
+from elastic_train.train.task import Task, average_of
 
 
 def model_shape(task: Task, spec: RunSpec) -> ModelShape:
@@ -37,7 +37,7 @@ def model_shape(task: Task, spec: RunSpec) -> ModelShape:
     ]
     return ModelShape(
         tensors=tuple(rows),
-        slots=_slots(optimizer),
+        slots=_slots(optimizer) + (average_of(task) is not None),
         slot_bytes=8 if spec.precision == "fp64" else 4,
         micro_size=spec.batch.micro_size,
     )

@@ -239,6 +239,25 @@ def _weights(model: nn.Module) -> dict[str, np.ndarray]:
     return {canonical(name): value for name, value in found.items() if value.size}
 
 
+class PlainRows:
+    """State of the places of a batch of eight, in micro-batches of two."""
+
+    def __init__(self, value: torch.Tensor, dim: int) -> None:
+        self.value, self.place, self._dim = value, 0, dim
+        self._next = value
+
+    def get(self) -> torch.Tensor:
+        return self.value.narrow(self._dim, self.place, 2).clone()
+
+    def set(self, rows: torch.Tensor) -> None:
+        if self._next is self.value:
+            self._next = self.value.clone()
+        self._next.narrow(self._dim, self.place, 2).copy_(rows.detach())
+
+    def step(self) -> None:
+        self.value = self._next
+
+
 class PlainStep:
     """The gradient of a mean over the global batch, in one process."""
 
@@ -288,6 +307,8 @@ class PlainStep:
         due = [p for p in context.models.parameters() if id(p) not in updated]
         context.outcome.norms.append(_mean_gradient(due, 1.0))
         self.grad_norm = context.outcome.norms[-1]
+        for rows in context.carried:
+            rows.step()
         for optimizer in context.optimizers:
             if optimizer not in context.updated:
                 optimizer.step()
@@ -296,7 +317,7 @@ class PlainStep:
 
 class PlainBatch:
     def __init__(self, context: PlainContext, data: Any, step: int, order: SampleOrder) -> None:
-        self.step, self.epoch = step, (step - 1) // 3
+        self.step, self.epoch, self.steps_per_epoch = step, (step - 1) // 3, 3
         self._context, self._data, self._order, self._passes = context, data, order, 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -305,6 +326,8 @@ class PlainBatch:
         for micro in micro_batches:
             batch = collate([self._data[i] for i in micro.ids], torch.device("cpu"), torch.float64)
             index = micro.index + number * len(micro_batches)
+            for rows in self._context.carried:
+                rows.place = 2 * micro.index
             with self._context.randomness.micro_batch(self.step, index):
                 yield batch
 
@@ -318,6 +341,7 @@ class PlainContext:
         self.models, self.at = Models(), 0
         self.optimizers: list[torch.optim.Optimizer] = []
         self.updated: list[torch.optim.Optimizer] = []
+        self.carried: list[PlainRows] = []
         self.outcome = Outcome()
 
     def trained(self, loop: Callable[[Any], object]) -> Outcome:
@@ -337,6 +361,10 @@ class PlainContext:
 
     def register(self, name: str, thing: Any) -> Any:
         return thing
+
+    def carry(self, name: str, value: torch.Tensor, *, dim: int = 0) -> PlainRows:
+        self.carried.append(PlainRows(value, dim))
+        return self.carried[-1]
 
     def batches(self, dataset: Any) -> Iterator[PlainBatch]:
         self.randomness = Randomness(self.models, seed=SEED)

@@ -246,3 +246,37 @@ def other_method(ctx: Any) -> None:
         with ctx.step() as step:
             for micro in batch:
                 step.backward(net.encode(micro["x"]).square().mean())
+
+
+class Cell(nn.Module):
+    """A step of a recurrent network."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell, self.out = nn.GRUCell(6, 5), nn.Linear(5, 1)
+
+    def forward(self, x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        h = self.cell(x, h)
+        return self.out(h), h
+
+
+def carries_columns(ctx: Any) -> None:
+    """Truncated backpropagation: each place of the batch goes on from its own hidden state, which begins anew
+    with each epoch."""
+    net = ctx.model("net", Cell)
+    ctx.optimizer("opt", torch.optim.AdamW, net, lr=1e-2)
+    hidden = [
+        ctx.carry("there", torch.zeros(8, 5, dtype=torch.float64)),
+        ctx.carry("back", torch.zeros(5, 8, dtype=torch.float64), dim=1),
+    ]
+    for batch in ctx.batches(Points):
+        if (batch.step - 1) % batch.steps_per_epoch == 0:
+            for rows in hidden:
+                rows.value = torch.zeros_like(rows.value)
+        with ctx.step() as step:
+            for micro in batch:
+                out, h = net(micro["x"], hidden[0].get())
+                again, k = net(micro["x"].flip(1), hidden[1].get().t())
+                step.backward((out + again - micro["y"]).square().mean())
+                for rows, value in zip(hidden, (h, k.t()), strict=True):
+                    rows.set(value)

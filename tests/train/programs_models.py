@@ -278,7 +278,8 @@ class ChildWeights(nn.Module):
         self.layers, self.out = nn.ModuleList(nn.Linear(6, 6) for _ in range(2)), nn.Linear(6, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for layer in self.layers:
+        layers: Any = self.layers
+        for layer in layers:
             x = torch.tanh(F.linear(x, layer.weight, layer.bias))
         return self.out(x)
 
@@ -313,13 +314,19 @@ class Recurrent(nn.Module):
 
 
 class Complex(nn.Module):
+    DTYPE = torch.complex128
+
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(6, 4, dtype=torch.complex128))
+        self.weight = nn.Parameter(torch.randn(6, 4, dtype=self.DTYPE))
         self.out = nn.Linear(4, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.out((x.to(self.weight.dtype) @ self.weight).abs())
+        return self.out((x.to(self.weight.dtype) @ self.weight).abs().to(x.dtype))
+
+
+class ComplexOfHalves(Complex):
+    DTYPE = torch.complex64
 
 
 def _evaluated(model: Any, name: str) -> type[Fit]:
@@ -365,3 +372,4 @@ branches = of_model(Branches, "branches")
 batch_norm = of_model(BatchNormed, "batch_norm")
 recurrent = of_model(Recurrent, "recurrent")
 complex_parameter = of_model(Complex, "complex_parameter")
+complex_of_halves = of_model(ComplexOfHalves, "complex_of_halves")

@@ -218,6 +218,13 @@ class empty_parameter(Fit):
         return Emptied()
 
 
+class sparse_adam(Fit):
+    """For sparse gradients, and here they are dense."""
+
+    def optimizer(self, named_params: Any) -> torch.optim.Optimizer:
+        return torch.optim.SparseAdam([p for _, p in named_params])
+
+
 PROGRAMS = (
     counter_in_groups,
     counter_on_object,
@@ -240,4 +247,5 @@ PROGRAMS = (
     counting_hook,
     clamping_hook,
     empty_parameter,
+    sparse_adam,
 )

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from elastic_train.testing.gloo_pool import GlooPool
+from tests.train import programs_branches as branches
 from tests.train import programs_edits as edits
 from tests.train import programs_freezing as freezing
 from tests.train import programs_hidden as hidden
 from tests.train import programs_loops as loops
 from tests.train import programs_models as of_models
 from tests.train import programs_optimizers as of_optimizers
+from tests.train import programs_places as places
 from tests.train import programs_schedules as of_schedules
 from tests.train import programs_state as of_state
 from tests.train import programs_unusual as unusual
@@ -29,7 +31,7 @@ pytestmark = [
 IN_STEP = r"model\.net\.a\.weight: its gradient was changed inside the step"
 UNLIKE = r"model\..*: requires_grad is not the same on all ranks"
 LEFT = r"model\.net\.a\..*: requires_grad was changed for a micro-batch and not changed back"
-WHOLE = ("dp1", "dp2", "2-3-1", "resume")
+CHOOSES = r"parallelism\.dp_shard: forward calls '.*' for some micro-batches and not for others"
 HANDED_OUT = r"task\.model: .* is the module that an earlier call gave too"
 OF_WHOLES = r"parallelism\.dp_shard: the optimizer 'opt' is L-BFGS"
 OF_SHARDS = r"parallelism\.dp_shard: .*uses a parameter while it is sharded"
@@ -56,6 +58,11 @@ TABLE = [
     Program(make=of_optimizers.counting_hook, refused=r"the hook .*count of SGD.step\(\) keeps state"),
     Program(make=of_optimizers.clamping_hook),
     Program(make=of_optimizers.empty_parameter),
+    Program(
+        make=of_optimizers.sparse_adam,
+        refused=r"SparseAdam cannot be tried on sharded .* does not support dense gradients",
+        ways=("fsdp2",),
+    ),
     Program(make=of_models.set_in_constructor),
     Program(make=of_models.applied),
     Program(make=of_models.attention),
@@ -102,6 +109,7 @@ TABLE = [
     Program(
         make=of_models.complex_parameter, refused=r"model\.weight: is complex128.* torch.view_as_complex"
     ),
+    Program(make=of_models.complex_of_halves, refused=r"model\.weight: is complex64, and gradients"),
     Program(make=of_state.weighs_by_past_losses, refused=r"task\.loss: .* the task's attribute 'mean'"),
     Program(make=of_state.weighs_by_past_losses, most=1, ways=ALONE, refused=r"the task's attribute 'mean'"),
     Program(make=of_state.counts_calls, refused=r"task\.loss: .* the task's attribute 'calls'"),
@@ -183,6 +191,7 @@ TABLE = [
     Program(make=loops.queue),
     Program(make=loops.evaluation_mode),
     Program(make=loops.hook_of_the_loop, refused_on={"fsdp2": r"model\.net\.a\.weight: has a hook"}),
+    Program(make=loops.carries_columns),
     Program(make=loops.penalty, refused_on={"fsdp2": OF_SHARDS}),
     Program(make=loops.other_method, refused_on={"fsdp2": OF_SHARDS}),
     Program(make=hidden.least_loss, refused=r"task\.loss: .* the task's attribute 'least'"),
@@ -229,8 +238,13 @@ TABLE = [
     Program(make=freezing.keeps_fakes),
     Program(make=freezing.reads_another_fake, refused=r"batch: 'seen' goes from one micro-batch"),
     Program(make=unusual.registers),
-    Program(make=unusual.stochastic_depth, ways=WHOLE),  # fsdp2: tests/train/test_sharded_trial.py
-    Program(make=unusual.layer_drop, ways=WHOLE),
+    Program(
+        make=unusual.stochastic_depth, refused_on={"fsdp2": CHOOSES}
+    ),  # tests/train/test_sharded_trial.py
+    Program(make=unusual.layer_drop, refused_on={"fsdp2": CHOOSES}),
+    Program(make=branches.chooses_block, refused_on={"fsdp2": CHOOSES}),
+    Program(make=branches.calls_the_occupied, refused_on={"fsdp2": CHOOSES}),
+    Program(make=branches.looks_at_values),
     Program(make=unusual.holds_its_model, refused=HANDED_OUT),
     Program(make=unusual.caches_a_part, refused=HANDED_OUT),
     Program(make=unusual.default_with_tensors, refused=HANDED_OUT),
@@ -262,6 +276,23 @@ TABLE = [
     Program(
         make=edits.counts_in_a_variable, refused=r"loop: the variable 'mean' goes from one step to the next"
     ),
+    Program(
+        make=places.by_rank, refused=r"model: forward gives another .* it asks for get_rank\(\), is_init"
+    ),
+    Program(make=places.by_size, refused=r"model: forward gives another .* it asks for get_world_size\(\)"),
+    Program(make=places.by_size, most=1, ways=ALONE),
+    Program(make=places.by_variable, refused=r"model: forward gives another .* os\.environ\['RANK'\]"),
+    Program(make=places.by_process, refused=r"model: forward gives another .* it asks for getpid\(\)"),
+    Program(make=places.speaks_once),
+    Program(make=places.by_gradients, refused=r"model: forward reads the gradients of parameters"),
+    Program(make=places.by_gradients, most=1, ways=ALONE),
+    Program(make=places.looks_at_gradients, refused=r"task\.loss: it reads the gradients of parameters"),
+    Program(
+        make=places.talks_itself, refused=r"task\.loss: .* it calls torch\.distributed\.all_reduce itself"
+    ),
+    Program(make=places.asks_in_a_loop, refused=r"model\.net: forward gives another .* it asks for get_rank"),
+    Program(make=places.adds_its_rank, refused=r"ctx\.rank: a loss is computed with it"),
+    Program(make=places.tells_its_rank),
     Program(make=unusual.compiled),
     Program(make=unusual.compiled_in_place),
     Program(make=unusual.compiled_blocks),

@@ -75,9 +75,27 @@ class Batch(Protocol):
     """
 
     step: int
+    """From 1 on."""
     epoch: int
+    """From 0 on."""
+    steps_per_epoch: int
 
     def __iter__(self) -> Iterator[Any]: ...
+
+
+class Carried(Protocol):
+    """State of each place of the global batch. `value` are the rows of all places, as the last step left
+    them; it may be assigned between steps, as where an epoch begins."""
+
+    value: torch.Tensor
+
+    def get(self) -> torch.Tensor:
+        """The rows of this micro-batch's samples, as the last step left them."""
+        ...
+
+    def set(self, rows: torch.Tensor) -> None:
+        """Those for the next step. Nothing is differentiated through them; a skipped step leaves them."""
+        ...
 
 
 class Context(Protocol):
@@ -116,6 +134,16 @@ class Context(Protocol):
 
     def register(self, name: str, thing: T) -> T:
         """State of the loop's own: anything with `state_dict` and `load_state_dict`, equal on all ranks."""
+        ...
+
+    def carry(self, name: str, value: torch.Tensor, *, dim: int = 0) -> Carried:
+        """State of the places of the global batch, from step to step: a row of `value` along `dim` for each
+        of its `global_size` samples, in the order of the batch. It is in checkpoints, and goes with its place
+        to whichever rank computes it.
+
+        For columns of text that go on from step to step: with `Batch(shuffle=False)` and a data set whose
+        sample `k * global_size + c` is the k-th piece of column c.
+        """
         ...
 
     def batches(self, dataset: Any, *, collate: Callable[[list[Any]], Any] | None = None) -> Iterator[Batch]:

@@ -69,7 +69,7 @@ class UsersLoop(Loop):
             shards.registered,
             max_steps=self._spec.max_steps,
             steps_per_epoch=self._order.steps_per_epoch,
-            seed=self._spec.batch.seed,
+            batch=self._spec.batch,
             edits=task.edits,
             between=None if shards.step else Between(shards.model, surroundings_of(task, shards.model)),
         )

@@ -49,13 +49,13 @@ class LoopStepper(Stepper):
         self._images: dict[str, Image] = {}
         self._sets: dict[frozenset[str], GradientSum] = {}  # by the names of parameters that are summed
         self._sums.choose(self._owned())
-        self._job: Work | None = None
+        self.job: Work | None = None
         self.number = 0  # the step under way
 
     @property
     def filling(self) -> bool:
         """Whether the micro-batch under way is one that another rank or round counts."""
-        return self._job is not None and self._job.filler
+        return self.job is not None and self.job.filler
 
     @property
     def updated(self) -> bool:
@@ -73,7 +73,7 @@ class LoopStepper(Stepper):
         self._marks = dict[str, tuple[int, int]]()  # of gradients, as the last backward left them
         check_groups(self._optimizers)
         self.adopt_buffers()
-        self._job, self._images = None, {}
+        self.job, self._images = None, {}
         self._changed = set[str]()  # parameters that were frozen or unfrozen within a micro-batch
         self._micro_batches = self._order.micro_batches(step)
 
@@ -102,12 +102,13 @@ class LoopStepper(Stepper):
             batch = self._samples(micro, at)
             # Each pass draws its own masks, and has its own statistics.
             index = micro.index + number * len(self._micro_batches)
-            self._job = job
+            self.job = job
             before = self.trained.now() if self._several else {}
             try:
                 with (
                     self._randomness.micro_batch(step, index),
                     self._buffers.watch(index, job.filler),
+                    self._units.micro_batch(),
                     self._rehearsal.micro_batch(),
                     compute_in(self._shards.device, self._spec.precision),
                 ):
@@ -115,7 +116,7 @@ class LoopStepper(Stepper):
                 now = self.trained.now() if self._several else {}
                 self._changed |= {fqn for fqn in now if now[fqn] != before[fqn]}
             finally:
-                self._job = None
+                self.job = None
         self._within = False
 
     def _agreed(self, own: Mapping[str, Any]) -> dict[str, bool]:
@@ -139,7 +140,7 @@ class LoopStepper(Stepper):
         return present
 
     def backward(self, loss: Any, count: Any, retain_graph: bool) -> None:
-        job = self._job
+        job = self.job
         if job is None:
             raise ConfigError(
                 field="step.backward",
@@ -255,12 +256,16 @@ class LoopStepper(Stepper):
         return name
 
     def _agree_on(self, own: StepStatistics) -> StepStatistics:
-        packed = own.packed(self._shards.device)
-        with self._guard.collective("an update", self.number):
+        packed = self.over_ranks(own.packed(self._shards.device), "an update")
+        return StepStatistics.unpacked(tuple(packed.tolist()))
+
+    def over_ranks(self, table: torch.Tensor, what: str) -> torch.Tensor:
+        """Summed over all ranks, in place."""
+        with self._guard.collective(what, self.number):
             self._group.check()
             if self._shards.plan.world_size > 1:
-                dist.all_reduce(packed)
-        return StepStatistics.unpacked(tuple(packed.tolist()))
+                dist.all_reduce(table)
+        return table
 
     def _gradients(self, step: int) -> StepStatistics:
         """What the optimizers that were not updated inside the step have to apply."""
@@ -290,10 +295,7 @@ class LoopStepper(Stepper):
         if not sums:
             return {}
         table = torch.tensor(list(sums.values()), dtype=torch.float64, device=self._shards.device)
-        with self._guard.collective("summing metrics", self.number):
-            self._group.check()
-            if self._shards.plan.world_size > 1:
-                dist.all_reduce(table)
+        table = self.over_ranks(table, "summing metrics")
         found = zip(sums, table.tolist(), strict=True)
         return {name: total / count if count > 0 else math.nan for name, (total, count) in found}
 

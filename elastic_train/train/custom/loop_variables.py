@@ -103,6 +103,30 @@ def flowing(code: CodeType, names: set[str]) -> str | None:
             return None
 
 
+def of_the_rank(frame: FrameType, context: object, names: frozenset[str]) -> str | None:
+    """The first of some attributes of the context from which a loss is computed, by whatever way."""
+    ours = {name for name, value in frame.f_locals.items() if value is context}
+    statements = _statements(frame.f_code)
+    origin: dict[str, str] = {}
+    while True:
+        before = len(origin)
+        for statement in statements:
+            read = [
+                origin[n] for one in statement for kind, n in uses_of(one) if kind == "LOAD" and n in origin
+            ]
+            read += [
+                str(one.argval)
+                for held, one in itertools.pairwise(statement)
+                if held.argval in ours and one.argval in names and one.opname.startswith("LOAD")
+            ]
+            if read and "backward" in _loaded(statement):
+                return read[0]
+            for name in _stored(statement) if read else ():
+                origin.setdefault(name, read[0])
+        if len(origin) == before:
+            return None
+
+
 def _statements(code: CodeType) -> list[Statement]:
     """Instructions up to what ends a statement, or a condition."""
     found: list[Statement] = [[]]

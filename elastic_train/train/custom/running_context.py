@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from elastic_train.config import Batch
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.agreed_update import Agreed
+from elastic_train.train.custom.carried_rows import CarriedRows, places_of
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
-from elastic_train.train.custom.loop_variables import carried, flowing
+from elastic_train.train.custom.loop_variables import carried, flowing, of_the_rank
 from elastic_train.train.custom.micro_batch_variables import Between, frame_of_job
 from elastic_train.train.declaration.abort import Paused, aborting
 from elastic_train.train.declaration.declare import Declaration
@@ -71,7 +73,7 @@ class RunningContext:
         *,
         max_steps: int,
         steps_per_epoch: int,
-        seed: int,
+        batch: Batch,
         edits: Edits,
         between: Between | None,
     ) -> None:
@@ -81,10 +83,11 @@ class RunningContext:
         self.rank, self.world_size = shards.rank, shards.plan.world_size
         self.device, self.max_steps = shards.device, max_steps
         self._engine, self._declaration, self._registered = engine, declaration, registered
-        self._steps_per_epoch, self._seed, self.edits = steps_per_epoch, seed, edits
+        self._steps_per_epoch, self._batch, self.edits = steps_per_epoch, batch, edits
         edits.enter()
         self._settings = [s for part in declaration.optimizers for s in declaration.settings[part]]
         self._things: dict[str, Any] = {}
+        self._carried: list[CarriedRows] = []
         self._before = [dict(group) for group in shards.optimizer.param_groups]
         self._trained = shards.whole.trainable
         self._entered = False  # the first batch was asked for
@@ -118,6 +121,12 @@ class RunningContext:
         self._things[name] = thing
         return thing
 
+    def carry(self, name: str, value: Any, *, dim: int = 0) -> CarriedRows:
+        made = CarriedRows.of(name, value, dim, self._batch.global_size, self.device)
+        made.places = lambda: places_of(self._engine.passes.job, self._batch.micro_size)
+        self._carried.append(made)
+        return self.register(name, made)
+
     # -- training ------------------------------------------------------------------------------------------
 
     @property
@@ -146,6 +155,14 @@ class RunningContext:
                 said = True
                 for name, value in frame.f_locals.items():
                     check_no_scaler(name, value)
+                asked = of_the_rank(frame, self, frozenset({"rank", "world_size"}))
+                if asked is not None:
+                    raise ConfigError(
+                        field=f"ctx.{asked}",
+                        problem="a loss is computed with it: the result would depend on the plan.",
+                        remedy="It is for logs and names of files. Compute from the samples, and put "
+                        "tensors on ctx.device.",
+                    )
                 names = carried(frame)
                 needed = flowing(frame.f_code, set(names))
                 if needed is not None:
@@ -162,8 +179,8 @@ class RunningContext:
                         "anew whenever the group changes. Register what training depends on, by ctx.register",
                         name,
                     )
-            seed_all(derive(self._seed, "loop", step), self.device)  # what the loop draws before the step
-            yield StepBatch(self._engine.passes, step, (step - 1) // self._steps_per_epoch, self._iterated)
+            seed_all(derive(self._batch.seed, "loop", step), self.device)  # drawn before the step
+            yield StepBatch(self._engine.passes, step, self._steps_per_epoch, self._iterated)
 
     @contextmanager
     def step(self, metrics: tuple[str, ...] = ()) -> Iterator[StepOfLoop]:
@@ -184,7 +201,11 @@ class RunningContext:
         step = StepOfLoop(passes, self._engine.fence, metrics)
         yield step
         with aborting():
+            rows = [each.agreed(lambda t: passes.over_ranks(t, "what is carried")) for each in self._carried]
             step.end(self._engine.commit, self.world_size)
+        for each, value in zip(self._carried, rows, strict=True):
+            if not step.skipped:
+                each.value = value
         self.edits.begin(self._engine.shards)
         self.in_tail = True
 
@@ -317,9 +338,13 @@ class StepBatch:
     """The samples of one step."""
 
     def __init__(
-        self, passes: LoopStepper, step: int, epoch: int, iterated: Callable[[Iterator[Any]], Iterator[Any]]
+        self,
+        passes: LoopStepper,
+        step: int,
+        steps_per_epoch: int,
+        iterated: Callable[[Iterator[Any]], Iterator[Any]],
     ) -> None:
-        self.step, self.epoch = step, epoch
+        self.step, self.epoch, self.steps_per_epoch = step, (step - 1) // steps_per_epoch, steps_per_epoch
         self._passes, self._iterated = passes, iterated
 
     def __iter__(self) -> Iterator[Any]:

@@ -102,6 +102,19 @@ def _passed(loop: Loop, context: _Declaring) -> None:
     raise ConfigError(field="loop", problem="it returned without asking for ctx.batches(...).")
 
 
+class Rows:
+    """What is carried, before there are batches."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"rows": self._value}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._value = state["rows"]
+
+
 class _Declaring:
     """A context before the first batch."""
 
@@ -123,6 +136,9 @@ class _Declaring:
 
     def register(self, name: str, thing: T) -> T:
         return thing
+
+    def carry(self, name: str, value: Any, *, dim: int = 0) -> Rows:
+        return self.register(name, Rows(value))
 
     def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:
         raise Declared

@@ -20,6 +20,8 @@ ENDS = 1 << 21
 LARGE = 4096
 """Entries of a container above which it is told by its identity, its length, and its ends."""
 _DEPTH, _TOLD = 4, 16
+_CONTEXTS = "elastic_train.train.custom."
+"""Where the things are from that a loop is given: what they keep, the run carries."""
 _SAID = (bool, int, float, complex, str, bytes, range, slice, np.generic, torch.device, torch.dtype)
 """Kinds of values that their repr says whole; each read may make another object of them."""
 
@@ -41,6 +43,8 @@ def print_of(value: Any, depth: int = 0, *, content: bool = False) -> Hashable:
     generator = _of_generator(value)
     if generator is not None:
         return "generator", generator
+    if type(value).__module__.startswith(_CONTEXTS):
+        return "id", id(value)
     if depth >= _DEPTH or isinstance(value, nn.Module | torch.optim.Optimizer | type) or callable(value):
         return "id", id(value)
     if isinstance(value, Mapping | list | tuple | deque | set | frozenset) and len(value) > LARGE:

@@ -30,7 +30,7 @@ from tests.show.test_server import served
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 NODES, CPUS = 3, 1
-STEPS = 48
+STEPS = 96
 SCRAPES_S = 3.0
 
 

@@ -77,7 +77,7 @@ def test_what_happens_to_one_run_happens_to_no_other(jobs: Jobs, others: int) ->
             said(log, r"step [1-9]")
             eventually("its journal", lambda name=name: jobs.reached(name, 1))
         os.kill(worker_of(jobs, names[0]), signal.SIGKILL)
-        said(entered[0][1], "1 -> 1 worker")
+        said(entered[0][1], r"lost w\d+ on node \w+: 1 worker, ")
         if others > 1:
             entered[1][0].kill()
             entered[2][0].send_signal(signal.SIGINT)

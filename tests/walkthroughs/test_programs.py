@@ -124,6 +124,28 @@ def train(ctx):
 
 et.ElasticTrainer(train, batch=et.Batch(global_size=16, micro_size=4, seed=0), max_steps=1).fit()
 """
+CARRY = """
+layers, batch_size, width = 1, 16, 8
+loss_of = nn.MSELoss()
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.GRU(width, width, layers, batch_first=True)
+    def forward(self, x, hidden):
+        return self.cells(x, hidden)
+
+def columns():
+    return [(torch.full((5, width), i / 64), torch.full((5, width), -i / 64)) for i in range(64)]
+
+def train(ctx):
+    model = ctx.model("net", Net)
+    optimizer = ctx.optimizer("opt", torch.optim.SGD, model, lr=0.1)
+{block}
+
+batch = et.Batch(global_size=batch_size, micro_size=4, shuffle=False)
+et.ElasticTrainer(train, batch=batch, max_steps=1).fit()
+"""
 TEXTS = """
 for name in ("web", "code"):
     Path(name).mkdir(exist_ok=True)
@@ -199,8 +221,9 @@ PROGRAMS = {
     "README": Program(page="README.md"),
     "your own model": Program(page="docs/your-own-model.md", language="diff"),
     "a loop": Program(page="docs/loops.md", before=LOOP),
-    "L-BFGS": Program(page="docs/loops.md", number=1, before=LOOP, around=CLOSURE, depth=3),
-    "a hook that clips": Program(page="docs/loops.md", number=2, before=LOOP, around=HOOK, depth=1),
+    "columns of text": Program(page="docs/loops.md", number=1, before=LOOP, around=CARRY, depth=1),
+    "L-BFGS": Program(page="docs/loops.md", number=2, before=LOOP, around=CLOSURE, depth=3),
+    "a hook that clips": Program(page="docs/loops.md", number=3, before=LOOP, around=HOOK, depth=1),
     "data": Program(page="docs/data.md", before=TEXTS, around=READER),
     "Ray Train": Program(page=OTHERS, language="diff", number=0, before=IMAGES + RAY_TRAIN),
     "Hugging Face": Program(page=OTHERS, language="diff", number=1, before=MY_MODEL),

@@ -20,6 +20,7 @@ from tests.train import programs_optimizers as of_optimizers
 from tests.train import programs_places as places
 from tests.train import programs_schedules as of_schedules
 from tests.train import programs_state as of_state
+from tests.train import programs_unkept as unkept
 from tests.train import programs_unusual as unusual
 from tests.train.programs import ALONE, Program, hold
 
@@ -192,6 +193,14 @@ TABLE = [
     Program(make=loops.evaluation_mode),
     Program(make=loops.hook_of_the_loop, refused_on={"fsdp2": r"model\.net\.a\.weight: has a hook"}),
     Program(make=loops.carries_columns),
+    Program(make=unkept.schedule_of_a_variable, refused=r"the state of 'schedule' \(StepLR\) is not kept"),
+    Program(make=unkept.schedules_of_a_list, refused=r"the state of 'schedules' \(StepLR\) is not kept"),
+    Program(
+        make=unkept.average_of_a_variable, refused=r"the state of 'average' \(AveragedModel\) is not kept"
+    ),
+    Program(make=unkept.queue_of_a_variable, refused=r"the state of 'kept' \(Queue\) is not kept"),
+    Program(make=unkept.losses_that_decide, refused="variable 'seen' goes from one step to the next"),
+    Program(make=unkept.losses_that_are_told),
     Program(make=loops.penalty, refused_on={"fsdp2": OF_SHARDS}),
     Program(make=loops.other_method, refused_on={"fsdp2": OF_SHARDS}),
     Program(make=hidden.least_loss, refused=r"task\.loss: .* the task's attribute 'least'"),

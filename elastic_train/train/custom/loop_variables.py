@@ -14,9 +14,11 @@ from types import CodeType, FrameType
 _PLAIN = (bool, int, float, complex, str)
 _TELLS = frozenset(
     {"print", "log", "info", "debug", "warning", "error", "write", "add_scalar", "add_scalars", "report"}
-    | {"set_postfix", "set_description", "append", "extend", "update", "add", "measure"}
+    | {"set_postfix", "set_description", "append", "extend", "update", "add", "measure", "clear", "sort"}
 )
 """Calls, as statements of their own, that train nothing."""
+
+_RATES = frozenset({"lr", "weight_decay", "momentum", "betas", "eps", "dampening"})
 
 Statement = list[dis.Instruction]
 
@@ -95,7 +97,7 @@ def flowing(code: CodeType, names: set[str]) -> str | None:
                 stored = _decided(statements, number)
             elif not stored and not _tells(statement):
                 stored = None
-            if stored is None or "backward" in _loaded(statement):
+            if stored is None or _trains(statement):
                 return origin[read[0]]
             for name in stored:
                 origin.setdefault(name, origin[read[0]])
@@ -148,6 +150,12 @@ def _stored(statement: Statement) -> list[str]:
 
 def _loaded(statement: Statement) -> set[str]:
     return {str(one.argval) for one in statement if one.opname.startswith("LOAD")}
+
+
+def _trains(statement: Statement) -> bool:
+    """Whether it computes a gradient, or sets a rate."""
+    sets = any(one.opname == "STORE_SUBSCR" for one in statement) and bool(_RATES & _loaded(statement))
+    return sets or "backward" in _loaded(statement)
 
 
 def _decides(statement: Statement) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -21,13 +20,12 @@ from elastic_train.train.custom.carried_rows import CarriedRows, places_of
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
-from elastic_train.train.custom.loop_variables import carried, flowing, of_the_rank
 from elastic_train.train.custom.micro_batch_variables import Between, frame_of_job
+from elastic_train.train.custom.unkept_state import check_unkept
 from elastic_train.train.declaration.abort import Paused, aborting
 from elastic_train.train.declaration.declare import Declaration
 from elastic_train.train.model import module_state
 from elastic_train.train.model.collate import Collate
-from elastic_train.train.model.loss_scale import check_no_scaler
 from elastic_train.train.model.registered_state import Registered
 from elastic_train.train.model.rng import derive, seed_all, set_generator_states
 from elastic_train.train.model.user_hooks import check_structure, check_whole, hooks_of, structure_of
@@ -35,7 +33,6 @@ from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.training_loop import StepReport
 
 T = TypeVar("T")
-log = logging.getLogger(__name__)
 
 
 class LoopEngine(Protocol):
@@ -153,32 +150,7 @@ class RunningContext:
             step = self.at + 1
             if not said:
                 said = True
-                for name, value in frame.f_locals.items():
-                    check_no_scaler(name, value)
-                asked = of_the_rank(frame, self, frozenset({"rank", "world_size"}))
-                if asked is not None:
-                    raise ConfigError(
-                        field=f"ctx.{asked}",
-                        problem="a loss is computed with it: the result would depend on the plan.",
-                        remedy="It is for logs and names of files. Compute from the samples, and put "
-                        "tensors on ctx.device.",
-                    )
-                names = carried(frame)
-                needed = flowing(frame.f_code, set(names))
-                if needed is not None:
-                    raise ConfigError(
-                        field="loop",
-                        problem=f"the variable {needed!r} goes from one step to the next, and training "
-                        "depends on it: it would begin anew whenever the group changes.",
-                        remedy="Keep it in an object with state_dict and load_state_dict, and declare that "
-                        "by ctx.register(...) before the first batch.",
-                    )
-                for name in names if self.rank == 0 else ():
-                    log.warning(
-                        "loop: the variable %r goes from one step to the next and is not kept: it begins "
-                        "anew whenever the group changes. Register what training depends on, by ctx.register",
-                        name,
-                    )
+                check_unkept(frame, self, self._things.values(), warns=self.rank == 0)
             seed_all(derive(self._batch.seed, "loop", step), self.device)  # drawn before the step
             yield StepBatch(self._engine.passes, step, self._steps_per_epoch, self._iterated)
 

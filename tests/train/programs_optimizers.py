@@ -106,6 +106,21 @@ class ScheduleFree(torch.optim.Optimizer):
                 state["z"].sub_(p.grad, alpha=group["lr"])
 
 
+class CountsElements(torch.optim.Optimizer):
+    """What it calls step counts each element's updates."""
+
+    def __init__(self, params: Any, lr: float = 1e-2) -> None:
+        super().__init__(params, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                count = self.state[p].setdefault("step", torch.zeros_like(p))
+                count += p.grad != 0
+                p.sub_(group["lr"] * p.grad / count.clamp(min=1).sqrt())
+
+
 def _of(make: Callable[[Any], torch.optim.Optimizer], schedule: Any = None, name: str = "") -> type[Fit]:
     """A task with this optimizer over two groups."""
 
@@ -136,6 +151,7 @@ counter_on_object = _of(OnObject, name="counter_on_object")
 counter_under_key = _of(UnderKey, name="counter_under_key")
 tensor_in_group = _of(TensorInGroup, name="tensor_in_group")
 averages_on_object = _of(Averages, name="averages_on_object")
+counts_elements = _of(CountsElements, name="counts_elements")
 schedule_free = _of(ScheduleFree, name="schedule_free")
 one_cycle_adamw = _of(
     _adamw, lambda o: Schedules.OneCycleLR(o, 0.05, total_steps=40, pct_start=0.5), name="one_cycle_adamw"

@@ -43,6 +43,7 @@ TABLE = [
     Program(make=of_optimizers.counter_under_key),
     Program(make=of_optimizers.tensor_in_group),
     Program(make=of_optimizers.averages_on_object, refused=r"the attribute 'averages' of Averages"),
+    Program(make=of_optimizers.counts_elements),
     Program(make=of_optimizers.schedule_free),
     Program(make=of_optimizers.one_cycle_adamw),
     Program(make=of_optimizers.one_cycle_sgd),

@@ -84,9 +84,9 @@ def table(held: Iterable[TensorPart]) -> Fragments:
 
 def is_fragment(state: str, value: object, parameter: torch.Tensor) -> bool:
     """Whether an entry of the optimizer's state is stored as a tensor; scalars are in the document."""
-    if not isinstance(value, torch.Tensor) or state == "step":
+    if not isinstance(value, torch.Tensor):
         return False
-    return value.ndim > 0 or parameter.ndim == 0
+    return value.ndim > 0 or (parameter.ndim == 0 and state != "step")
 
 
 def is_empty(value: object) -> bool:

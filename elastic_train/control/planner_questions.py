@@ -99,7 +99,7 @@ def _lost_s(facts: Facts, policy: Policy, at: float) -> float:
     if facts.measured.peer_memory:
         return _coarse(max(h.every for h in facts.measured.peer_memory) * facts.measured.step_s / 2)
     every = policy.checkpoints.every
-    if every == "auto":
+    if not isinstance(every, int):
         return _coarse(interval_s(interval_inputs(facts, policy, at)) / 2)
     return _coarse(every * facts.measured.step_s / 2)
 

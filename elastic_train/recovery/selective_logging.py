@@ -16,7 +16,7 @@ STEPS_BETWEEN = 50
 
 
 def steps_between(checkpoints: Checkpoints) -> int:
-    return checkpoints.every if checkpoints.every != "auto" else STEPS_BETWEEN
+    return checkpoints.every if isinstance(checkpoints.every, int) else STEPS_BETWEEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -123,7 +123,9 @@ def test_nodes_that_arrive_in_a_long_evaluation_are_taken_after_it(
     assert counted(rough) == 0
     assert rough.ledger.superseded == ()
     formed = [len(r.formed.workers) for r in rough.records if r.formed is not None]
-    assert (formed[0], formed[-1]) == (there, there + 2)
+    told = [r.reason for r in rough.records if "the group does not grow" in r.reason]
+    assert formed[0] == there
+    assert formed[-1] == there + 2 or told, "they are taken, or what is left does not pay for it"
 
 
 # -- a save that takes long

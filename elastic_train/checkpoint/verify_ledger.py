@@ -31,24 +31,33 @@ class VerifyLedger:
     @contextmanager
     def open(self) -> Iterator[None]:
         """While it is open batches can be noted; ConfigError where it can't be written."""
-        try:
-            with self._path.open("a") as self._file:
+        with self._written():
+            self._file = self._path.open("a")
+        with self._file:
+            with self._written():
                 self._file.truncate(self._whole)
-                if not self._whole:
-                    self._line(self._head)
-                yield
-        except OSError as error:
-            raise self._refused(
-                f"can't be written ({error}).", "Name a file in a directory of yours."
-            ) from error
+            if not self._whole:
+                self._line(self._head)
+            yield
 
     def note(self, number: int) -> None:
         with self._lock:
             self._line(str(number))
 
     def _line(self, text: str) -> None:
-        self._file.write(f"{text}\n")
-        self._file.flush()
+        with self._written():
+            self._file.write(f"{text}\n")
+            self._file.flush()
+
+    @contextmanager
+    def _written(self) -> Iterator[None]:
+        """What fails in it is the ledger's own: what fails between, of the checkpoint, is none of it."""
+        try:
+            yield
+        except OSError as error:
+            raise self._refused(
+                f"can't be written ({error}).", "Name a file in a directory of yours."
+            ) from error
 
     def _read(self) -> set[int]:
         self._whole = 0  # bytes up to the line that was begun when the last one was interrupted

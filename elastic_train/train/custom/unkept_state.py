@@ -24,6 +24,7 @@ from elastic_train.train.model.loss_scale import check_no_scaler
 
 log = logging.getLogger(__name__)
 _CONTAINERS = (list, dict, set, deque, bytearray)
+_FILL = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 
 
 def check_unkept(frame: FrameType, context: object, registered: Collection[object], *, warns: bool) -> None:
@@ -103,9 +104,6 @@ def _filled(frame: FrameType) -> set[str]:
     }
     made = {name for one in body for kind, name in uses_of(one) if kind == "STORE"}
     return there & filled - made
-
-
-_FILL = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 
 
 def _loaded(frame: FrameType) -> list[str]:

@@ -72,7 +72,7 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
         phase, said = Waiting(since=event.at), "the run begins"
     elif isinstance(state.phase, Ended):
         phase, said = Waiting(since=event.at), f"the run starts again; it had ended as {state.phase.outcome}"
-        state = replace(state, facts=_afresh(facts))
+        state = replace(state, facts=afresh(facts))
     else:
         phase, said = state.phase, f"the run goes on in term {event.term}"
         restarts = facts.failures.restarts + 1
@@ -193,7 +193,7 @@ def _reconcile(state: State, living: LivingWorkers, policy: Policy, at: float) -
 def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
     """Everybody is gone, and what they held: that is a new start, not a failure. A request to stop outlives
     the controller that heard it, but not a person's request to start."""
-    facts, restarts = _afresh(state.facts), state.facts.failures.restarts
+    facts, restarts = afresh(state.facts), state.facts.failures.restarts
     facts = replace(facts, membership=replace(facts.membership, workers=starting))
     if restarts:
         failures, kept = replace(facts.failures, restarts=restarts), state.facts
@@ -211,7 +211,7 @@ def _holds(facts: Facts, living: LivingWorkers) -> bool:
     )
 
 
-def _afresh(facts: Facts) -> Facts:
+def afresh(facts: Facts) -> Facts:
     """What a new start forgets: old processes, what they held and wrote, and the budgets."""
     return replace(
         facts,

@@ -229,7 +229,8 @@ def give_up_silent(state: State, policy: Policy, at: float) -> Outcome:
     hangs = any(cause.kind == "storage" for cause in causes)  # who reads from it can't even say so
     for name in phase.pending:
         worker = find(facts.membership, name)
-        assert worker is not None
+        if worker is None:  # given up by another deadline
+            continue
         kind: CauseKind = "preemption" if worker.node in noticed(facts.membership) else "silence"
         kind = "storage" if hangs else kind
         detail = f"{name} gave no final report within {policy.timing.settle_s:.0f} s"

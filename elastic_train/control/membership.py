@@ -46,6 +46,15 @@ def find(members: Membership, name: str) -> Worker | None:
     return worker_index.find(members.workers, name)
 
 
+def _name(number: int) -> str:
+    return f"w{number:04d}"
+
+
+def number_of(worker: str) -> int:
+    """The how many-th worker of its run has that name."""
+    return int(worker.removeprefix("w"))
+
+
 def draining(members: Membership) -> frozenset[str]:
     """Nodes that are leaving with notice, or are left because they are slow."""
     return noticed(members).union(members.evicted) if members.evicted else noticed(members)
@@ -210,7 +219,7 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
     born, started = members.born, list[Worker]()
     for node in free[:wanted]:
         born += 1
-        started.append(Worker(name=f"w{born:04d}", node=node, status="starting", since=at))
+        started.append(Worker(name=_name(born), node=node, status="starting", since=at))
     if not started:
         return Outcome(state=state)
     members = replace(members, workers=worker_index.with_new(members.workers, started), born=born)

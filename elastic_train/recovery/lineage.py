@@ -36,6 +36,11 @@ def back_to(lineage: Lineage, generation: int, step: int) -> Lineage:
     return kept if alive(kept, generation, step) else ((generation, 0),)
 
 
+def began(lineage: Lineage, generation: int, step: int) -> Lineage:
+    """The lineage of a new generation of which only is known at which step it began."""
+    return (*((number, first) for number, first in lineage if first <= step), (generation, step))
+
+
 def _through(lineage: Lineage, generation: int) -> Lineage:
     """The lineage up to and with `generation`; empty where it isn't part of it."""
     for place, (number, _) in enumerate(lineage):

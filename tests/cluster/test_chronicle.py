@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from elastic_train.cluster.controller import chronicle as chronicle_module
 from elastic_train.cluster.controller.chronicle import Chronicle
-from elastic_train.control.events import Tick
+from elastic_train.control.events import Adopted, Node, NodesChanged, TermBegan, Tick
 from elastic_train.control.fault_schedule import storm
 from elastic_train.control.journal_codec import changed, fold
+from elastic_train.control.membership import number_of
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import State
+from elastic_train.control.states import Ended, State, Waiting
 from elastic_train.control.transition import transition
 from elastic_train.observe.journal_records import from_json, record, wall_text
 from elastic_train.observe.run_summary import summary_of
@@ -62,6 +65,45 @@ def test_a_kept_state_and_what_follows_are_the_whole_journal(seed: int) -> None:
     _, chronicle, again = begun(store, 999, policy)
     assert again == state
     assert chronicle._summary == summary_of(records)
+
+
+def others(policy: Policy) -> list[Policy]:
+    """What a person may say when the run is submitted again."""
+    return [
+        replace(policy, min_workers=1, max_workers=2),
+        replace(policy, min_workers=4, max_workers=8),
+        replace(policy, max_steps=7),
+        replace(policy, max_steps=30),
+        replace(policy, max_failures=0),
+        replace(policy, standby=0, peers=True),
+        replace(policy, evict_slower_than=1.5, checkpoints=replace(policy.checkpoints, keep=1)),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_run_that_is_submitted_with_other_options_goes_on_from_its_newest_checkpoint(seed: int) -> None:
+    store = MemoryStore()
+    policy, state = lived(store, seed)
+    newest = state.facts.saves.stored
+    for term, other in enumerate(others(policy), start=990):
+        _, _, again = begun(store, term, other)
+        assert again.facts.lineage.generation >= state.facts.lineage.generation
+        assert again.facts.membership.born >= max(
+            (number_of(w.name) for w in state.facts.membership.workers if w.status == "ready"), default=0
+        )
+        for event in (
+            TermBegan(at=5.0, term=term, stored=newest, ever_stored=newest is not None),
+            Adopted(at=5.0, running=()),
+            NodesChanged(at=5.1, nodes=tuple(Node(name=name, slots=1) for name in "pqrs")),
+        ):
+            again = transition(again, event, other).state
+        if isinstance(again.phase, Ended):
+            assert newest is not None
+            assert newest.step >= other.max_steps
+            continue
+        assert again.facts.saves.stored == newest
+        assert isinstance(again.phase, Waiting)
+        assert again.facts.membership.workers
 
 
 def test_a_state_of_a_release_to_come_is_passed_over() -> None:

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic_train.control.journal_codec import decode_state, encode_state, fold
+from elastic_train.cluster.controller.fold_records import fold_records
+from elastic_train.control.journal_codec import decode_state, encode_state
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import State
 from elastic_train.observe.journal_records import Record, from_json, to_json
@@ -77,7 +78,7 @@ class Chronicle:
         for record in records:
             self._summary.add(record)
         self._since += len(records)
-        return fold([record.event for record in records], self._policy, state)
+        return fold_records(records, self._policy, state)
 
 
 def _understood(said: Mapping[str, Any]) -> tuple[State, RunSummary]:

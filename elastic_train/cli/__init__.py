@@ -6,5 +6,7 @@ from __future__ import annotations
 def main() -> None:
     """Entry point of the `elastic-train` command."""
     from elastic_train.cli.app import app
+    from elastic_train.cli.output import tell_waits
 
+    tell_waits()
     app()

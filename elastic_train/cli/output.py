@@ -5,6 +5,7 @@ act on is shown as an escape.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import sys
 from typing import Any
@@ -30,6 +31,19 @@ def say_json(value: Any) -> None:
     except ValueError:
         text = json.dumps(_finite(value))
     say(text)
+
+
+def tell_waits() -> None:
+    """Say on stderr for what storage is waited, once it takes more than a moment."""
+    waits = logging.getLogger("elastic_train.storage.retry")
+    waits.setLevel(logging.INFO)
+    waits.propagate = False
+    waits.addHandler(_ToPeople())
+
+
+class _ToPeople(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        say(record.getMessage(), error=True)
 
 
 def _finite(value: Any) -> Any:

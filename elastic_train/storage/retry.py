@@ -8,6 +8,7 @@ credentials it was made with; and from a store that served before it is trouble 
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -20,6 +21,9 @@ from elastic_train.errors import AlreadyExists, StorageError, StorageNotFound, S
 from elastic_train.storage.failures import Kind, kind_of, of_the_storage
 
 T = TypeVar("T")
+log = logging.getLogger(__name__)
+SAID_S = 3.0
+"""From when on a wait is logged, for people who look on: commands print it, runs tell trouble themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class Retry:
         """What the operation returns, or StorageNotFound, AlreadyExists, StorageUnavailable for trouble that
         lasted, and StorageError for what no time will mend.
         """
-        started, tries, refused = self._clock(), 0, False
+        started, tries, refused, said = self._clock(), 0, False, False
         while True:
             try:
                 if refused and renew is not None:
@@ -96,6 +100,10 @@ class Retry:
                     raise StorageError(path=path, operation=what, problem=problem) from error
                 if tries >= self.backoff.attempts or spent + wait > self.backoff.total_s:
                     raise StorageUnavailable(path=path, operation=what, problem=problem) from error
+                if not said and spent + wait >= SAID_S:
+                    said = True
+                    left_s = self.backoff.total_s - spent
+                    log.info("cannot %s %s: %s; trying for %.0f s more", what, path, problem, left_s)
                 with self._count:
                     self.retries += 1
             self._sleep(wait)

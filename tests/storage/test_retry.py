@@ -69,6 +69,17 @@ def test_it_gives_up_after_its_tries_and_says_so() -> None:
     assert len(clock.slept) == 3
 
 
+def test_a_wait_of_more_than_a_moment_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    with caplog.at_level("INFO", "elastic_train.storage.retry"):
+        retry_on(clock).run(failing(3, TimeoutError("slow")), what="read", path="s3://b/x")
+        assert not caplog.records
+        retry_on(clock).run(failing(9, TimeoutError("slow")), what="read", path="s3://b/x")
+    (said,) = [r.getMessage() for r in caplog.records]
+    assert said.startswith("cannot read s3://b/x: TimeoutError: slow (")
+    assert said.endswith(" s more")
+
+
 def test_it_gives_up_after_its_time() -> None:
     clock = Clock()
     with pytest.raises(StorageError):

@@ -121,6 +121,7 @@ def spec(clip: float | None) -> RunSpec:
 CASES = {
     "tar/checkpoint.pth.tar": (Continued(), ORDER, (1, 3)),
     "accelerate/state": (Continued(), ORDER, (2, 1)),
+    "ray_train/checkpoint": (Continued(), ORDER, (3, 1)),
     "lightning/last.ckpt": (Continued("net."), [f"net.{name}" for name in ORDER], (1, 2)),
     "trainer/checkpoint-4": (Llama(), None, (2, 2)),
     "titan/checkpoint/step-4": (Continued(), None, (1, 3)),

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         ResumeFrom,
         Timing,
     )
+    from elastic_train.integrations import lightning as lightning
     from elastic_train.train.custom.context import Context
     from elastic_train.train.task import Average, Evaluation, Rules, Task
 
@@ -70,7 +71,15 @@ _HOMES = {
 }
 
 
+_ROOMS = {"lightning": "integrations.lightning"}
+"""What is written for users of other libraries, each under its name."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        from importlib import import_module
+
+        return import_module(f"elastic_train.{_ROOMS[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module 'elastic_train' has no attribute {name!r}")
     from importlib import import_module

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,6 +69,11 @@ if not Path("my_model").exists():
     made = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **sizes, **heads))
     made.save_pretrained("my_model")
 tokens = [{"input_ids": torch.arange(i, i + 8) % 64} for i in range(96)]
+"""
+LIGHTNING = """
+from lightning.pytorch.callbacks import EarlyStopping
+
+from jobs.lightning_vae import VAE, Digits
 """
 TITAN = """
 class Block(nn.Module):
@@ -227,8 +233,8 @@ PROGRAMS = {
     "data": Program(page="docs/data.md", before=TEXTS, around=READER),
     "Ray Train": Program(page=OTHERS, language="diff", number=0, before=IMAGES + RAY_TRAIN),
     "Hugging Face": Program(page=OTHERS, language="diff", number=1, before=MY_MODEL),
-    "Lightning": Program(page=OTHERS, language="diff", number=2),
-    "torchtitan": Program(page=OTHERS, language="diff", number=3, before=TITAN),
+    "Lightning": Program(page="docs/lightning.md", language="diff", before=LIGHTNING),
+    "torchtitan": Program(page=OTHERS, language="diff", number=2, before=TITAN),
 }
 
 
@@ -252,8 +258,9 @@ def test_a_program_of_a_page_trains_in_one_process(
 ) -> None:
     steps: list[int] = []
 
-    def fit(self: et.ElasticTrainer) -> None:
+    def fit(self: et.ElasticTrainer) -> SimpleNamespace:
         steps.extend(report.step for report in train_alone(self.task, self.spec))
+        return SimpleNamespace(outcome="shown")
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(et.ElasticTrainer, "fit", fit)

@@ -52,6 +52,12 @@ class Step(Protocol):
         """
         ...
 
+    def agree(self, number: int | None) -> int:
+        """A number that all ranks with micro-batches say, told to those that have none and say None; 0 where
+        nobody says one. All ranks call it as often. ConfigError where they differ.
+        """
+        ...
+
     def measure(self, **metrics: tuple[Any, Any]) -> None:
         """Add to metrics that the step was begun with: by name, a sum and its count."""
         ...
@@ -79,6 +85,11 @@ class Batch(Protocol):
     epoch: int
     """From 0 on."""
     steps_per_epoch: int
+
+    @property
+    def index(self) -> int:
+        """Of the micro-batch under way in the global batch, from 0 on: the same whichever rank has it."""
+        ...
 
     def __iter__(self) -> Iterator[Any]: ...
 
@@ -153,8 +164,11 @@ class Context(Protocol):
         """
         ...
 
-    def step(self, metrics: tuple[str, ...] = ()) -> AbstractContextManager[Step]:
-        """One committed step: it is there for all ranks, or for none, when the block was left."""
+    def step(self, metrics: tuple[str, ...] | None = ()) -> AbstractContextManager[Step]:
+        """One committed step: it is there for all ranks, or for none, when the block was left.
+
+        `metrics` are the names that `measure` may be given; None: any, on which the ranks agree as they come.
+        """
         ...
 
     def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:

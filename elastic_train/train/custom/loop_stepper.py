@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -16,6 +15,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.train.collectives.gradient_reduction import local_gradient, settle_absent
 from elastic_train.train.custom.agreed_update import Agreed
 from elastic_train.train.custom.closure_evaluations import Evaluations, NotFinite
+from elastic_train.train.custom.step_metrics import StepMetrics, Sums
 from elastic_train.train.custom.update_images import Image
 from elastic_train.train.declaration.declare import declared
 from elastic_train.train.model.build import DTYPE_OF
@@ -290,14 +290,19 @@ class LoopStepper(Stepper):
         self._shards.pending.buffers = self._buffers.fold(total)
         return statistics
 
-    def means(self, sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-        """Of the user's metrics over the global batch."""
-        if not sums:
-            return {}
-        table = torch.tensor(list(sums.values()), dtype=torch.float64, device=self._shards.device)
-        table = self.over_ranks(table, "summing metrics")
-        found = zip(sums, table.tolist(), strict=True)
-        return {name: total / count if count > 0 else math.nan for name, (total, count) in found}
+    def means(self, sums: Mapping[str, Sums], known: list[str] | None = None) -> dict[str, float]:
+        """Of the user's metrics over the global batch. With the names that all ranks `known` so far, others
+        may be among them."""
+        metrics = StepMetrics(self._shards.device, self.over_ranks, self.names_of_all)
+        return metrics.means(sums) if known is None else metrics.means_of_any(sums, known)
+
+    def names_of_all(self, own: list[str]) -> list[list[str]]:
+        """What each rank names."""
+        found = [own] * self._shards.plan.world_size
+        if len(found) > 1:
+            with self._guard.collective("agreeing on metrics", self.number):
+                dist.all_gather_object(found, own)
+        return found
 
     def put_back(self) -> None:
         """The step was broken off: undo what was updated inside it."""

@@ -15,6 +15,7 @@ from torch import nn
 
 from elastic_train.config import Batch
 from elastic_train.errors import ConfigError
+from elastic_train.train.custom.agreed_number import agreed_number
 from elastic_train.train.custom.agreed_update import Agreed
 from elastic_train.train.custom.carried_rows import CarriedRows, places_of
 from elastic_train.train.custom.context import Metric
@@ -84,6 +85,7 @@ class RunningContext:
         edits.enter()
         self._settings = [s for part in declaration.optimizers for s in declaration.settings[part]]
         self._things: dict[str, Any] = {}
+        self._measured: list[str] = []  # names of metrics that all ranks know, where steps have any
         self._carried: list[CarriedRows] = []
         self._before = [dict(group) for group in shards.optimizer.param_groups]
         self._trained = shards.whole.trainable
@@ -155,7 +157,7 @@ class RunningContext:
             yield StepBatch(self._engine.passes, step, self._steps_per_epoch, self._iterated)
 
     @contextmanager
-    def step(self, metrics: tuple[str, ...] = ()) -> Iterator[StepOfLoop]:
+    def step(self, metrics: tuple[str, ...] | None = ()) -> Iterator[StepOfLoop]:
         if not self._at_head:
             raise ConfigError(
                 field="ctx.step",
@@ -170,7 +172,7 @@ class RunningContext:
             self._engine.save()  # now that metrics of the state are known
         self._at_head = False
         passes.begin(number)
-        step = StepOfLoop(passes, self._engine.fence, metrics)
+        step = StepOfLoop(passes, self._engine.fence, metrics, self._measured)
         yield step
         with aborting():
             rows = [each.agreed(lambda t: passes.over_ranks(t, "what is carried")) for each in self._carried]
@@ -319,6 +321,17 @@ class StepBatch:
         self.step, self.epoch, self.steps_per_epoch = step, (step - 1) // steps_per_epoch, steps_per_epoch
         self._passes, self._iterated = passes, iterated
 
+    @property
+    def index(self) -> int:
+        job = self._passes.job
+        if job is None:
+            raise ConfigError(
+                field="batch.index",
+                problem="there is no micro-batch.",
+                remedy="Read it in the loop over the batch.",
+            )
+        return job.micro_batch.index
+
     def __iter__(self) -> Iterator[Any]:
         return self._iterated(self._passes.micro_batches())
 
@@ -326,9 +339,17 @@ class StepBatch:
 class StepOfLoop:
     """A step that is under way, and then its outcome."""
 
-    def __init__(self, passes: LoopStepper, fence: Callable[[], None], metrics: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        passes: LoopStepper,
+        fence: Callable[[], None],
+        metrics: tuple[str, ...] | None,
+        measured: list[str],
+    ) -> None:
+        """`measured` are the names that all ranks know so far, where `metrics` are any."""
         self._passes, self._fence = passes, fence
-        self._sums = dict.fromkeys(metrics, (0.0, 0.0))
+        self._any, self._measured = metrics is None, measured
+        self._sums = dict.fromkeys(metrics or (), (0.0, 0.0))
         self.loss = self.grad_norm = math.nan
         self.skipped = False
         self.metrics: dict[str, float] = {}
@@ -347,17 +368,21 @@ class StepOfLoop:
 
     def measure(self, **metrics: tuple[Any, Any]) -> None:
         for name, (total, count) in metrics.items():
-            if name not in self._sums:
+            if name not in self._sums and not self._any:
                 raise ConfigError(
                     field=f"step.measure({name}=...)",
                     problem="the step was not begun with it.",
                     remedy=f"with ctx.step(metrics=({name!r},)) as step:",
                 )
             if not self._passes.filling:
-                before = self._sums[name]
+                before = self._sums.get(name, (0.0, 0.0))
                 self._sums[name] = before[0] + float(total), before[1] + float(count)
 
+    def agree(self, number: int | None) -> int:
+        with aborting():
+            return agreed_number(number, lambda table: self._passes.over_ranks(table, "agreeing"))
+
     def end(self, commit: Callable[[int], StepReport], world_size: int) -> None:
-        self.metrics = self._passes.means(self._sums)
+        self.metrics = self._passes.means(self._sums, self._measured if self._any else None)
         report = commit(self._passes.number)
         self.loss, self.grad_norm, self.skipped = report.loss, report.grad_norm, report.skipped

@@ -1,0 +1,130 @@
+"""LightningModules under `et.lightning`: equal to Lightning's own Trainer on one process, also if killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import elastic_train as et
+from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.single_process_run import train_alone
+from elastic_train.train.step.training_loop import StepReport
+
+pytest.importorskip("lightning", reason="the extra lightning is not installed")
+from tests.tasks.lightning_modules import GAN, SEED, VAE, held_out, lightnings_own, loader
+
+pytestmark = [pytest.mark.ring2, pytest.mark.filterwarnings("default")]
+EPOCHS = 3
+
+
+def trainer(module: Any, *, batch_size: int = 4, accumulate: int = 3, **options: Any) -> Any:
+    return et.lightning.trainer(
+        module,
+        loader(batch_size),
+        held_out(batch_size),
+        max_epochs=EPOCHS,
+        accumulate_grad_batches=accumulate,
+        seed=SEED,
+        **options,
+    )
+
+
+def by_step(reports: list[StepReport]) -> tuple[list[float], list[dict[str, float]], list[float]]:
+    """Losses, metrics and rates: a later report of a step adds to it."""
+    losses, metrics, rates = dict[int, float](), dict[int, dict[str, float]](), dict[int, float]()
+    for report in reports:
+        losses[report.step] = report.loss
+        rates.setdefault(report.step, report.rates[0])
+        metrics.setdefault(report.step, {}).update(report.metrics)
+    return list(losses.values()), list(metrics.values()), list(rates.values())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "options"),
+    [
+        ("none", {"gradient_clip_val": 0.1}),
+        ("none", {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+        ("plateau", {}),
+        ("steps", {"check_val_every_n_epoch": 2}),
+        ("cycle", {"val_check_interval": 0.5}),
+        ("epochs", {"check_val_every_n_epoch": None, "val_check_interval": 9}),
+    ],
+)
+def test_a_fit_equals_lightnings_own(schedule: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(3)
+    module = VAE(schedule=schedule)
+    ours = trainer(module, **options)
+    losses, metrics, rates = by_step(train_alone(ours.task, ours.spec))
+    _, noise, theirs = lightnings_own(module, ours.spec.batch, max_epochs=EPOCHS, **options)
+    np.testing.assert_allclose(losses, noise.steps(), rtol=1e-6)
+    np.testing.assert_allclose(rates, noise.rates, rtol=1e-12)
+    measured = [step["val_loss"] for step in metrics if "val_loss" in step]
+    np.testing.assert_allclose(measured[-1], float(theirs.callback_metrics["val_loss"]), rtol=1e-6)
+    np.testing.assert_allclose(
+        metrics[-1]["train_loss_epoch"], float(theirs.callback_metrics["train_loss_epoch"]), rtol=1e-6
+    )
+    assert metrics[0].keys() >= {"rebuilt", "divergence", "train_loss_step"}
+
+
+@pytest.mark.parametrize("mesh", [(2, 1), (1, 2)], ids=["replicated", "sharded"])
+def test_a_fit_goes_on_equal_after_a_kill(pool: GlooPool, mesh: tuple[int, int]) -> None:
+    torch.manual_seed(3)
+    module = VAE(schedule="plateau")
+    ours = trainer(module, gradient_clip_val=0.1)
+    _, noise, theirs = lightnings_own(module, ours.spec.batch, max_epochs=EPOCHS, gradient_clip_val=0.1)
+    spec = dataclasses.replace(ours.spec, max_workers=4)
+    gang = Gang(pool, ours.task, spec)
+    gang.form(gang.plan(*mesh), [0, 1])
+    reports = gang.pause_at(4)  # the first epoch's end, before its evaluation
+    gang.form(gang.plan(2, 1), [0, 2], gang.held())
+    reports += broken_off(gang, 2, "backward", 7)
+    gang.form(gang.plan(1, 3), [0, 1, 3], From(generation=gang.generation, step=6, holders=(0,)))
+    reports += gang.run()
+    losses, metrics, _ = by_step(reports)
+    np.testing.assert_allclose(losses, noise.steps(), rtol=1e-6)
+    np.testing.assert_allclose(metrics[-1]["val_loss"], float(theirs.callback_metrics["val_loss"]), rtol=1e-6)
+    assert [n for n, step in enumerate(metrics, 1) if "val_loss" in step] == [4, 8, 12]
+
+
+def broken_off(gang: Gang, process: int, phase: str, step: int) -> list[StepReport]:
+    """Kill a process at a phase, break the group, and replace the process; what the others reported."""
+    running = gang.begin_until(process, phase, step)
+    gang.pool.kill(process)
+    others = [p for p in gang.processes if p != process]
+    gang.abort(others)
+    outcomes = running.results(ranks=others)
+    assert all(end is None and error.startswith("GroupBroken") for end, error, _ in outcomes), outcomes
+    gang.pool.restart(process)
+    return outcomes[0][2]
+
+
+def test_manual_optimization_equals_lightnings_own_and_divides_a_batch(pool: GlooPool) -> None:
+    torch.manual_seed(3)
+    module = GAN()
+    ours = trainer(module, batch_size=12, accumulate=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, noise, _ = lightnings_own(module, ours.spec.batch, max_epochs=EPOCHS)
+    reports = train_alone(ours.task, ours.spec)
+    _, metrics, rates = by_step(reports)
+    for name in ("fooled", "judged"):
+        np.testing.assert_allclose([m[name] for m in metrics], [m[name] for m in noise.logged], rtol=1e-6)
+    np.testing.assert_allclose(rates, noise.rates, rtol=1e-12)
+
+    divided = trainer(module, batch_size=12, accumulate=1, micro_size=4)
+    _, alone, _ = by_step(train_alone(divided.task, divided.spec))
+    gang = Gang(pool, divided.task, dataclasses.replace(divided.spec, max_workers=4))
+    gang.form(gang.plan(2, 1), [0, 1])
+    found = gang.pause_at(2)
+    gang.form(gang.plan(3, 1), [0, 2, 3], gang.held())
+    found += broken_off(gang, 3, "backward", 5)
+    gang.form(gang.plan(2, 1), [0, 2], From(generation=gang.generation, step=4, holders=(0, 2)))
+    _, divided_metrics, _ = by_step(found + gang.run())
+    for name in ("fooled", "judged"):
+        np.testing.assert_allclose([m[name] for m in divided_metrics], [m[name] for m in alone], rtol=1e-5)

@@ -39,6 +39,8 @@ class Evaluation:
     `patience` ends the run, with a checkpoint, after so many evaluations in a row that were no better than
     the best one before, by the metric `watch`, "" for the only one; `order` says whether less is better or
     more.
+
+    `micro_size` is how many samples are evaluated together; None: as many as are trained together.
     """
 
     dataset: Any
@@ -49,8 +51,14 @@ class Evaluation:
     patience: int | None = None
     watch: str = ""
     order: Literal["min", "max"] = "min"
+    micro_size: int | None = None
 
     def __post_init__(self) -> None:
+        if self.micro_size is not None and (not isinstance(self.micro_size, int) or self.micro_size < 1):
+            raise ConfigError(
+                field="task.evaluation.micro_size",
+                problem=f"must be a number of samples, 1 or more, or None, got {self.micro_size!r}.",
+            )
         if self.patience is not None and (not isinstance(self.patience, int) or self.patience < 1):
             raise ConfigError(
                 field="task.evaluation.patience",

@@ -60,6 +60,11 @@ RAY_TRAIN = """
 loss_of = nn.CrossEntropyLoss()
 run_config = RunConfig(name="ray_train", storage_path="runs")
 """
+ACCELERATE = """
+from transformers import get_linear_schedule_with_warmup
+
+loss_of = nn.CrossEntropyLoss()
+"""
 MY_MODEL = """
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -193,6 +198,8 @@ OTHERS = "docs/from-other-frameworks.md"
 NOT_RUN = {
     ("docs/clusters.md", "python", 0): "one option, of a machine in a cloud",
     ("docs/clusters.md", "python", 1): "needs the trackers, which the tests' environment has not",
+    ("docs/hf.md", "diff", 0): "an import, by which the tests of the scripts make the other form of each",
+    ("docs/hf.md", "python", 0): "options, which the tests of the trainer give",
     ("docs/language.md", "python", 0): "one option, whose checkpoints the tests of importers open",
     ("docs/sizing.md", "python", 0): "run by the tests of the pages",
     ("docs/your-own-model.md", "python", 0): "run below, as it stands",
@@ -233,6 +240,7 @@ PROGRAMS = {
     "data": Program(page="docs/data.md", before=TEXTS, around=READER),
     "Ray Train": Program(page=OTHERS, language="diff", number=0, before=IMAGES + RAY_TRAIN),
     "Hugging Face": Program(page=OTHERS, language="diff", number=1, before=MY_MODEL),
+    "Accelerate": Program(page="docs/hf.md", language="diff", number=1, before=IMAGES + ACCELERATE),
     "Lightning": Program(page="docs/lightning.md", language="diff", before=LIGHTNING),
     "torchtitan": Program(page=OTHERS, language="diff", number=2, before=TITAN),
 }

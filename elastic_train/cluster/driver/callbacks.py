@@ -1,6 +1,7 @@
 """Ray Train's `UserCallback`s: the driver calls them after each committed step and for an error of the job.
 
-A step is reported at least once; a callback that raises is isolated and counted, the run goes on.
+A step is reported at least once; a callback that raises is isolated and counted, the run goes on. One that
+has a method `after_records` is given the journal's records as they come, all of them.
 """
 
 from __future__ import annotations
@@ -38,6 +39,10 @@ class Callbacks:
         self.failures = 0
 
     def hear(self, records: Sequence[Record]) -> None:
+        for callback in self._all:
+            hears = getattr(callback, "after_records", None)
+            if records and hears is not None:
+                self._guarded(lambda hears=hears: hears(records))
         for record in records if self._all else ():
             match record.event:
                 case StepCommitted() as event:

@@ -79,7 +79,7 @@ def fit(
     if chaos is None and not ray.is_initialized() and joined(address) is None:
         check_local(spec, local_nodes)
     job = sent(task)  # before the model is built: what building leaves behind in the task is not the job
-    spec = replace(spec, storage_path=_absolute(spec.storage_path))
+    spec = replace(spec, storage_path=absolute(spec.storage_path))
     store = open_store(child_url(spec.storage_path, spec.name))
     reported = Callbacks(callbacks, spec)
     lasting = Lasting(spec.timing.storage_trouble_s, quiet=quiet)
@@ -94,7 +94,7 @@ def fit(
             finally:
                 lasting.do(lambda: store.delete([token.path]))
             if resume_from is not None:
-                given = replace(resume_from, url=_absolute(resume_from.url))
+                given = replace(resume_from, url=absolute(resume_from.url))
                 lasting.do(lambda: begin(store, given, holder=_driver()))
             ray_private.leave_deaths_to_the_run()
             controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
@@ -274,7 +274,7 @@ def _ray_ends_s() -> float:
     return float(os.environ.get(RAY_RECONNECTS, RAY_ENDS_S))
 
 
-def _absolute(path: str) -> str:
+def absolute(path: str) -> str:
     """A submitted job works in a copy of its directory, which Ray removes: paths start at home there."""
     address = parse(path)
     if address.protocol:

@@ -86,9 +86,8 @@ class Evaluator:
             if length == 0:
                 raise ConfigError(field="task.evaluation", problem="its data set holds no samples.")
             self._loader = loader_of(task, dataset, spec, dumps, seed=self._seed)
-        all_of_it = Batch(
-            global_size=length, micro_size=min(spec.batch.micro_size, length), seed=self._seed, shuffle=False
-        )
+        size = evaluation.micro_size or spec.batch.micro_size
+        all_of_it = Batch(global_size=length, micro_size=min(size, length), seed=self._seed, shuffle=False)
         self._micro_batches = SampleOrder(length, all_of_it).micro_batches(1)
 
     def due(self, step: int) -> bool:

@@ -300,7 +300,18 @@ class Loop:
         self._owed = taken.owed
         if taken.snapshot:
             self._mark("save", step, -1)
+            if taken.wait and self._spec.checkpoints.pressure == "wait":
+                self._until_written(saver)
             saver.take(self._shards, storage=taken.storage, wait=taken.wait)
+
+    def _until_written(self, saver: Saver) -> None:
+        """Until this rank's part of the checkpoint before is durable: else the next one may overtake it, and
+        it is never committed. Not for as long as would count as a hang."""
+        give_up = time.monotonic() + self._spec.timing.stall_s / 2
+        while saver.busy(storage=True) and time.monotonic() < give_up:
+            self._group.check()
+            saver.ready(POLL_S)
+            time.sleep(POLL_S)
 
     def _metrics_of(self, outcome: StepStatistics) -> dict[str, float]:
         """Of the present state, those that are numbers."""

@@ -13,9 +13,10 @@ import pytest
 
 from elastic_train import errors
 from elastic_train.cli.exit_codes import OUTCOMES, exits
+from elastic_train.control.causes import CauseKind
 from elastic_train.control.changes import Change
 from elastic_train.control.commands import RunOutcome
-from elastic_train.control.events import CauseKind, Tick
+from elastic_train.control.events import Tick
 from elastic_train.errors import ElasticTrainError
 from elastic_train.observe.event_text import place_in_page
 from elastic_train.observe.journal_records import Record

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control import final_checkpoint
+from elastic_train.control import final_checkpoint, preparation
 from elastic_train.control.commands import (
     Abort,
     AskPeers,
     Command,
+    Dismiss,
     End,
     Go,
     Pause,
@@ -116,9 +117,9 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     for worker in facts.membership.workers:
         if worker.name in living and worker.status == "starting":
             facts = replace(facts, membership=ready(facts.membership, worker.name, event.at))
-    outcome = Outcome(
-        state=replace(state, facts=facts),
-        commands=stops,
+    outcome = Outcome(  # what was being made ready went with whoever led it
+        state=replace(state, facts=facts, phase=preparation.without(state.phase)),
+        commands=(*stops, *_dismissals(living, policy)),
         reason=f"{len(living.keys() & known.keys())} workers live on",
     )
     outcome = outcome.then(lambda s: _reconcile(s, living, policy, event.at))
@@ -202,6 +203,13 @@ def _alone(state: State, starting: tuple[Worker, ...], at: float) -> State:
         facts = replace(facts, saves=replace(facts.saves, logged=None))
         facts = with_newest(facts, logged, trusted=True)
     return replace(state, facts=facts, phase=Waiting(since=at))
+
+
+def _dismissals(living: LivingWorkers, policy: Policy) -> tuple[Command, ...]:
+    """An order to forget may have gone with the controller that decided it."""
+    if not policy.prepares or not living:
+        return ()
+    return (Dismiss(generation=0, number=0, workers=tuple(sorted(living))),)
 
 
 def _holds(facts: Facts, living: LivingWorkers) -> bool:

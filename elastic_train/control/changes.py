@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from elastic_train.control.events import CauseKind
+from elastic_train.control.causes import CauseKind
 
 ChangeKind = Literal[
     "growth",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from elastic_train.control.causes import CauseKind
 from elastic_train.control.changes import Change, ChangeKind
 from elastic_train.control.events import (
     Adopted,
     Cause,
-    CauseKind,
     CheckpointRejected,
     ControllerFailed,
     Event,

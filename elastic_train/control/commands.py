@@ -46,6 +46,30 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Make the group of `generation` ready beside that of `beside`, which trains on from `step`.
+
+    Its members meet and connect; newcomers build their model. Ends in Prepared or NotPrepared.
+    """
+
+    generation: int
+    beside: int
+    number: int
+    plan: Plan
+    step: int
+    by_module: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dismiss:
+    """Forget a preparation, wherever it is: nothing of it is left in any of the workers. Number 0: any."""
+
+    generation: int
+    number: int
+    workers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Form:
     """Form a group: rendezvous, build, transfer, verify. Ends in GroupReady, GroupBroken or
     CheckpointRejected.
@@ -53,6 +77,7 @@ class Form:
     `lineage` lists (generation, step it started from), oldest first, this generation last. `holders` are the
     workers that serve fragments although they may get no rank (draining nodes). `replayed` is the plan whose
     lost stages the origin replays. `by_module` says how the run's initial values were given, if any were yet.
+    `prepared` is the number of the preparation that made this group ready, 0 where none did.
     """
 
     generation: int
@@ -62,6 +87,7 @@ class Form:
     holders: tuple[str, ...] = ()
     replayed: Plan | None = None
     by_module: bool | None = None
+    prepared: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +165,8 @@ Command = (
     | StopWorker
     | Abort
     | Pause
+    | Prepare
+    | Dismiss
     | Form
     | Go
     | Save

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control import final_checkpoint, resend_commands, unanswered_commits
+from elastic_train.control import final_checkpoint, preparation, resend_commands, unanswered_commits
 from elastic_train.control.checkpoint_saving import save_failed
 from elastic_train.control.commands import StopWorker
 from elastic_train.control.commits import order_again, unanswered
 from elastic_train.control.ending import end
-from elastic_train.control.events import Cause, LogRead, Tick
+from elastic_train.control.events import Cause, LogRead, NotPrepared, Tick
 from elastic_train.control.failure import break_group, give_up_silent
 from elastic_train.control.give_room import give_room
 from elastic_train.control.membership import present, staff, without
@@ -21,6 +21,7 @@ from elastic_train.control.states import (
     Outcome,
     Pausing,
     Phase,
+    Preparation,
     Running,
     Settling,
     State,
@@ -105,7 +106,7 @@ def _shifted_phase(phase: Phase, seconds: float) -> Phase:
         case Waiting(paused=paused) | Forming(paused=paused):
             paused = None if paused is None else paused + seconds
             return replace(phase, since=phase.since + seconds, paused=paused)
-        case Running(final_failed=failed, declined=declined, stands=stands):
+        case Running(final_failed=failed, declined=declined, stands=stands, preparation=made):
             failed = None if failed is None else failed + seconds
             stands = None if stands is None else stands + seconds
             return replace(
@@ -115,6 +116,7 @@ def _shifted_phase(phase: Phase, seconds: float) -> Phase:
                 final_failed=failed,
                 stands=stands,
                 declined=None if declined is None else replace(declined, at=declined.at + seconds),
+                preparation=None if made is None else replace(made, since=made.since + seconds),
             )
         case Pausing(unsaved=unsaved):
             unsaved = None if unsaved is None else unsaved + seconds
@@ -202,6 +204,10 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
             return give_up_silent(state, policy, at)
         case Pausing():
             return resend_commands.pause(state, policy, at)
+        case Running(preparation=Preparation(took=None) as made) if at > preparation.due_at(made, policy):
+            cause = Cause(kind="silence", detail="nobody said that it is")
+            event = NotPrepared(at=at, generation=facts.lineage.generation, number=made.number, cause=cause)
+            return preparation.not_prepared(state, event)
         case Running() if resend_commands.has_to_begin(facts, phase, policy):
             return resend_commands.begin(state, policy, at, moved)
         case Running():

@@ -3,46 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
+from elastic_train.control.causes import Cause
 from elastic_train.recovery.evidence import LocalState, PeerSnapshot, Stored
 from elastic_train.recovery.replayable_steps import Sent
-
-CauseKind = Literal[
-    "collective",
-    "death",
-    "silence",
-    "hang",
-    "user",
-    "memory",
-    "engine",
-    "preemption",
-    "corruption",
-    "storage",
-    "damage",
-    "restart",
-]
-"""Whose fault it is: `user` the job's; `storage` and `damage` (of a checkpoint) storage's; `engine` and
-`restart` (of the controller) ours; the rest the machines'. A collective is only how others' ends are felt."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cause:
-    """Why something ended. `detail` is one line; `traceback` the user's own where there is one.
-
-    After a corruption `trusted` is the last step at which replicas held the same. `worker` is whose process
-    ended, where one did.
-    """
-
-    kind: CauseKind
-    detail: str
-    phase: str = ""
-    step: int = 0
-    rank: int = -1
-    node: str = ""
-    traceback: str = ""
-    trusted: int | None = None
-    worker: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +117,26 @@ class GroupReady:
     near_bytes: int = 0  # of that state, from memory of the rank's own node
     far_bytes: int = 0  # from memory of other nodes
     by_module: bool | None = None  # how initial values were given, where any were
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The next group is made ready beside the one of `generation`, which trains: preparation `number`."""
+
+    at: float
+    generation: int
+    number: int
+    seconds: float  # that it took
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotPrepared:
+    """Preparation `number` beside the group of `generation` did not come about. Training goes on."""
+
+    at: float
+    generation: int
+    number: int
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,6 +362,8 @@ Event = (
     | WorkerLost
     | Adopted
     | GroupReady
+    | Prepared
+    | NotPrepared
     | PeersReported
     | LogRead
     | StepCommitted

@@ -13,7 +13,7 @@ from elastic_train.control.forming import best_plan
 from elastic_train.control.membership import quarantine
 from elastic_train.control.planner_questions import to_change
 from elastic_train.control.policy import Policy
-from elastic_train.control.resize import pause
+from elastic_train.control.resize import change
 from elastic_train.control.states import Outcome, Running, State
 from elastic_train.control.switch_cost import expected_s
 from elastic_train.planner.plan import Infeasible, Plan
@@ -37,9 +37,8 @@ def evict(state: State, event: Straggling, policy: Policy) -> Outcome:
         return Outcome(state=state, reason=f"node {event.node} is kept: {why}")
     members, rest_s = quarantine(without.membership, event.node, policy, event.at, slow=True)
     reason = f"leaving {event.node} for {rest_s:.0f} s, which is slow, then form {planned.plan}"
-    return pause(
-        replace(state, facts=replace(facts, membership=members)), phase.plan, "drain", reason, event.at
-    )
+    left = replace(state, facts=replace(facts, membership=members))
+    return change(left, phase, planned, "drain", reason, policy, event.at)
 
 
 def _why_not(state: State, now: Plan, then: Planned | Infeasible, factor: float, policy: Policy) -> str:

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from elastic_train.control import incidents
+from elastic_train.control.causes import CauseKind
 from elastic_train.control.commands import Abort, StopWorker
 from elastic_train.control.ending import end, end_by_user_error
-from elastic_train.control.events import Cause, CauseKind, FinalReport, GroupBroken, Hung
+from elastic_train.control.events import Cause, FinalReport, GroupBroken, Hung
 from elastic_train.control.identity_cache import remembered
 from elastic_train.control.membership import find, noticed, without, without_all
 from elastic_train.control.policy import Policy

@@ -23,10 +23,28 @@ At = Literal[
     "forming",
     "filling",
     "replay",
+    "preparing",
 ]
-SOME = ("update", "evaluation", "filling", "replay")
+SOME = ("update", "evaluation", "filling", "replay", "preparing")
 PHASES: tuple[At, ...] = tuple(phase for phase in get_args(At) if phase not in SOME)
 """Those of every run."""
+
+PREPARING = (
+    "asked",
+    "listening",
+    "announced",
+    "met",
+    "connected",
+    "axes connected",
+    "entered",
+    "taken up",
+    "built",
+    "data",
+    "ready",
+    "swapping",
+    "swapped",
+)
+"""Points of a preparation in a worker. Only newcomers come by those from "entered" to "data"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +53,8 @@ class Moment:
 
     In forward, backward and update `micro_batch` counts the rank's own; `forming` is the group that starts
     from `step - 1` or later, and `filling` its first step, where newcomers get their state meanwhile; in
-    replay a step is run again.
+    replay a step is run again. `preparing` is the group that is made ready beside another one, at that step
+    or later; `micro_batch` is the point of it (`PREPARING`), and ranks are those of the next group.
     """
 
     step: int
@@ -44,7 +63,7 @@ class Moment:
 
     def meets(self, step: int) -> bool:
         """Whether somebody who is at the phase of this step is at the moment."""
-        return self.step <= step if self.phase in ("forming", "filling") else self.step == step
+        return self.step <= step if self.phase in ("forming", "filling", "preparing") else self.step == step
 
     def __str__(self) -> str:
         return f"{self.phase} of step {self.step}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic_train.control import preparation
 from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, StopWorker
 from elastic_train.control.ending import end
 from elastic_train.control.events import GroupReady, PeersReported
@@ -33,10 +34,6 @@ from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverab
 from elastic_train.recovery.evidence import Live, Mixed, Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive, extend
 from elastic_train.recovery.replayable_steps import logged
-
-GENERATIONS_PER_TERM = 1000
-"""Generations of a term are numbered from here on, so that a predecessor that hasn't noticed its end yet
-forms none with the same number, and writes into no directory of its successor."""
 
 PLANS_KEPT = 4
 
@@ -104,7 +101,11 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return _too_few(state, policy, at)
     if not _complete(phase, candidates, policy, at, coming=bool(coming)):
         return Outcome(state=state)
-    planned = best_plan(to_form(facts, held(facts), policy, at), policy)
+    made = phase.prepared
+    if made is not None and preparation.holds(made, facts):
+        planned = Planned(plan=made.plan, reason=made.reason, moved=made.moved)
+    else:
+        made, planned = None, best_plan(to_form(facts, held(facts), policy, at), policy)
     if isinstance(planned, Infeasible) and facts.membership.evicted:
         return _too_few(state, policy, at)
     if isinstance(planned, Infeasible):
@@ -130,6 +131,8 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return Outcome(
             state=state if saves is facts.saves else replace(state, facts=replace(facts, saves=saves))
         )
+    if made is not None and isinstance(choice.origin, Live):
+        return _form(state, planned, choice, at, phase.paused, prepared=made.number)
     plan = keep_places(planned.plan, last_plan(facts), at_hand(facts))
     return _form(state, replace(planned, plan=plan), choice, at, phase.paused)
 
@@ -268,10 +271,12 @@ def _better_on_its_way(facts: Facts, choice: Choice) -> bool:
     )
 
 
-def _form(state: State, planned: Planned, choice: Choice, at: float, paused: float | None) -> Outcome:
+def _form(
+    state: State, planned: Planned, choice: Choice, at: float, paused: float | None, *, prepared: int = 0
+) -> Outcome:
     facts, plan = state.facts, planned.plan
     saves, before = facts.saves, facts.lineage.generation
-    generation = max(before, (facts.term - 1) * GENERATIONS_PER_TERM) + 1
+    generation = preparation.next_generation(facts)
     chain = extend(facts.lineage.chain, choice.origin, generation)
     from_memory = isinstance(choice.origin, Live | Mixed)
     serving = holders(evidence(facts), choice.origin)
@@ -304,7 +309,9 @@ def _form(state: State, planned: Planned, choice: Choice, at: float, paused: flo
             uncovered=facts.failures.uncovered + (before > 0 and not from_memory),
         ),
     )
-    phase = Forming(plan=plan, origin=choice.origin, holders=serving, since=at, paused=paused)
+    phase = Forming(
+        plan=plan, origin=choice.origin, holders=serving, since=at, paused=paused, prepared=prepared
+    )
     return Outcome(
         state=State(facts=facts, phase=phase),
         commands=(form_command(facts, phase),),
@@ -325,6 +332,7 @@ def form_command(facts: Facts, phase: Forming) -> Form:
         if isinstance(origin, Mixed) and origin.replays
         else None,
         by_module=facts.lineage.by_module,
+        prepared=phase.prepared,
     )
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
-from elastic_train.control.events import Cause, CauseKind
+from elastic_train.control.causes import CauseKind
+from elastic_train.control.events import Cause
 from elastic_train.control.identity_cache import Carried
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Failures, Incident, Settling

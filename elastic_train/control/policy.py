@@ -22,6 +22,7 @@ class Policy:
     checkpoints: Checkpoints
     timing: Timing
     peers: bool = False  # whether nodes have peer stores
+    prepares: bool = False  # whether the next group is made ready before the present one pauses
     logs: bool = False  # whether stages log what they send
     each: str = ""  # what a worker needs, for people: " of 1 CPU"
     spread: bool = False  # workers over nodes, before a node gets a second one
@@ -54,6 +55,7 @@ class Policy:
             checkpoints=spec.checkpoints,
             timing=spec.timing,
             peers=spec.checkpoints.peers is not None,
+            prepares=True,
             evict_slower_than=spec.evict_slower_than,
             logs=spec.boundary_logs is not None,
             spread=spec.placement == "SPREAD",

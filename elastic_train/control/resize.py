@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from elastic_train.control import preparation
 from elastic_train.control.commands import Pause
 from elastic_train.control.failure import too_many_preemptions
 from elastic_train.control.forming import best_plan
@@ -27,6 +28,7 @@ from elastic_train.control.states import (
     Failures,
     Outcome,
     Pausing,
+    Preparation,
     Purpose,
     Running,
     State,
@@ -34,6 +36,7 @@ from elastic_train.control.states import (
 )
 from elastic_train.control.stopping import begin_stop
 from elastic_train.planner.plan import Infeasible, Plan
+from elastic_train.planner.question import Planned
 
 COOL_DOWN_WINDOWS = 4
 COOL_DOWN_SWITCHES = 10
@@ -45,11 +48,33 @@ def consider(state: State, policy: Policy, at: float) -> Outcome:
     """Pause a running group if a node leaves or a larger plan is worth it."""
     facts, phase = state.facts, state.phase
     assert isinstance(phase, Running)
+    made = phase.preparation
     if facts.lineage.step >= policy.max_steps:
-        return Outcome(state=state)
+        if made is None:
+            return Outcome(state=state)
+        phase = replace(phase, preparation=None)
+        return Outcome(state=replace(state, phase=phase), reason="no step is left for the group made ready")
+    if made is not None:
+        return _go_over(state, phase, made, policy, at)
     if not draining(facts.membership).isdisjoint(phase.plan.nodes):
         return _leave(state, phase, policy, at)
     return _improve(state, phase, policy, at)
+
+
+def _go_over(state: State, phase: Running, made: Preparation, policy: Policy, at: float) -> Outcome:
+    """Pause once the next group is ready, unless what it was decided on has changed by then."""
+    facts = state.facts
+    if not preparation.holds(made, facts):
+        dropped = Outcome(
+            state=replace(state, phase=replace(phase, preparation=None)),
+            reason="what is being made ready is forgotten: others are there now",
+        )
+        return dropped.then(lambda s: consider(s, policy, at))
+    if made.took is not None:
+        return pause(state, phase.plan, made.purpose, made.reason, at, prepared=made)
+    if made.purpose == "drain" and _is_near(facts, phase.plan, policy, at):
+        return pause(state, phase.plan, made.purpose, f"{made.reason}; nobody waits to be ready", at)
+    return Outcome(state=state)
 
 
 def paused(state: State, policy: Policy, at: float) -> Outcome:
@@ -67,8 +92,9 @@ def paused(state: State, policy: Policy, at: float) -> Outcome:
         return Outcome(state=state)
     if phase.purpose == "drain":
         facts = replace(facts, failures=_preempted(facts, phase.plan))
+    waiting = Waiting(since=at, prompt=True, paused=phase.stands, prepared=phase.prepared)
     return Outcome(
-        state=replace(state, facts=facts, phase=Waiting(since=at, prompt=True, paused=phase.stands)),
+        state=replace(state, facts=facts, phase=waiting),
         reason=f"the group stands at step {facts.lineage.step}",
     )
 
@@ -83,10 +109,7 @@ def _preempted(facts: Facts, plan: Plan) -> Failures:
 def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     facts = state.facts
     leaving = draining(facts.membership)
-    deadline = min(
-        n.drain_by for n in facts.membership.nodes if n.drain_by is not None and n.name in phase.plan.nodes
-    )
-    near = deadline - at <= policy.timing.settle_s
+    near = _is_near(facts, phase.plan, policy, at)
     question = to_change(facts, phase, policy, at)
     replaced = len(question.worker_slots) >= min(phase.plan.world_size, policy.max_workers)
     planned = best_plan(question, policy)
@@ -98,8 +121,19 @@ def _leave(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
     if over is not None:
         facts = replace(facts, stopping=f"{over}: {names}", stops_as="infrastructure")
         return begin_stop(replace(state, facts=facts), policy, at)
-    after = f"then wait, because {planned.reason}" if save else f"then form {planned.plan}"
-    return pause(state, phase.plan, "drain", f"leaving {names}, {after}", at, save=save)
+    if isinstance(planned, Infeasible):
+        reason = f"leaving {names}, then wait, because {planned.reason}"
+        return pause(state, phase.plan, "drain", reason, at, save=True)
+    reason = f"leaving {names}, then form {planned.plan}"
+    if near:
+        return pause(state, phase.plan, "drain", reason, at)
+    return change(state, phase, planned, "drain", reason, policy, at)
+
+
+def _is_near(facts: Facts, plan: Plan, policy: Policy, at: float) -> bool:
+    """Whether a node of the group has to be left now. One that is left for being slow may stay."""
+    notices = [n.drain_by for n in facts.membership.nodes if n.drain_by is not None and n.name in plan.nodes]
+    return bool(notices) and min(notices) - at <= policy.timing.settle_s
 
 
 def _improve(state: State, phase: Running, policy: Policy, at: float) -> Outcome:
@@ -131,11 +165,12 @@ def _improve(state: State, phase: Running, policy: Policy, at: float) -> Outcome
         who = ", ".join(f"{name} is {factor:.1f} times slower" for name, factor in slow) or "all keep up"
         if left_out := members.difference(planned.plan.workers):
             reason = f"{who}: going on as {planned.plan} without {', '.join(sorted(left_out))}{why}"
-            return pause(state, phase.plan, "shrink", reason, at)
+            return change(state, phase, planned, "shrink", reason, policy, at, asked)
         lengths = ", ".join(str(len(part)) for part in planned.plan.shares)
         reason = f"{who}: shares of {lengths} micro-batches{why}"
-        return pause(state, phase.plan, "rebalance", reason, at)
-    return pause(state, phase.plan, "grow", f"growing from {phase.plan} to {planned.plan}{why}", at)
+        return change(state, phase, planned, "rebalance", reason, policy, at, asked)
+    reason = f"growing from {phase.plan} to {planned.plan}{why}"
+    return change(state, phase, planned, "grow", reason, policy, at, asked)
 
 
 def _uneven(plan: Plan) -> bool:
@@ -161,14 +196,44 @@ def _calm(facts: Facts, asked: Declined, policy: Policy, share: float) -> bool:
     return facts.measured.resized is None or at - facts.measured.resized >= cool_down
 
 
+def change(
+    state: State,
+    phase: Running,
+    planned: Planned,
+    purpose: Purpose,
+    reason: str,
+    policy: Policy,
+    at: float,
+    asked: Declined | None = None,
+) -> Outcome:
+    """Go over to a plan: it is made ready first where that is of use, and else the group pauses at once."""
+    if preparation.is_worth_it(state.facts, phase, planned, policy):
+        return preparation.begin(state, phase, planned, purpose, reason, at, asked=asked)
+    return pause(state, phase.plan, purpose, reason, at)
+
+
 def pause(
-    state: State, plan: Plan, purpose: Purpose, reason: str, at: float, *, save: bool = False
+    state: State,
+    plan: Plan,
+    purpose: Purpose,
+    reason: str,
+    at: float,
+    *,
+    save: bool = False,
+    prepared: Preparation | None = None,
 ) -> Outcome:
     return Outcome(
         state=replace(
             state,
             phase=Pausing(
-                plan=plan, since=at, heard=at, stands=at, purpose=purpose, reason=reason, save=save
+                plan=plan,
+                since=at,
+                heard=at,
+                stands=at,
+                purpose=purpose,
+                reason=reason,
+                save=save,
+                prepared=prepared,
             ),
         ),
         commands=(Pause(generation=state.facts.lineage.generation, save=save),),

@@ -222,23 +222,7 @@ class Facts:
 # -- phases ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """Wait for enough workers. `prompt`: form at once with those that are ready, to use state in memory."""
-
-    since: float
-    prompt: bool = False
-    paused: float | None = None  # when a graceful switch began
-    problem: str = ""  # why the planner refused the workers that are there
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Forming:
-    plan: Plan
-    origin: Origin
-    holders: tuple[str, ...]
-    since: float
-    paused: float | None = None
+Purpose = Literal["grow", "shrink", "rebalance", "drain", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,6 +235,48 @@ class Declined:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Preparation:
+    """The next group, which is made ready while the present one trains, so that its pause only swaps.
+
+    `number` tells apart those of one generation, which would be `generation`. It holds for those that were
+    ready and those that were leaving when it was decided, and is forgotten once that changes.
+    """
+
+    generation: int
+    number: int
+    plan: Plan
+    moved: float  # as of a Planned
+    purpose: Purpose
+    reason: str
+    since: float
+    present: tuple[str, ...]
+    leaving: tuple[str, ...]
+    asked: Declined | None = None  # of a growth or other shares
+    took: float | None = None  # once it is ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Wait for enough workers. `prompt`: form at once with those that are ready, to use state in memory."""
+
+    since: float
+    prompt: bool = False
+    paused: float | None = None  # when a graceful switch began
+    prepared: Preparation | None = None
+    problem: str = ""  # why the planner refused the workers that are there
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forming:
+    plan: Plan
+    origin: Origin
+    holders: tuple[str, ...]
+    since: float
+    paused: float | None = None
+    prepared: int = 0  # the number of the preparation that it takes up
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
     plan: Plan
     since: float
@@ -258,11 +284,11 @@ class Running:
     stands: float | None = None  # since when training stands still, before the first step after a switch
     told: int = 1  # how often it was told to train
     declined: Declined | None = None  # the last one of this group
+    preparation: Preparation | None = None
+    preparations: int = 0  # beside this group, so far
+    unprepared: tuple[str, ...] | None = None  # who was ready when one failed
     final_since: float = 0.0  # after the last step: when its checkpoint was last asked for or heard of
     final_failed: float | None = None  # when writing it failed
-
-
-Purpose = Literal["grow", "shrink", "rebalance", "drain", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,6 +305,7 @@ class Pausing:
     heard: float = 0.0  # when the group last said something
     stands: float = 0.0  # when it last committed a step
     unsaved: float | None = None  # when its checkpoint could not be written
+    prepared: Preparation | None = None  # the group to go over to
     broken: bool = False  # the group is over, while its checkpoint, which is whole, is being committed
 
 

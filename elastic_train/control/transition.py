@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from elastic_train.control import incidents
+from elastic_train.control import incidents, preparation
 from elastic_train.control.adoption import adopted, term_began
+from elastic_train.control.causes import CauseKind
 from elastic_train.control.checkpoint_saving import (
     checkpoint_committed,
     checkpoint_rejected,
@@ -28,7 +29,6 @@ from elastic_train.control.ending import end
 from elastic_train.control.events import (
     Adopted,
     Cause,
-    CauseKind,
     CheckpointCommitted,
     CheckpointRejected,
     ControllerFailed,
@@ -44,9 +44,11 @@ from elastic_train.control.events import (
     LacksRoom,
     LogRead,
     NodesChanged,
+    NotPrepared,
     PartWritten,
     PeersHeld,
     PeersReported,
+    Prepared,
     SaveFailed,
     SaveRequested,
     StepCommitted,
@@ -81,6 +83,7 @@ def transition(state: State, event: Event, policy: Policy) -> Outcome:
         outcome = outcome.then(lambda s: _follow(s, policy.within(s.facts.lineage.ended), event.at))
         if type(outcome.state.phase) is type(before.phase):
             break
+    outcome = preparation.forgotten(state, outcome)
     after = outcome.state
     if after is not state:
         after = State(facts=after.facts, phase=after.phase, now=event.at)
@@ -141,6 +144,8 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return tick(state, event, policy)
         case (
             GroupReady()
+            | Prepared()
+            | NotPrepared()
             | StepCommitted()
             | PeersReported()
             | GroupBroken()
@@ -151,6 +156,10 @@ def _decide(state: State, event: Event, policy: Policy) -> Outcome:
             return Outcome(state=state, reason=f"fenced: generation {event.generation} is gone")
         case GroupReady():
             return group_ready(state, event, policy)
+        case Prepared():
+            return preparation.prepared(state, event)
+        case NotPrepared():
+            return preparation.not_prepared(state, event)
         case PeersReported():
             return peers_reported(state, event)
         case StepCommitted():

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from elastic_train.config import Timing
-from elastic_train.control import commits, final_checkpoint, resend_commands, unanswered_commits
+from elastic_train.control import commits, final_checkpoint, preparation, resend_commands, unanswered_commits
 from elastic_train.control.membership import present, starting
 from elastic_train.control.policy import Policy
 from elastic_train.control.states import Ended, Facts, Forming, Pausing, Running, Settling, State, Waiting
@@ -66,7 +66,9 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
         case Running() if resend_commands.has_to_begin(facts, phase, policy):
             due = min(resend_commands.again_at(phase, policy), resend_commands.begun_by(phase, policy, moved))
             found.append(Wait(what="the group to begin", until=due))
-        case Running():
+        case Running(preparation=made):
+            if made is not None and made.took is None:
+                found.append(Wait(what="the next group to be ready", until=preparation.due_at(made, policy)))
             living = {w.name for w in facts.membership.workers}
             if living.issuperset(phase.plan.workers):
                 found.append(Wait(what=f"step {facts.lineage.step + 1}", until=None))

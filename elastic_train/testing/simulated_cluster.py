@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from elastic_train.control.causes import CauseKind
 from elastic_train.control.commands import (
     Abort,
     AskPeers,
     Command,
     Commit,
+    Dismiss,
     End,
     Forget,
     Form,
     Go,
     Pause,
+    Prepare,
     Prune,
     ReadLog,
     Save,
@@ -27,14 +30,12 @@ from elastic_train.control.commands import (
 )
 from elastic_train.control.events import (
     Cause,
-    CauseKind,
     CheckpointRejected,
     FinalReport,
     GroupBroken,
     GroupReady,
     LacksRoom,
     PeersReported,
-    StepCommitted,
     WorkerLost,
     WorkerReady,
 )
@@ -50,11 +51,12 @@ from elastic_train.testing.simulated_group import (
     PHASE_AT,
     SimulatedGroup,
     SimulatedWorker,
+    committed,
     roll_forward,
-    vote_of,
 )
 from elastic_train.testing.simulated_machines import SimulatedMachines
 from elastic_train.testing.simulated_peers import SimulatedPeers
+from elastic_train.testing.simulated_preparation import SimulatedPreparations
 from elastic_train.testing.simulated_storage import SimulatedStorage
 from elastic_train.testing.simulated_time import Clock
 
@@ -80,6 +82,7 @@ class SimulatedCluster(SimulatedMachines):
         self.line: dict[int, int] = {0: 0}  # step -> the generation that committed it, of the kept lineage
         self.peers = SimulatedPeers()
         self.evaluation: Evaluate | None = None  # after the step that is about to be committed
+        self.preparations = SimulatedPreparations(self)
         self.code_s = 0.0  # that the next group which forms spends in the job's own code
 
     # -- workers ---------------------------------------------------------------------------------------------
@@ -139,6 +142,8 @@ class SimulatedCluster(SimulatedMachines):
                 self._request(generation, pause=True, save=save)
             case Save(generation=generation):
                 self._request(generation, pause=False, save=True)
+            case Prepare() | Dismiss():
+                self.preparations.order(command)
             case Form():
                 self._form(command)
             case Go(generation=generation):
@@ -189,7 +194,7 @@ class SimulatedCluster(SimulatedMachines):
         worker.settled.add(generation)
         held = worker.local_states.get(generation)
         if held is not None and held.applied is not None and held.applied.step == held.step:
-            self.say(worker, self._report(generation, held.step))
+            self.say(worker, committed(generation, held.step, self.step_s))
         self.say(
             worker,
             FinalReport(
@@ -216,7 +221,7 @@ class SimulatedCluster(SimulatedMachines):
                 roll_forward(self.workers[name], command.origin)
         for worker in workers:
             worker.generation = command.generation
-        takes = self.clock.draw.uniform(0.3, 2.0)
+        takes = self.clock.draw.uniform(0.3, 2.0) * (0.2 if self.preparations.take(command) else 1.0)
         group.moved, group.busy_until = self.clock.now, self.clock.now + self.code_s
         takes, self.code_s = takes + self.code_s, 0.0
         if simulated_log.replays(command):
@@ -314,7 +319,7 @@ class SimulatedCluster(SimulatedMachines):
         group.phase, group.moved = "save", self.clock.now
         if self.policy.peers:
             self.peers.commit(group)
-        self.say(group.workers[0], self._report(group.generation, step))
+        self.say(group.workers[0], committed(group.generation, step, self.step_s))
         if self.watched(step, "save"):
             self.moment(step, "save")
         due = isinstance(self.every, int) and step % self.every == 0
@@ -385,16 +390,3 @@ class SimulatedCluster(SimulatedMachines):
                     worker, GroupBroken(at=0.0, generation=group.generation, worker=worker.name, cause=cause)
                 )
                 self._final_report(worker, group.generation, cause)
-
-    def _report(self, generation: int, step: int) -> StepCommitted:
-        return StepCommitted(
-            at=0.0,
-            generation=generation,
-            step=step,
-            loss=1.0 / step,
-            tokens=1000.0,
-            grad_norm=1.0,
-            skipped=False,
-            seconds=self.step_s,
-            vote=vote_of(step).values,
-        )

@@ -7,6 +7,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from elastic_train.control.commands import Form
+from elastic_train.control.events import StepCommitted
 from elastic_train.control.fault_schedule import At
 from elastic_train.recovery.evidence import Live, LocalState, Mixed, Vote
 
@@ -178,3 +179,18 @@ def roll_forward(worker: SimulatedWorker, origin: Live | Mixed) -> None:
 
 
 FOREVER = math.inf
+
+
+def committed(generation: int, step: int, seconds: float) -> StepCommitted:
+    """What the first rank says of a step."""
+    return StepCommitted(
+        at=0.0,
+        generation=generation,
+        step=step,
+        loss=1.0 / step,
+        tokens=1000.0,
+        grad_norm=1.0,
+        skipped=False,
+        seconds=seconds,
+        vote=vote_of(step).values,
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from elastic_train.control.events import CauseKind, Event, Node, NodesChanged
+from elastic_train.control.causes import CauseKind
+from elastic_train.control.events import Event, Node, NodesChanged
 from elastic_train.testing.simulated_group import FOREVER, SimulatedNode, SimulatedWorker
 from elastic_train.testing.simulated_network import SimulatedNetwork
 from elastic_train.testing.simulated_storage import Tell

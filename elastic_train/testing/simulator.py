@@ -66,6 +66,7 @@ def simulated_policy(
     max_failures: int = 50,
     stages: bool = False,
     peers: bool = False,
+    prepares: bool = False,
 ) -> Policy:
     """A small run: 2 to 4 workers and one standby, deadlines in proportion to two-second steps."""
     return Policy(
@@ -89,6 +90,7 @@ def simulated_policy(
         quarantine_s=20.0,
         logs=stages,
         peers=peers,
+        prepares=prepares,
     )
 
 
@@ -266,6 +268,8 @@ class Simulation:
         self._handle(self.controller, event)
 
     def _handle(self, controller: SimulatedController, event: Event) -> None:
+        if controller.dead:  # in the middle of what it was told when it began
+            return
         event = replace(event, at=self.clock.now - controller.began)
         before = controller.state
         outcome = transition(before, event, self.policy)

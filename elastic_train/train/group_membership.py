@@ -56,12 +56,15 @@ class GroupMembership:
         if self._group is not None:
             self._group.check()
 
-    def enter(self, group: Group, plan: Plan, rank: int, step: int) -> None:
-        """Others may break it from now on, and some may have: GroupBroken. `step` will be its first one."""
+    def enter(self, group: Group, plan: Plan, rank: int, step: int, *, ahead: bool = False) -> None:
+        """Others may break it from now on, and some may have: GroupBroken. `step` will be its first one.
+
+        `ahead`: another group trains meanwhile, and this one may never come about.
+        """
         with self._lock:
             self._group = group
             aborted = group.generation in self._aborted
-        self.mark(group.generation, rank, "forming", step, -1)
+        self.mark(group.generation, rank, "preparing" if ahead else "forming", step, -1, fault=not ahead)
         if aborted:
             group.break_()
         group.check()
@@ -72,6 +75,13 @@ class GroupMembership:
             generation=group.generation,
             broken=lambda: group.broken,
         )
+
+    def break_off(self) -> None:
+        """Break the group that this member is in, whatever its generation: it never came about."""
+        with self._lock:
+            group = self._group
+        if group is not None:
+            group.break_()
 
     def leave(self) -> None:
         with self._lock:

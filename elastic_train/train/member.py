@@ -22,11 +22,11 @@ from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.assemble import assemble
 from elastic_train.train.boundary.crossing import KeptCrossings
-from elastic_train.train.collectives.process_group import Group
 from elastic_train.train.custom.loop_runner import UsersLoop
 from elastic_train.train.dataset import Data, Dumps, build, check_at_start, described
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.group_membership import Faults, GroupMembership
+from elastic_train.train.next_group import NextGroup, group_of
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
 from elastic_train.train.reclaim import reclaim
 from elastic_train.train.replay.stage_replay import replay
@@ -69,6 +69,9 @@ class Member:
         self._saver = saving(self._described) if saving is not None else None
         self.held = LocalStates()
         self._entry = GroupMembership(faults)
+        self._ahead = NextGroup()
+        self._built: tuple[int, int] | None = None  # the meeting for which a rank was taken ahead
+        self._mesh: DeviceMesh | None = None
         self._next: UnfilledShards | None = None
         self._late = False  # whether others train already while this one's shards are filled
         self._requests = Requests()
@@ -87,6 +90,24 @@ class Member:
     def abort(self, generation: int) -> None:
         """Break a generation's collectives, running or to come. Idempotent; others are untouched."""
         self._entry.abort(generation)
+        if generation >= self._entry.progress().generation:
+            self._ahead.forget()  # what was made ready beside it is of no use any more
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether this member has no part in any group, and never had."""
+        return not self.held.every()
+
+    def connect_ahead(self, assignment: RankAssignment, reached: Callable[[str], None]) -> None:
+        """Connect to the group of an assignment beside the one that this member is in, for `join`."""
+        self._ahead.connect(assignment, str(self._device), self._spec.timing.form_s, reached)
+
+    def dismiss(self, generation: int, number: int) -> None:
+        """Break what was made ready; what was built of it is left by `leave_built`. Number 0: any."""
+        self._ahead.forget(generation, number)
+        built = self._built
+        if built is not None and (not number or built == (generation, number)):
+            self._entry.break_off()
 
     def request(self, pause: bool = False, save: bool = False) -> None:
         """Ask for a pause or a checkpoint; it enters the next vote, so all ranks do it at the same step."""
@@ -122,23 +143,41 @@ class Member:
 
     def join(self, assignment: RankAssignment) -> None:
         """Take a rank: process group, mesh, and a model with shards that have memory and no values yet."""
+        if self._built == assignment.meeting:  # ahead
+            self._built = None
+            self._entry.check()
+            rank, step = assignment.rank, assignment.step + 1
+            self._entry.mark(assignment.generation, rank, "forming", step, -1)
+        else:
+            self._leave()
+            self._requests = Requests()
+            if not assignment.prepared:
+                self._ahead.forget()
+            self._enter(assignment)
+        if self._next is None:
+            self._build(assignment)
+
+    def build_ahead(self, assignment: RankAssignment, reached: Callable[[str], None]) -> None:
+        """Take a rank in the group that `connect_ahead` connected, while others train in another one: the
+        model is built, and the data set looked at. Only for a member that holds nothing.
+
+        Under plans that cut tensors, shards are built by all ranks together: that is left for `join`.
+        """
         self._leave()
         self._requests = Requests()
-        group = Group(
-            generation=assignment.generation,
-            rank=assignment.rank,
-            world_size=assignment.plan.world_size,
-            store_host=assignment.store_host,
-            store_port=assignment.store_port,
-            address=assignment.address,
-            device=str(self._device),
-            form_timeout_s=self._spec.timing.form_s,
-        )
-        self._entry.enter(group, assignment.plan, assignment.rank, assignment.step + 1)
-        group.form()
-        mesh = group.mesh(assignment.plan.mesh) if assignment.plan.world_size > 1 else None
-        self._next = self._assembled(assignment.generation, assignment.rank, assignment.plan, mesh)
-        self.forming.shards.by_module = assignment.by_module
+        self._built = assignment.meeting
+        self._enter(assignment, reached)
+        if assignment.plan.mesh.dp_replicate == assignment.plan.world_size:
+            self._build(assignment)
+        reached("built")
+        if self._next is not None or not isinstance(self._task, LoopTask):  # which declares its data itself
+            self._dataset()
+        reached("data")
+
+    def leave_built(self, generation: int, number: int) -> None:
+        """Leave what was built ahead and is not wanted any more. Number 0: whatever it is."""
+        if self._built is not None and (not number or self._built == (generation, number)):
+            self._leave()
 
     def substitute(self, assignment: ReplayAssignment) -> None:
         """Take the place of lost ranks, with others or alone: memory without values yet.
@@ -247,6 +286,7 @@ class Member:
 
     def close(self) -> None:
         """Leave the group and drop everything."""
+        self._ahead.forget()
         self._leave()
         close_logs(self.held.every())
         self.held.replace(None)
@@ -254,6 +294,28 @@ class Member:
             self._data.loader.close()
 
     # -- private -------------------------------------------------------------------------------------------
+
+    def _enter(self, assignment: RankAssignment, reached: Callable[[str], None] | None = None) -> None:
+        """Be in the group of an assignment: what was connected ahead, or one that meets now."""
+        plan, form_s = assignment.plan, self._spec.timing.form_s
+        if assignment.prepared:
+            group = self._ahead.take(assignment)
+        else:
+            group = group_of(assignment, str(self._device), form_s)
+        ahead = reached is not None
+        self._entry.enter(group, plan, assignment.rank, assignment.step + 1, ahead=ahead)
+        if reached is not None:
+            reached("entered")
+        group.form()
+        self._mesh = group.mesh(plan.mesh) if plan.world_size > 1 else None
+        if reached is not None:
+            reached("taken up")
+
+    def _build(self, assignment: RankAssignment) -> None:
+        generation, rank = assignment.generation, assignment.rank
+        self._next = self._assembled(generation, rank, assignment.plan, self._mesh)
+        self.forming.shards.by_module = assignment.by_module
+
     def _assembled(self, generation: int, rank: int, plan: Plan, mesh: DeviceMesh | None) -> UnfilledShards:
         shards = assemble(
             self._task,
@@ -281,7 +343,9 @@ class Member:
 
     def _leave(self) -> None:
         abandoned, self._next = self._next is not None, None
+        self._mesh = None
         self._late = False
+        self._built = None
         self.continued = None
         self._entry.leave()
         if abandoned:

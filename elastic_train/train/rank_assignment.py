@@ -13,6 +13,7 @@ class RankAssignment:
     """A place in a generation, which starts from `step`. `address` is this node's IP, which gloo binds to.
 
     `by_module` says how the run's initial values were given before, if they were: it gives the same again.
+    `prepared` is the number of the preparation that this is, or that made the group ready; 0 where none did.
     """
 
     generation: int
@@ -23,6 +24,12 @@ class RankAssignment:
     address: str
     step: int = 0
     by_module: bool | None = None
+    prepared: int = 0
+
+    @property
+    def meeting(self) -> tuple[int, int]:
+        """What tells its group apart from any other of the run."""
+        return self.generation, self.prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

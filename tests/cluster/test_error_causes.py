@@ -17,7 +17,7 @@ from elastic_train.checkpoint.engine.machine_memory import MachineMemory, memory
 from elastic_train.cluster.error_accounts import Account, account_of
 from elastic_train.cluster.error_causes import cause_of, death_of
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.control.events import CauseKind
+from elastic_train.control.causes import CauseKind
 from elastic_train.errors import (
     ChecksumMismatch,
     ConfigError,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from elastic_train.control import deadlines, failure, forming, incidents, transition, unanswered_commits
-from elastic_train.control.events import CauseKind, NodesChanged
+from elastic_train.control.causes import CauseKind
+from elastic_train.control.events import NodesChanged
 from elastic_train.control.fault_schedule import (
     AddNode,
     FailStorage,

@@ -7,9 +7,10 @@ from typing import get_args
 
 import pytest
 
+from elastic_train.control.causes import CauseKind
 from elastic_train.control.changes import Change
 from elastic_train.control.commands import RunOutcome
-from elastic_train.control.events import CauseKind, StopRequested
+from elastic_train.control.events import StopRequested
 from elastic_train.observe.event_text import place_in_page
 from elastic_train.observe.journal_records import FormedGroup, Record
 

@@ -7,7 +7,7 @@ compare what came with what the holders have. Nothing here chooses.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from elastic_train.checkpoint.merging import merged
 from elastic_train.cluster.messages import Filled, Offer
 from elastic_train.cluster.ray_calls import FETCH_S, answer
 from elastic_train.cluster.stage_replays import StageReplay, stage_replays
-from elastic_train.control.commands import Form
+from elastic_train.control.commands import Form, Prepare
 from elastic_train.errors import ElasticTrainError, GroupBroken, StateMismatch
 from elastic_train.geometry.coverage import uncovered, whole
 from elastic_train.geometry.exact import exact_first
@@ -68,11 +68,7 @@ class FormResult:
 
 def form(command: Form, participants: Participants, store: tuple[str, int], patience: Patience) -> FormResult:
     """Raises what a member raised, GroupBroken when the deadline passes, StateMismatch on a wrong digest."""
-    missing = [w for w in (*command.plan.workers, *command.holders) if w not in participants.handles]
-    if missing:
-        raise GroupBroken(
-            generation=command.generation, reason=f"{missing[0]} is gone before the group formed"
-        )
+    _check_there((*command.plan.workers, *command.holders), command.generation, participants)
     match command.origin:
         case Live() as origin:
             return _from_held(command, origin, command.holders, participants, store, patience)
@@ -90,6 +86,12 @@ def form(command: Form, participants: Participants, store: tuple[str, int], pati
     return _agree(wait_all(calls, command.generation, patience), None)
 
 
+def _check_there(workers: Sequence[str], generation: int, participants: Participants) -> None:
+    missing = [worker for worker in workers if worker not in participants.handles]
+    if missing:
+        raise GroupBroken(generation=generation, reason=f"{missing[0]} is gone before the group formed")
+
+
 def _members(command: Form, participants: Participants) -> list[Any]:
     return [participants.handles[worker] for worker in command.plan.workers]
 
@@ -102,7 +104,19 @@ def _join(
     patience: Patience,
 ) -> list[Fragments]:
     calls = [
-        participants.handles[worker].join.remote(
+        participants.handles[worker].join.remote(assignment, states)
+        for worker, assignment in _assignments(command, participants, store)
+    ]
+    return wait_all(calls, command.generation, patience)
+
+
+def _assignments(
+    command: Form | Prepare, participants: Participants, store: tuple[str, int]
+) -> Iterator[tuple[str, RankAssignment]]:
+    """The rank of each worker of a group that forms, or is made ready."""
+    for rank, worker in enumerate(command.plan.workers):
+        yield (
+            worker,
             RankAssignment(
                 generation=command.generation,
                 rank=rank,
@@ -110,14 +124,21 @@ def _join(
                 store_host=store[0],
                 store_port=store[1],
                 address=participants.addresses[worker],
-                step=command.lineage[-1][1],
+                step=command.step if isinstance(command, Prepare) else command.lineage[-1][1],
                 by_module=command.by_module,
+                prepared=command.number if isinstance(command, Prepare) else command.prepared,
             ),
-            states,
         )
-        for rank, worker in enumerate(command.plan.workers)
+
+
+def prepare(command: Prepare, participants: Participants, store: tuple[str, int], patience: Patience) -> None:
+    """Make a group ready beside the one that trains. Raises what a member raised, and as `form` does."""
+    _check_there(command.plan.workers, command.generation, participants)
+    calls = [
+        participants.handles[worker].prepare.remote(assignment)
+        for worker, assignment in _assignments(command, participants, store)
     ]
-    return wait_all(calls, command.generation, patience)
+    wait_all(calls, command.generation, patience)
 
 
 def _replayed(

@@ -180,6 +180,10 @@ class WorkerWatch:
             last = max((at for of, at in self._writing.values() if of == generation), default=None)
         return None if last is None else self._now() - last
 
+    def in_user_code(self, workers: frozenset[str]) -> bool:
+        """Whether one of them said last that it is inside the job's own code."""
+        return any(s.worker in workers and s.user_code for s in self.heartbeats())
+
     def heartbeats(self) -> tuple[Heartbeat, ...]:
         """What workers said last. The phase of one that says nothing lasts on."""
         with self._lock:

@@ -14,7 +14,7 @@ from elastic_train.cluster.controller.abort_group import abort
 from elastic_train.cluster.controller.committer import Committer
 from elastic_train.cluster.controller.effect_endings import begin_aside, begin_events
 from elastic_train.cluster.controller.effects import Effects, Lane
-from elastic_train.cluster.controller.form_group import Participants, Patience, form
+from elastic_train.cluster.controller.form_group import Participants, Patience, form, prepare
 from elastic_train.cluster.controller.inbox import Inbox
 from elastic_train.cluster.controller.liveness_watch import WorkerWatch
 from elastic_train.cluster.controller.node_roster import Roster
@@ -31,11 +31,13 @@ from elastic_train.control.commands import (
     AskPeers,
     Command,
     Commit,
+    Dismiss,
     End,
     Forget,
     Form,
     Go,
     Pause,
+    Prepare,
     Prune,
     ReadLog,
     Save,
@@ -48,7 +50,9 @@ from elastic_train.control.events import (
     Event,
     GroupBroken,
     GroupReady,
+    NotPrepared,
     PeersReported,
+    Prepared,
 )
 from elastic_train.errors import CheckpointError
 from elastic_train.recovery.evidence import Mixed, checkpoint_of
@@ -109,6 +113,11 @@ class Performer:
                 self._tell(generation, "request", pause=True, save=save)
             case Save(generation=generation):
                 self._tell(generation, "request", save=True)
+            case Prepare():
+                self._prepare(command)
+            case Dismiss(generation=generation, number=number, workers=workers):
+                for handle in filter(None, map(self.workers.handle, workers)):
+                    handle.dismiss.remote(generation, number)
             case Form():
                 self._form(command)
             case Go(generation=generation):
@@ -182,6 +191,27 @@ class Performer:
         seated = {ready[worker].node for worker in group if worker in ready}
         return {one.node for one in ready.values()} - seated
 
+    def _prepare(self, command: Prepare) -> None:
+        """Ends in Prepared or NotPrepared."""
+        timing, beside, number = self._spec.timing, command.beside, command.number
+
+        def made_ready() -> Iterable[Event]:
+            began, members = self._inbox.now(), frozenset(command.plan.workers)
+            patience = Patience(limit_s=timing.form_s, busy=lambda: self._watch.in_user_code(members))
+            prepare(command, self._participants(), self._store.address(), patience)
+            seconds = self._inbox.now() - began
+            return (Prepared(at=0.0, generation=beside, number=number, seconds=seconds),)
+
+        begin_events(
+            self._effects,
+            f"preparation {number} of generation {command.generation}",
+            Lane.FORMING,
+            timing.user_code_s + timing.form_s,
+            made_ready,
+            post=self._inbox.post,
+            otherwise=lambda cause: NotPrepared(at=0.0, generation=beside, number=number, cause=cause),
+        )
+
     def _form(self, command: Form) -> None:
         """Ends in GroupReady, GroupBroken or CheckpointRejected."""
         self._groups[command.generation] = command.plan.workers
@@ -212,24 +242,12 @@ class Performer:
 
     def _formed(self, command: Form) -> Event:
         began = self._inbox.now()
-        ready, logs = self.workers.ready(), self._spec.boundary_logs
-        participants = Participants(
-            peer_stores=self.peer_stores.handles(),
-            handles=self.workers.handles(),
-            nodes={name: one.node for name, one in ready.items()},
-            addresses={name: one.address for name, one in ready.items()},
-            progress_s=self._spec.timing.progress_s,
-            replayers=logs.replayers if logs is not None else None,
-        )
         members = frozenset((*command.plan.workers, *command.holders))
-
-        def busy() -> bool:
-            return any(s.worker in members and s.user_code for s in self._watch.heartbeats())
-
         # Control judges first: it knows whether the group reads from storage, whose fault that would be.
-        patience = Patience(limit_s=self._spec.timing.form_s + SLACK_S, busy=busy)
+        limit_s = self._spec.timing.form_s + SLACK_S
+        patience = Patience(limit_s=limit_s, busy=lambda: self._watch.in_user_code(members))
         try:
-            formed = form(command, participants, self._store.address(), patience)
+            formed = form(command, self._participants(), self._store.address(), patience)
         except CheckpointError as error:
             stored = checkpoint_of(command.origin)
             if stored is None:  # what was read is memory of this run, not a checkpoint
@@ -248,6 +266,17 @@ class Performer:
             near_bytes=formed.near_bytes,
             far_bytes=formed.far_bytes,
             by_module=formed.by_module,
+        )
+
+    def _participants(self) -> Participants:
+        ready, logs = self.workers.ready(), self._spec.boundary_logs
+        return Participants(
+            peer_stores=self.peer_stores.handles(),
+            handles=self.workers.handles(),
+            nodes={name: one.node for name, one in ready.items()},
+            addresses={name: one.address for name, one in ready.items()},
+            progress_s=self._spec.timing.progress_s,
+            replayers=logs.replayers if logs is not None else None,
         )
 
     def _ask_peers(self, command: AskPeers) -> None:

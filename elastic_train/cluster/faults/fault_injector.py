@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from elastic_train.cluster.faults.memory_exhaustion import exhaust
 from elastic_train.cluster.faults.own_node import kill_own_node, wake_later
 from elastic_train.control.fault_schedule import (
+    PREPARING,
     BreakRank,
     ExhaustMemory,
     Fault,
@@ -68,10 +69,18 @@ class FaultInjector:
                 if claim(self._store, number):
                     self._do(fault)
 
-    def _mine(self, fault: Fault) -> bool:
+    def preparing(self, rank: int, step: int, point: str) -> None:
+        """Called where this process is made ready for a rank of the next group, on any thread."""
+        for number, fault in list(self._faults.items()):
+            when = fault.when
+            there = when.phase == "preparing" and PREPARING[when.micro_batch] == point
+            if there and when.meets(step) and self._mine(fault, rank) and claim(self._store, number):
+                self._do(fault)
+
+    def _mine(self, fault: Fault, here: int | None = None) -> bool:
         match fault:
             case KillRank(rank=rank) | StopRank(rank=rank) | BreakRank(rank=rank) | ExhaustMemory(rank=rank):
-                return rank == self._rank()
+                return rank == (self._rank() if here is None else here)
             case KillNode(node=node):
                 return node == self._label
             case _:

@@ -29,6 +29,7 @@ from elastic_train.cluster.worker.capture_output import CapturedOutput
 from elastic_train.cluster.worker.compute_time import Stopwatch
 from elastic_train.cluster.worker.direct_tier import DirectTier
 from elastic_train.cluster.worker.fill_shards import Given, check_complete, fill_from, reads, take
+from elastic_train.cluster.worker.prepare_rank import dismiss, points, prepare
 from elastic_train.cluster.worker.replay_stage import StepLog, complete, replay, step_log
 from elastic_train.cluster.worker.restore_shards import restore
 from elastic_train.cluster.worker.shared_memory_tier import SharedMemoryTier
@@ -101,8 +102,9 @@ class Worker:
             else SharedMemoryTier(name, direct, every=every, note=log.warning, steps=self._reporter.repeat)
         )
         self._tier: PeerTier = self._shared_memory or direct
+        self._injector: FaultInjector | None = None
         if faults is not None:
-            self._stopwatch.then = FaultInjector(
+            self._injector = self._stopwatch.then = FaultInjector(
                 faults[0],
                 store=self._writer.store,
                 node=node,
@@ -168,13 +170,25 @@ class Worker:
         """Take what those that helped in a replay had logged of this rank's share."""
         self._on_training(stage_replay.during, lambda: complete(self._owner, stage_replay, number, helpers))
 
+    def prepare(self, assignment: RankAssignment) -> None:
+        """Make a rank of the next group ready, while another one trains. Whoever fails leaves nothing."""
+        prepare(self._owner, self._training, assignment, points(self._injector, assignment))
+
+    def dismiss(self, generation: int, number: int) -> None:
+        """Forget what was made ready; number 0: whatever it is."""
+        if self._member is not None:
+            dismiss(self._member, self._training, generation, number)
+
     def join(self, assignment: RankAssignment, states: Fragments | None) -> Fragments:
         """Take a rank: rendezvous, mesh, model with empty shards. Returns what it then needs."""
         self._generation = assignment.generation
 
         def enter() -> Fragments:
             self._later = None
+            reached = points(self._injector if assignment.prepared else None, assignment)
+            reached("swapping")
             self._owner.join(assignment)
+            reached("swapped")
             return self._owner.forming.needs(states)
 
         return self._on_training(assignment.generation, enter)

@@ -20,6 +20,8 @@ METHODS = {
         "offer",
         "replay",
         "complete",
+        "prepare",
+        "dismiss",
         "join",
         "gather",
         "kept",

@@ -9,18 +9,20 @@ process whose communicator was aborted.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -77,6 +79,17 @@ def axes(mesh: Mesh) -> tuple[str, ...]:
     return tuple(name for name in RANKED if name in BATCH or getattr(mesh, name) > 1)
 
 
+def groups_of(mesh: Mesh, rank: int) -> Iterator[tuple[int, ...]]:
+    """The ranks of each group that `rank` is in, in the order in which torch makes them: all, and by axis."""
+    sizes = [getattr(mesh, name) for name in axes(mesh)]
+    ranks = np.arange(math.prod(sizes)).reshape(sizes)
+    here = np.argwhere(ranks == rank)[0]
+    yield tuple(range(mesh.size))
+    for axis in range(len(sizes)):
+        at = (*here[:axis], slice(None), *here[axis + 1 :])
+        yield tuple(ranks[at].tolist())
+
+
 class Group:
     """The process group of one generation, from the view of one of its ranks.
 
@@ -115,6 +128,8 @@ class Group:
         self._lock = threading.Lock()  # a break looks at sockets only while they are this generation's
         self._gloo_device: object | None = None
         self._made: list[InterruptibleGroup] = []
+        self._ahead: list[tuple[tuple[int, ...], ProcessGroupGloo]] = []  # connected, and not taken up yet
+        self._formed = False  # torch knows of it
         self._local: Endpoint | None = None
         self._remote: frozenset[Endpoint] = frozenset()
         self._store: InterruptibleStore | None = None
@@ -141,15 +156,29 @@ class Group:
         if self._broken.is_set():
             raise GroupBroken(generation=self.generation, reason="its collectives were aborted")
 
+    def connect(self, mesh: Mesh, reached: Callable[[str], None] = lambda point: None) -> None:
+        """Find the other members and connect every group of a plan's mesh, while this process is in another
+        group: `form` takes up what is there then. GroupBroken as from `form`. Any one thread may call it.
+        """
+        with self._doing("connecting beside another group"):
+            store = self._rendezvous(reached)
+            reached("met")
+            for number, ranks in enumerate(groups_of(mesh, self.rank)):
+                met = PrefixStore(f"group/{number}/{ranks[0]}", store)
+                self._ahead.append((ranks, self._connected(met, ranks.index(self.rank), len(ranks))))
+                if not number:
+                    reached("connected")
+
     def form(self) -> None:
         """Find the other members and connect to all of them; GroupBroken if that fails or is broken off."""
         global _current
-        _current = self
+        _current, self._formed = self, True
         forget_meshes()
         hook = sys.excepthook
         try:
             with self._doing("forming the group"):
-                self._rendezvous()
+                if self._store is None:
+                    self._rendezvous()
                 dist.init_process_group(
                     backend=GLOO if self._device.type == "cpu" else f"cpu:{GLOO},cuda:nccl",
                     store=self._store,
@@ -184,38 +213,60 @@ class Group:
         global _current
         with self._lock:
             self._over = True
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        for made in self._made:
-            made.release()
-        self._made.clear()
-        # A failed construction leaves torch's counter of group names behind, which must agree between members
-        # that lived through it and members that are new.
-        c10d._world.group_count = 0
-        forget_meshes()
+        if self._formed:
+            if dist.is_initialized():
+                dist.destroy_process_group()
+            for made in self._made:
+                made.release()
+            self._made.clear()
+            # A failed construction leaves torch's counter of group names behind, which must agree between
+            # members that lived through it and members that are new.
+            c10d._world.group_count = 0
+            forget_meshes()
+            _current = None
+        self._ahead.clear()
         self._gloo_device = None
-        _current = None
+
+    def withdraw(self) -> None:
+        """Delete what it left in the store, where nobody will meet there any more."""
+        with suppress(RuntimeError):
+            if self._store is not None:
+                self._store.withdraw()
 
     def connect_gloo(self, options: Any) -> ProcessGroupGloo | InterruptibleGroup:
         """Construct one gloo group over this generation's listening socket; torch calls it for each group.
 
         Beside NCCL it must be a plain backend: torch would take a group of ours for that of every device.
         """
-        gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-        gloo._devices = [self._gloo_device]
-        gloo._threads = 2
-        gloo._timeout = self._form_timeout
-        with self._doing("connecting"):
-            made = ProcessGroupGloo(options.store, options.group_rank, options.group_size, gloo)
-        made.set_timeout(self._collective_timeout)
+        made = self._taken(tuple(options.global_ranks_in_group) or tuple(range(self.world_size)))
+        if made is None:
+            with self._doing("connecting"):
+                made = self._connected(options.store, options.group_rank, options.group_size)
         made.options.group_name = options.group_id
         made.options.global_ranks_in_group = options.global_ranks_in_group
-        made._set_sequence_number_for_group()
         if self._device.type != "cpu":
             return made
         group = InterruptibleGroup(made, options.store, self.check)
         self._made.append(group)
         return group
+
+    def _connected(self, store: Store, rank: int, size: int) -> ProcessGroupGloo:
+        gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        gloo._devices = [self._gloo_device]
+        gloo._threads = 2
+        gloo._timeout = self._form_timeout
+        made = ProcessGroupGloo(store, rank, size, gloo)
+        made.set_timeout(self._collective_timeout)
+        made._set_sequence_number_for_group()
+        return made
+
+    def _taken(self, ranks: tuple[int, ...]) -> ProcessGroupGloo | None:
+        """A group of these ranks that was connected ahead. Torch makes them in one order everywhere."""
+        for place, (there, made) in enumerate(self._ahead):
+            if there == ranks:
+                del self._ahead[place]
+                return made
+        return None
 
     def _shut(self, elapsed_s: float) -> bool:
         """Shut what is connected; whether there may be more to come."""
@@ -245,16 +296,18 @@ class Group:
         finally:
             self._busy -= 1
 
-    def _rendezvous(self) -> None:
+    def _rendezvous(self, reached: Callable[[str], None] = lambda point: None) -> InterruptibleStore:
         self._store_remote = endpoints(*self._store_at)
         self._gloo_device, local = _listen(self._address)
+        reached("listening")
         client = store_client(*self._store_at, self.check, self._form_timeout.total_seconds())
         prefixed = PrefixStore(self._meeting, client)
-        store = InterruptibleStore(prefixed, self.check, self._form_timeout.total_seconds())
-        remote = check_in(store, rank=self.rank, world_size=self.world_size, listener=local)
+        store = self._store = InterruptibleStore(prefixed, self.check, self._form_timeout.total_seconds())
+        remote = check_in(store, rank=self.rank, world_size=self.world_size, listener=local, reached=reached)
         with self._lock:
-            self._local, self._remote, self._store = local, remote, store
+            self._local, self._remote = local, remote
         self.check()
+        return store
 
 
 _current: Group | None = None

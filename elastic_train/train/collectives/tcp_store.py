@@ -67,6 +67,13 @@ class InterruptibleStore(Store):
         self._store = store
         self._check_alive = check_alive
         self._timeout = timedelta(seconds=timeout_s)
+        self._own: list[str] = []
+
+    def withdraw(self) -> None:
+        """Delete what was set through this store, so that nothing of a meeting is left."""
+        own, self._own = self._own, []
+        for key in own:
+            self._store.delete_key(key)
 
     @property
     def timeout(self) -> timedelta:  # type: ignore[override]
@@ -77,6 +84,7 @@ class InterruptibleStore(Store):
 
     def set(self, key: str, value: bytes | str) -> None:  # type: ignore[override]
         self._check_alive()
+        self._own.append(key)
         self._store.set(key, value)  # type: ignore[arg-type]
 
     def get(self, key: str) -> bytes:
@@ -85,6 +93,7 @@ class InterruptibleStore(Store):
 
     def add(self, key: str, value: int) -> int:
         self._check_alive()
+        self._own.append(key)
         return self._store.add(key, value)
 
     def check(self, keys: Sequence[str]) -> bool:  # type: ignore[override]
@@ -105,9 +114,17 @@ class InterruptibleStore(Store):
             pause_s = min(2 * pause_s, 0.02)
 
 
-def check_in(store: Store, *, rank: int, world_size: int, listener: Endpoint) -> frozenset[Endpoint]:
+def check_in(
+    store: Store,
+    *,
+    rank: int,
+    world_size: int,
+    listener: Endpoint,
+    reached: Callable[[str], None] = lambda point: None,
+) -> frozenset[Endpoint]:
     """Announce a member and wait for all others; where the others accept connections."""
     store.set(f"member/{rank}", json.dumps(listener))
+    reached("announced")
     others = [f"member/{other}" for other in range(world_size) if other != rank]
     store.wait(others)
     announced = (json.loads(store.get(key)) for key in others)

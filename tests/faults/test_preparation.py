@@ -1,0 +1,97 @@
+"""A kill of either side at every point of a preparation: before a growth, a drain and another plan."""
+
+from __future__ import annotations
+
+import pytest
+
+from elastic_train.cluster.driver.launch import fit
+from elastic_train.cluster.driver.result import Result
+from elastic_train.cluster.faults.cluster_faults import Chaos
+from elastic_train.config import Parallelism
+from elastic_train.control.events import GroupBroken, StepCommitted, WorkerLost
+from elastic_train.control.fault_schedule import PREPARING, DrainNode, Fault, FaultSchedule, KillRank, Moment
+from elastic_train.testing.slow_samples import SlowSamples
+from jobs.pretrain_lm import Pretrain
+from tests.faults.conftest import TIMING, WHOLE, Runs, assert_same_training
+
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
+NODES, CPUS = 3, 1
+STEPS = 45
+OF_NEWCOMERS = ("entered", "taken up", "built", "data")
+IN_THE_SWITCH = ("swapping", "swapped")
+NEWCOMER, OTHER = 2, 0  # ranks of the next group
+CASES = [
+    (way, who, point)
+    for way in ("growth", "drain", "another plan")
+    for point in PREPARING
+    for who in (OTHER, NEWCOMER)
+    if who == OTHER or way != "drain"
+    if who == NEWCOMER or point not in OF_NEWCOMERS
+]
+
+
+class Slow(Pretrain):
+    """Takes a while for each step, so that processes come back meanwhile."""
+
+    def dataset(self):
+        return SlowSamples(super().dataset(), 0.05)
+
+
+def strike(runs: Runs, way: str, who: int, point: str) -> Result:
+    """Three train, one is lost and comes back, or its node is drained; the strike is at the preparation."""
+    while len(runs.cluster.nodes) < NODES:  # a drain took one
+        runs.cluster.add_node()
+    first: Fault = KillRank(when=Moment(step=3, phase="backward"), rank=2)
+    if way == "drain":
+        first = DrainNode(when=Moment(step=8), node="n2", notice_s=60.0)
+    when = Moment(step=3, phase="preparing", micro_batch=PREPARING.index(point))
+    task, spec = runs.spec(
+        f"{way}-{who}-{point}".replace(" ", "_"),
+        workers="2:3",
+        max_steps=STEPS,
+        standby=0,
+        timing=WHOLE if way == "drain" else TIMING,
+        parallelism=Parallelism(dp_replicate=1) if way == "another plan" else Parallelism(dp_shard=1),
+    )
+    schedule = FaultSchedule(faults=(first, KillRank(when=when, rank=who)), seed=0)
+    chaos = Chaos(runs.cluster, schedule, print)
+    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    assert_same_training(rough, runs.calm(steps=STEPS))
+    assert (runs.storage / spec.name / "chaos" / "0001").exists(), "the strike happened"
+    return rough
+
+
+def check_that_the_group_trained_on(rough: Result) -> None:
+    """The loss of who was not in it yet cost the group that trained meanwhile nothing."""
+    events = [r.event for r in rough.records]
+    at = max(i for i, event in enumerate(events) if isinstance(event, WorkerLost))
+    generation = max(e.generation for e in events[:at] if isinstance(e, StepCommitted))
+    after = [e for e in events[at:] if isinstance(e, StepCommitted | GroupBroken)]
+    ours = [e for e in after if e.generation == generation]
+    assert any(isinstance(e, StepCommitted) for e in ours)
+    assert not any(isinstance(e, GroupBroken) for e in ours)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("way", "who", "point"), CASES)
+def test_a_kill_at_any_point_of_a_preparation_leaves_the_losses_as_they_were(
+    runs: Runs, way: str, who: int, point: str
+) -> None:
+    rough = strike(runs, way, who, point)
+    if way == "growth":
+        assert rough.ledger.superseded == (), "no step is lost where others hold everything"
+    if who == NEWCOMER and point not in IN_THE_SWITCH:
+        check_that_the_group_trained_on(rough)
+
+
+@pytest.mark.parametrize(
+    ("way", "who", "point"),
+    [("growth", NEWCOMER, "built"), ("growth", OTHER, "met"), ("drain", OTHER, "swapped")],
+)
+def test_a_kill_in_a_preparation_leaves_the_losses_as_they_were(
+    runs: Runs, way: str, who: int, point: str
+) -> None:
+    rough = strike(runs, way, who, point)
+    assert rough.ledger.superseded == ()
+    if who == NEWCOMER:
+        check_that_the_group_trained_on(rough)

@@ -34,6 +34,7 @@ COLUMNS = {
     "gap s": "gap_s",
     "in steps": "gap_steps",
     "forming": "form_s",
+    "pause": "pause_s",
     "first step": "first_step_s",
     "step s": "step_s",
     "speed beside": "speed_beside",

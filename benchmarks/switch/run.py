@@ -102,6 +102,8 @@ def measured(records: Sequence[Record], asked: Sequence[Asked]) -> list[dict[str
     """Each change that was set off, with the seconds and steps that training stood still."""
     steps = [(r.seconds, r.event.generation) for r in records if isinstance(r.event, StepCommitted)]
     ready = {r.event.generation: r.seconds for r in records if isinstance(r.event, GroupReady)}
+    parts = {r.event.generation: r.event.parts for r in records if isinstance(r.event, GroupReady)}
+    ordered = {r.formed.generation: r.seconds for r in records if r.formed is not None}
     formed = {r.formed.generation: len(r.formed.workers) for r in records if r.formed is not None}
     found: list[dict[str, Any]] = []
     for change, after in itertools.zip_longest(asked, asked[1:]):
@@ -125,6 +127,8 @@ def measured(records: Sequence[Record], asked: Sequence[Asked]) -> list[dict[str
                 "gap_s": first - last,
                 "gap_steps": (first - last) / step_s if step_s else None,
                 "form_s": ready[new] - last,
+                "pause_s": ordered[new] - last,
+                "parts": dict(parts[new]),
                 "first_step_s": first - ready[new],
                 "step_s": step_s,
                 "step_after_s": settled,

@@ -117,6 +117,7 @@ class GroupReady:
     near_bytes: int = 0  # of that state, from memory of the rank's own node
     far_bytes: int = 0  # from memory of other nodes
     by_module: bool | None = None  # how initial values were given, where any were
+    parts: tuple[tuple[str, float], ...] = ()  # of `seconds`, in order: what they went to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,8 @@ compare what came with what the holders have. Nothing here chooses.
 
 from __future__ import annotations
 
+import itertools
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -64,6 +66,7 @@ class FormResult:
     near_bytes: int = 0  # that came from memory of the rank's own node
     far_bytes: int = 0  # and of other nodes
     by_module: bool | None = None  # how initial values were given, where any were
+    parts: tuple[tuple[str, float], ...] = ()  # what the seconds went to
 
 
 def form(command: Form, participants: Participants, store: tuple[str, int], patience: Patience) -> FormResult:
@@ -248,6 +251,7 @@ def _from_held(
     store: tuple[str, int],
     patience: Patience,
 ) -> FormResult:
+    marks = [time.monotonic()]
     live = Live(generation=origin.generation, step=origin.step, vote=origin.vote, undo=origin.undo)
     offers: list[Offer] = wait_all(
         [participants.handles[worker].offer.remote(live) for worker in holders],
@@ -266,7 +270,9 @@ def _from_held(
         gaps = uncovered(everything, Fragments.concat(haves))
         haves.append(gaps.fragments if gaps is not None else everything.take(np.zeros(0, np.int64)))
     document = merged([offer.document for offer in offers])
+    marks.append(time.monotonic())
     needs = _join(command, participants, store, everything, patience)
+    marks.append(time.monotonic())
     nodes = [*(participants.nodes[worker] for worker in holders), *([] if stored is None else [""])]
     same = {
         rank: holders.index(worker) for rank, worker in enumerate(command.plan.workers) if worker in holders
@@ -294,10 +300,13 @@ def _from_held(
             )
         )
     filled = wait_all(calls, command.generation, patience)
+    marks.append(time.monotonic())
     # With a checkpoint, exact parts of one step are together what was saved, to the bit.
     expected = offers[-1].document.get("state_digest") if stored is not None else None
     near, far = _distances(moves, command.plan.nodes, nodes)
-    found = replace(_agree(filled, expected), near_bytes=near, far_bytes=far)
+    took = [after - before for before, after in itertools.pairwise(marks)]
+    parts = tuple(zip(("offered", "joined", "filled"), took, strict=True))
+    found = replace(_agree(filled, expected), near_bytes=near, far_bytes=far, parts=parts)
     return replace(found, transfer_s=0.0) if late else found
 
 

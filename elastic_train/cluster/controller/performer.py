@@ -266,6 +266,7 @@ class Performer:
             near_bytes=formed.near_bytes,
             far_bytes=formed.far_bytes,
             by_module=formed.by_module,
+            parts=formed.parts,
         )
 
     def _participants(self) -> Participants:

@@ -108,6 +108,7 @@ OWN_THREADS = {
     "outbox": {"Thread"},
     "training_thread": {"Thread"},
     "worker": {"submit"},
+    "prepare_rank": {"submit"},
     "capture_output": {"Thread"},
     # The driver's process: the page that it was asked to serve, and the faults that are given to it.
     "live_page": {"Thread"},

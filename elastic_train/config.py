@@ -141,16 +141,16 @@ class BoundaryLogs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeFrom:
-    """A checkpoint of another run or system that a new run begins with, read where it lies or copied.
-
-    `specification` is a map of names and layouts (docs/language.md), as TOML or as the same Python values, ""
-    where they are those of the model. Once the run has a checkpoint of its own, it goes on from that.
+    """A checkpoint of another run or system that a new run begins with, read where it lies or copied. The
+    `specification` maps names and layouts (docs/language.md), as TOML or Python values; "": they are alike.
+    `names` are the optimizer's parameters in its order, where a file only has numbers for them.
     """
 
     url: str
     specification: str | Mapping[str, Any] = ""
     copy: bool = False
     allow_roots: tuple[str, ...] = ()  # directories outside of it whose files it may name
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         typed(self, "resume_from.")

@@ -22,7 +22,9 @@ def begin(store: Store, resume_from: ResumeFrom, *, holder: str) -> Stored:
         return newest
     said = resume_from.specification
     spec = parse(said, origin="resume_from.specification") if said else IDENTITY
-    source = open_checkpoint(resume_from.url, allow_roots=resume_from.allow_roots)
+    source = open_checkpoint(
+        resume_from.url, allow_roots=resume_from.allow_roots, names=resume_from.names or None
+    )
     if not source.tensors:
         raise NoCheckpoint(url=resume_from.url, problem="it holds no tensors.")
     return adopt(as_ours(source, spec), store, holder=holder, copy=resume_from.copy)

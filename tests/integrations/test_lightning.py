@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -128,3 +129,136 @@ def test_manual_optimization_equals_lightnings_own_and_divides_a_batch(pool: Glo
     _, divided_metrics, _ = by_step(found + gang.run())
     for name in ("fooled", "judged"):
         np.testing.assert_allclose([m[name] for m in divided_metrics], [m[name] for m in alone], rtol=1e-5)
+
+
+class Stops(VAE):
+    """Its validation gets no better."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", 1.0 + self.current_epoch)
+
+    def on_train_end(self) -> None:
+        self.print("the end of", self.current_epoch)
+
+
+def test_early_stopping_ends_where_lightning_does(capsys: pytest.CaptureFixture[str]) -> None:
+    from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+    module = Stops()
+    ours = et.lightning.trainer(
+        module,
+        loader(4),
+        held_out(4),
+        max_epochs=9,
+        accumulate_grad_batches=3,
+        seed=SEED,
+        callbacks=[EarlyStopping("val_loss", patience=2), ModelCheckpoint(monitor="val_loss", save_top_k=2)],
+    )
+    assert ours.spec.checkpoints == et.Checkpoints(every=4, best="val_loss", keep_best=2)
+    losses, _, _ = by_step(train_alone(ours.task, ours.spec))
+    assert "the end of 2" in capsys.readouterr().out
+    _, noise, _ = lightnings_own(
+        module, ours.spec.batch, max_epochs=9, callbacks=(EarlyStopping("val_loss", patience=2),)
+    )
+    assert len(losses) == 12
+    np.testing.assert_allclose(losses, noise.steps(), rtol=1e-6)
+
+
+class Collects(VAE):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Any] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.outputs.append(batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("batches", len(self.outputs))
+
+
+class CollectsInTraining(VAE):
+    def __init__(self) -> None:
+        super().__init__()
+        self.outputs: list[Any] = []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        found = super().training_step(batch, batch_idx)
+        self.outputs.append(float(found["loss"].detach()))
+        return found
+
+    def on_train_epoch_end(self) -> None:
+        self.log("mean", sum(self.outputs) / len(self.outputs))
+
+
+class AsksTheTrainer(VAE):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.trainer.strategy
+
+
+class LeavesBatchesOut(VAE):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None
+
+
+class StepsTwice(GAN):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        draws, _ = self.optimizers()  # type: ignore[misc]
+        for _ in range(2):
+            draws.zero_grad()
+            self.manual_backward(self.generator(torch.randn(2, 4)).mean())
+            draws.step()
+
+
+class KeepsGradients(GAN):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        self.manual_backward(self.generator(torch.randn(2, 4)).mean())
+
+
+class UsesOldGradients(GAN):
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        draws, judges = self.optimizers()  # type: ignore[misc]
+        self.manual_backward(self.critic(self.generator(torch.randn(2, 4))).mean())
+        draws.step()
+        self.manual_backward(self.critic(batch[0]).mean())
+        judges.step()
+
+
+@pytest.mark.parametrize(
+    ("module", "named"),
+    [
+        (Collects, "on_validation_epoch_end"),
+        (CollectsInTraining, "outputs"),
+        (AsksTheTrainer, "self.trainer.strategy"),
+        (LeavesBatchesOut, "training_step"),
+        (StepsTwice, "step.update"),
+        (KeepsGradients, "training_step"),
+        (UsesOldGradients, "zero_grad"),
+    ],
+)
+def test_what_depends_on_the_plan_is_refused_where_it_shows(module: type, named: str) -> None:
+    ours = et.lightning.trainer(module(), loader(12), held_out(12), max_epochs=1)
+    with pytest.raises(Exception, match=named):
+        train_alone(ours.task, ours.spec)
+
+
+def test_a_ckpt_of_lightnings_goes_on_with_its_losses_and_rates(pool: GlooPool, tmp_path: Path) -> None:
+    from elastic_train.checkpoint.begin import begin
+    from elastic_train.storage.fsspec_store import open_store
+    from tests.train.test_resume_from_libraries import restored
+
+    torch.manual_seed(3)
+    module = VAE(schedule="steps")
+    batch = trainer(module).spec.batch
+    _, noise, theirs = lightnings_own(module, batch, max_epochs=EPOCHS)
+    _, _, first = lightnings_own(module, batch, max_epochs=1)
+    first.save_checkpoint(tmp_path / "last.ckpt")
+    ours = trainer(module, ckpt_path=tmp_path / "last.ckpt")
+    run = str(tmp_path / "run")
+    begin(open_store(run), ours.resume_from, holder="test")
+    gang = Gang(pool, ours.task, dataclasses.replace(ours.spec, max_workers=4))
+    gang.join(gang.plan(2, 1), [0, 1])
+    pool.run(restored, run, ranks=gang.processes)
+    losses, metrics, rates = by_step(gang.run())
+    np.testing.assert_allclose(losses, noise.steps()[4:], rtol=1e-6)
+    np.testing.assert_allclose(rates, noise.rates[4:], rtol=1e-9)
+    assert metrics[-1]["val_loss"] == pytest.approx(float(theirs.callback_metrics["val_loss"]), rel=1e-6)

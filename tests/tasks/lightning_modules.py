@@ -142,8 +142,8 @@ class InOrder(Sampler[int]):
 class SameNoise(L.Callback):
     """Seeds each batch as a run does, and notes what became of it."""
 
-    def __init__(self, accumulate: int) -> None:
-        self.accumulate, self.batches = accumulate, 0
+    def __init__(self, accumulate: int, seed: int = SEED) -> None:
+        self.accumulate, self.batches, self.seed = accumulate, 0, seed
         self.losses: list[float] = []
         self.rates: list[float] = []
         self.logged: list[dict[str, float]] = []
@@ -154,7 +154,7 @@ class SameNoise(L.Callback):
             named = nn.Module()
             named.lightning = nn.Module()
             named.lightning.module = pl_module
-            self._random = Randomness(named, seed=SEED)
+            self._random = Randomness(named, seed=self.seed)
         step, index = divmod(self.batches, self.accumulate)
         if index == 0:
             self.rates.append(trainer.optimizers[0].param_groups[0]["lr"])

@@ -126,7 +126,8 @@ def _optimizers(checkpoint: Any, module: Any) -> list[dict[str, Any]]:
                 own[key] = torch.tensor(scalar["value"], dtype=torch.float32)
             state[number] = own
         hyper = {k: tuple(v) if isinstance(v, list) else v for k, v in group["hyperparameters"].items()}
-        groups.append({**hyper, "params": numbers})
+        named = [name.removeprefix(PREFIX) for name in group["params"]]
+        groups.append({**hyper, "params": numbers, "param_names": named})
     return [{"state": state, "param_groups": groups}]
 
 

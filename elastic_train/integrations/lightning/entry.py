@@ -8,15 +8,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from elastic_train.api import ElasticTrainer
 from elastic_train.config import Batch, Parallelism, Precision, ResumeFrom
 from elastic_train.errors import ConfigError
-from elastic_train.integrations.lightning.attached import Settings
+from elastic_train.integrations.lightning.attached import Settings, View, attach
 from elastic_train.integrations.lightning.callbacks import Translated, translated
 from elastic_train.integrations.lightning.checkpoint_file import take_values, write_files
 from elastic_train.integrations.lightning.data import Loaded, Source
 from elastic_train.integrations.lightning.hooks import check_hooks, overridden
-from elastic_train.integrations.lightning.loop import PREFIX, Copies, Fit
+from elastic_train.integrations.lightning.loop import PREFIX, Began, Copies, Fit
+from elastic_train.integrations.lightning.optimizers import configured
 
 if TYPE_CHECKING:
     from elastic_train.cluster.driver.result import Result
@@ -159,7 +162,7 @@ def trainer(
     if overridden(module, "configure_gradient_clipping"):
         by_engine = None
     return LightningTrainer(
-        Fit(made, source, settings, said.stopping),
+        Fit(made, source, settings, said.stopping, _began(ckpt_path)),
         None if callable(model) and module is not model else model,
         said,
         batch=batch,
@@ -167,7 +170,7 @@ def trainer(
         clip_norm=by_engine,
         precision=_precision(precision),
         parallelism=_parallelism(options.pop("parallelism", None), automatic=automatic),
-        resume_from=_resume(ckpt_path),
+        resume_from=_resume(ckpt_path, module, settings, source),
         **options,
     )
 
@@ -306,6 +309,13 @@ def _precision(given: str | int | None) -> Precision:
     return PRECISIONS[given]
 
 
+def _began(path: str | os.PathLike[str] | None) -> Began | None:
+    if path is None:
+        return None
+    kept = torch.load(os.fspath(path), map_location="cpu", weights_only=True)
+    return Began(step=int(kept["global_step"]), schedulers=list(kept.get("lr_schedulers") or ()))
+
+
 def _parallelism(given: Parallelism | None, *, automatic: bool) -> Parallelism:
     said = given or Parallelism()
     if automatic:
@@ -320,8 +330,16 @@ def _parallelism(given: Parallelism | None, *, automatic: bool) -> Parallelism:
     return Parallelism(**{**{n: getattr(said, n) for n in said.__slots__}, "dp_shard": 1})
 
 
-def _resume(path: str | os.PathLike[str] | None) -> ResumeFrom | None:
+def _resume(
+    path: str | os.PathLike[str] | None, module: Any, settings: Settings, source: Source
+) -> ResumeFrom | None:
     if path is None:
         return None
+    looked_at = copy.deepcopy(module)
+    attach(looked_at, View(settings, looked_at, source.datamodule))
+    made = configured(looked_at.configure_optimizers(), automatic=looked_at.automatic_optimization)
+    named = {id(parameter): name for name, parameter in looked_at.named_parameters()}
+    groups = [group for each in made.optimizers for group in each.param_groups]
+    names = tuple(named[id(p)] for group in groups for p in group["params"])
     rule = {"select": "{name...}", "to": f"{PREFIX}{{name...}}"}
-    return ResumeFrom(url=os.fspath(path), specification={"rule": [rule]}, copy=True)
+    return ResumeFrom(url=os.fspath(path), specification={"rule": [rule]}, copy=True, names=names)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,8 +25,16 @@ from elastic_train.integrations.lightning.progress import Progress, Stopping, re
 from elastic_train.integrations.lightning.steps import Steps, loss_of, sizes_of
 
 MODEL = "lightning"
-PREFIX = f"{MODEL}.module."
-"""Of the names of a module's tensors in the run."""
+PREFIX = f"{MODEL}."
+"""Of the names of a module's tensors in the run. `module`, as wrappers name what they hold, is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Began:
+    """With what a run begins that goes on from a file: its step, and the state of its schedulers."""
+
+    step: int
+    schedulers: list[dict[str, Any]]
 
 
 class Fit:
@@ -37,7 +46,9 @@ class Fit:
         source: Source,
         settings: Settings,
         stopping: tuple[Stopping, ...],
+        began: Began | None = None,
     ) -> None:
+        self.began = began
         self.made, self.source, self.settings, self.stopping = made, source, settings, stopping
         self._builds: weakref.WeakKeyDictionary[Steps, Configured] = weakref.WeakKeyDictionary()
 
@@ -165,6 +176,10 @@ class Entered:
     def _begin(self) -> None:
         if not self._began:
             self._began = True
+            began = self._fit.began
+            if began is not None and began.step == self._ctx.at:
+                for each, state in zip(self._view.schedules, began.schedulers, strict=False):
+                    each.scheduler.load_state_dict(copy.deepcopy(state))
             self._progress_seen()
             self._module.on_fit_start()
             self._module.on_train_start()

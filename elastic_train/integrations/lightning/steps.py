@@ -17,7 +17,7 @@ from elastic_train.integrations.lightning.logged import Logged, logging_into, sa
 
 
 class Steps(nn.Module):
-    """Named "lightning" in the run, so that a parameter's name is "lightning.module." and its own."""
+    """Named "lightning" in the run, so that a parameter's name is "lightning." and its own."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()

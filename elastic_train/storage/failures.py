@@ -81,6 +81,8 @@ EXPIRED = (
 )
 """Words in a code, a type or a message of credentials that ended, or could not be renewed this time."""
 DENIED = frozenset({401, 403})
+GCSFS_FORBIDDEN, GCSFS_BAD = "Forbidden: ", "Bad Request: "
+"""How gcsfs begins the plain OSError and ValueError that it makes of statuses 403 and 400."""
 TRANSIENT_STATUS = frozenset({408, 409, 423, 425, 429, *range(500, 600)} - {501, 505, 507})
 TRANSIENT_WORDS = frozenset(
     {
@@ -107,7 +109,7 @@ def of_the_storage(error: BaseException) -> bool:
     """Whether it is a failure of the storage or its driver, and not a fault of this program."""
     if not isinstance(error, Exception) or isinstance(error, ElasticTrainError):
         return False
-    if type(error).__module__ != "builtins":
+    if type(error).__module__ != "builtins" or _of_gcsfs(error):
         return True
     return isinstance(error, OSError | EOFError | RuntimeError) and not isinstance(error, RecursionError)
 
@@ -125,7 +127,8 @@ def kind_of(error: BaseException) -> Kind:
     if isinstance(error, TRANSIENT_TYPES) or any(_code(link) in TRANSIENT_WORDS for link in _chain(error)):
         return "transient"
     status = next(statuses(error), 0)
-    if isinstance(error, PermissionError) or status in DENIED or _named(error, "NoCredentialsError"):
+    refused = isinstance(error, PermissionError) or str(error).startswith(GCSFS_FORBIDDEN)
+    if refused or status in DENIED or _named(error, "NoCredentialsError"):
         return "denied"
     if _code(error) == "400" or _code(error.__cause__) == "400":
         return "denied"  # what S3 answers to a HEAD with a token that ended, without a word more
@@ -141,6 +144,10 @@ def kind_of(error: BaseException) -> Kind:
     if isinstance(error, OSError) and error.errno in errno.errorcode:
         return "transient" if error.errno in TRANSIENT_CODES else "final"
     return "transient"  # of a driver that says no more: mostly a connection that broke off in the middle
+
+
+def _of_gcsfs(error: Exception) -> bool:
+    return type(error) is ValueError and str(error).startswith(GCSFS_BAD)
 
 
 def _expired(error: BaseException) -> bool:

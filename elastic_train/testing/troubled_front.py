@@ -1,4 +1,4 @@
-"""Proxy in front of a real S3 server that answers some requests with errors (throttling, resets) or never."""
+"""Proxy in front of a real object store that answers some requests with errors (throttling), or never."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-Trouble = Literal["busy", "expired", "cut", "closed", "silent"]
-"""503 with a word; 400 with ExpiredToken; a body that breaks off; a connection that closes without answer, or
-stays open without one."""
+Trouble = Literal["busy", "expired", "forbidden", "cut", "closed", "silent"]
+"""503 with a word; 400 with ExpiredToken, as S3 says it; 403; a body that breaks off; a connection that
+closes without answer, or stays open without one."""
 ANSWERS = {
     "busy": ("503 Service Unavailable", "SlowDown", "Please reduce your request rate."),
+    "forbidden": ("403 Forbidden", "AuthorizationFailure", "This request is not authorized."),
     "expired": ("400 Bad Request", "ExpiredToken", "The provided token has expired."),
 }
 CUT = 64

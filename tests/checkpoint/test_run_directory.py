@@ -34,7 +34,9 @@ from elastic_train.geometry.box import Box
 from elastic_train.recovery.evidence import Stored
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
+from elastic_train.testing.azure_server import AzureServer
 from elastic_train.testing.faulty_store import Fail, FaultyStore, Hold
+from elastic_train.testing.gcs_server import GCSServer
 from elastic_train.testing.s3_server import S3Server
 
 pytestmark = pytest.mark.ring1
@@ -342,6 +344,18 @@ def life_of_a_run(run: RunDirectory, save: Save) -> None:
 
 def test_a_run_lives_in_memory(save: Save) -> None:
     life_of_a_run(RunDirectory(open_store(f"memory://{uuid.uuid4()}/run")), save)
+
+
+def test_a_run_lives_on_gcs(gcs: GCSServer, save: Save) -> None:
+    url = f"{gcs.bucket('runs')}/{uuid.uuid4()}/ü = 1+2 #3/a b?ç"
+    life_of_a_run(RunDirectory(open_store(url, options=gcs.options)), save)
+    assert open_checkpoint(url, options=gcs.options)["w"]["param"][0].tolist() == [4.0] * 4
+
+
+def test_a_run_lives_on_azure(azure: AzureServer, save: Save) -> None:
+    url = f"{azure.container('runs')}/{uuid.uuid4()}/ü = 1+2 #3/a b?ç"
+    life_of_a_run(RunDirectory(open_store(url, options=azure.options)), save)
+    assert open_checkpoint(url, options=azure.options)["w"]["param"][0].tolist() == [4.0] * 4
 
 
 def test_a_run_lives_on_s3(s3: S3Server, save: Save) -> None:

@@ -14,7 +14,9 @@ from elastic_train.storage.commit_log import CommitLog, CommitRecord
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.storage.store import Buffer, Store
+from elastic_train.testing.azure_server import AzureServer
 from elastic_train.testing.faulty_store import Fail, FaultyStore, Hold
+from elastic_train.testing.gcs_server import GCSServer
 from elastic_train.testing.s3_server import S3Server
 
 pytestmark = pytest.mark.ring1
@@ -118,6 +120,18 @@ class TestLogOnS3(LogContract):
     @pytest.fixture
     def store(self, s3: S3Server, tmp_path: Path) -> Store:
         return open_store(f"{s3.bucket('log')}/{tmp_path.name}", options=s3.options)
+
+
+class TestLogOnGCS(LogContract):
+    @pytest.fixture
+    def store(self, gcs: GCSServer, tmp_path: Path) -> Store:
+        return open_store(f"{gcs.bucket('log')}/{tmp_path.name}", options=gcs.options)
+
+
+class TestLogOnAzure(LogContract):
+    @pytest.fixture
+    def store(self, azure: AzureServer, tmp_path: Path) -> Store:
+        return open_store(f"{azure.container('log')}/{tmp_path.name}", options=azure.options)
 
 
 def test_a_record_of_an_older_term_behind_a_fence_is_void() -> None:

@@ -16,7 +16,9 @@ from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.memory_store import MemoryStore
 from elastic_train.storage.retry import Backoff, Retry
 from elastic_train.storage.store import Store
+from elastic_train.testing.azure_server import KEY, AzureServer
 from elastic_train.testing.faulty_store import Fail, FaultyStore
+from elastic_train.testing.gcs_server import GCSServer
 from elastic_train.testing.s3_server import S3Server
 from elastic_train.testing.store_contract import StoreContract
 
@@ -79,6 +81,44 @@ class TestS3(StoreContract):
     @contextmanager
     def blind(self, store: Store, directory: str) -> Iterator[Store]:
         yield open_store(store.url, options={**self.server.options, "secret": "another's"}, retry=SOON)
+
+
+class TestGCS(StoreContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def store(cls, gcs: GCSServer) -> Store:
+        return open_store(f"{gcs.bucket('contract')}/{uuid.uuid4()}/ü = 1+2 #3", options=gcs.options)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, gcs: GCSServer) -> None:
+        self.server = gcs
+
+    @contextmanager
+    def blind(self, store: Store, directory: str) -> Iterator[Store]:
+        gcsfs = pytest.importorskip("gcsfs")
+
+        async def refuse(system: object, *args: object, **kwargs: object) -> None:
+            raise gcsfs.retry.HttpError({"code": 403, "message": "storage.objects.list is not allowed"})
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gcsfs.core.GCSFileSystem, "_call_list_objects", refuse)
+            yield open_store(store.url, options=self.server.options, retry=SOON)
+
+
+class TestAzure(StoreContract):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def store(cls, azure: AzureServer) -> Store:
+        return open_store(f"{azure.container('contract')}/{uuid.uuid4()}/ü = 1+2 #3", options=azure.options)
+
+    @pytest.fixture(autouse=True)
+    def _server(self, azure: AzureServer) -> None:
+        self.server = azure
+
+    @contextmanager
+    def blind(self, store: Store, directory: str) -> Iterator[Store]:
+        another = self.server.options["connection_string"].replace(KEY, KEY.replace("E", "F"))
+        yield open_store(store.url, options={"connection_string": another}, retry=SOON)
 
 
 class TestFaultyStoreWithoutFaults(StoreContract):

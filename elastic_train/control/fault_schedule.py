@@ -38,13 +38,14 @@ PREPARING = (
     "axes connected",
     "entered",
     "taken up",
-    "built",
     "data",
+    "warmed up",
+    "built",
     "ready",
     "swapping",
     "swapped",
 )
-"""Points of a preparation in a worker. Only newcomers come by those from "entered" to "data"."""
+"""Points of a preparation in a worker. Only newcomers come by those from "entered" to "built"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,6 +39,7 @@ from elastic_train.train.state.unfilled_shards import UnfilledShards
 from elastic_train.train.step.gradients import edits
 from elastic_train.train.step.roll_forward import roll
 from elastic_train.train.step.training_loop import Loop, Requests, RunEnd, StepReport
+from elastic_train.train.step.warm_up import warm_up
 from elastic_train.train.step.workload import GroupContext, Workload
 from elastic_train.train.task import Task, check_task
 
@@ -159,7 +160,7 @@ class Member:
 
     def build_ahead(self, assignment: RankAssignment, reached: Callable[[str], None]) -> None:
         """Take a rank in the group that `connect_ahead` connected, while others train in another one: the
-        model is built, and the data set looked at. Only for a member that holds nothing.
+        data set is built, a micro-batch run, and the model built. Only for a member that holds nothing.
 
         Under plans that cut tensors, shards are built by all ranks together: that is left for `join`.
         """
@@ -167,12 +168,16 @@ class Member:
         self._requests = Requests()
         self._built = assignment.meeting
         self._enter(assignment, reached)
-        if assignment.plan.mesh.dp_replicate == assignment.plan.world_size:
+        whole = assignment.plan.mesh.dp_replicate == assignment.plan.world_size
+        if not isinstance(self._task, LoopTask):  # which declares its data once it is built
+            self._dataset()
+            reached("data")
+            if whole:
+                self._warm_up(assignment)
+        reached("warmed up")
+        if whole:
             self._build(assignment)
         reached("built")
-        if self._next is not None or not isinstance(self._task, LoopTask):  # which declares its data itself
-            self._dataset()
-        reached("data")
 
     def leave_built(self, generation: int, number: int) -> None:
         """Leave what was built ahead and is not wanted any more. Number 0: whatever it is."""
@@ -310,6 +315,20 @@ class Member:
         self._mesh = group.mesh(plan.mesh) if plan.world_size > 1 else None
         if reached is not None:
             reached("taken up")
+
+    def _warm_up(self, assignment: RankAssignment) -> None:
+        """Run a micro-batch on a model that is thrown away, before the memory of the real one is there."""
+        generation, rank, plan = assignment.generation, assignment.rank, assignment.plan
+        shards = self._assembled(generation, rank, plan, self._mesh).shards
+        group, guard = self._entry.group, self._entry.guard
+        context = GroupContext(group=group, guard=guard, mark=lambda *where: None)
+        try:
+            with group.answering():
+                warm_up(self._workload(), context, shards, assignment.step + 1)
+        except Exception:  # noqa: BLE001 - of a model without values: the first step judges
+            group.check()
+        del shards, context
+        reclaim()
 
     def _build(self, assignment: RankAssignment) -> None:
         generation, rank = assignment.generation, assignment.rank

@@ -17,7 +17,7 @@ from tests.faults.conftest import TIMING, WHOLE, Runs, assert_same_training
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 1
 STEPS = 45
-OF_NEWCOMERS = ("entered", "taken up", "built", "data")
+OF_NEWCOMERS = ("entered", "taken up", "data", "warmed up", "built")
 IN_THE_SWITCH = ("swapping", "swapped")
 NEWCOMER, OTHER = 2, 0  # ranks of the next group
 CASES = [

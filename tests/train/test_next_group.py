@@ -92,6 +92,11 @@ def reduce_until_asked(state: State) -> float:
             return rounds
 
 
+def total_alone(state: State, value: float) -> float:
+    with state["group"].answering():
+        return total(state, value)
+
+
 def ask(state: State) -> None:
     state["asked"] = True
 
@@ -143,6 +148,16 @@ def test_three_go_over_to_a_group_that_was_connected_while_two_worked(pool: Gloo
         assert pool.run(shard_and_sum, mesh, ranks=[0, 1, 2]) == [552.0] * 3
     else:
         assert pool.run(mesh_sum, mesh, "dp_replicate", ranks=[0, 1, 2]) == [3.0] * 3
+    pool.run(destroy, ranks=[0, 1, 2])
+
+
+def test_a_group_answers_itself_where_nobody_else_is_there(pool: GlooPool) -> None:
+    store, generation, mesh = (pool.store_host, pool.store_port), next(pool.generations), Mesh(dp_replicate=3)
+    begin(pool, [0, 1, 2], mesh, generation)
+    wait_for(pool, [0, 1, 2], "connected")
+    pool.run(take_up, store, generation, PerRank([0, 1, 2]), mesh, 1, ranks=[0, 1, 2])
+    assert pool.run(total_alone, 5.0, ranks=[1]) == [5.0]
+    assert pool.run(total, 1.0, ranks=[0, 1, 2]) == [3.0] * 3
     pool.run(destroy, ranks=[0, 1, 2])
 
 

@@ -87,6 +87,7 @@ class InterruptibleGroup(dist.ProcessGroup):
     def __init__(self, gloo: ProcessGroupGloo, store: Store, check: Callable[[], None]) -> None:
         super().__init__(gloo.rank(), gloo.size())  # pyright: ignore[reportCallIssue]
         self._check = check
+        self.answers = False  # at once, and nobody else is asked
         self._unfinished: deque[Work] = deque()
         self._inner = _plain(gloo, store)
         _attach(self, gloo)  # for what is asked about a group, and operations that are not wrapped
@@ -105,6 +106,8 @@ class InterruptibleGroup(dist.ProcessGroup):
     def start_collective(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
         """One of torch's collectives, by the name of its method."""
         self._check()
+        if self.answers:
+            return _Answered()
         inner = getattr(self._inner, name)(*args, **kwargs)
         while self._unfinished and self._unfinished[0].is_completed():
             self._unfinished.popleft()
@@ -128,8 +131,23 @@ class InterruptibleGroup(dist.ProcessGroup):
     def start_transfer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Work:
         """One of torch's sends and receives, by the name of its method."""
         self._check()
+        if self.answers:
+            return _Answered()
         with _felt():
             return _Transfer(getattr(self._inner, name)(*args, **kwargs), self._check)
+
+
+class _Answered(Work):
+    """Of nobody: the tensors stay as they are."""
+
+    def wait(self, timeout: timedelta = _NO_TIMEOUT) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
 
 
 class _Collective(Work):

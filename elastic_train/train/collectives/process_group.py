@@ -190,6 +190,17 @@ class Group:
         finally:
             sys.excepthook = hook  # torch wraps it once per group
 
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Inside, collectives on CPU end at once, with whatever is in their tensors: nobody else is there."""
+        for made in self._made:
+            made.answers = True
+        try:
+            yield
+        finally:
+            for made in self._made:
+                made.answers = False
+
     def mesh(self, mesh: Mesh) -> DeviceMesh:
         """The device mesh of a plan."""
         names = axes(mesh)

@@ -59,12 +59,15 @@ class GroupMembership:
     def enter(self, group: Group, plan: Plan, rank: int, step: int, *, ahead: bool = False) -> None:
         """Others may break it from now on, and some may have: GroupBroken. `step` will be its first one.
 
-        `ahead`: another group trains meanwhile, and this one may never come about.
+        `ahead`: another group trains meanwhile, and this one may never come about. The member is in none yet.
         """
         with self._lock:
             self._group = group
             aborted = group.generation in self._aborted
-        self.mark(group.generation, rank, "preparing" if ahead else "forming", step, -1, fault=not ahead)
+        if ahead:
+            self.mark(0, -1, "preparing", step, -1, fault=False)
+        else:
+            self.mark(group.generation, rank, "forming", step, -1)
         if aborted:
             group.break_()
         group.check()

@@ -183,6 +183,7 @@ class Member:
         """Leave what was built ahead and is not wanted any more. Number 0: whatever it is."""
         if self._built is not None and (not number or self._built == (generation, number)):
             self._leave()
+            self._entry.mark(0, -1, "idle", 0, -1, fault=False)
 
     def substitute(self, assignment: ReplayAssignment) -> None:
         """Take the place of lost ranks, with others or alone: memory without values yet.

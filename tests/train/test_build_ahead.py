@@ -77,7 +77,10 @@ def compiled(state: State) -> int:
 def let_go(state: State, number: int) -> bool:
     member = state["member"]
     member.dismiss(0, number)
+    assert member.progress().phase == "preparing" or not number
+    assert member.progress().generation == 0, "it has no part in any group"
     member.leave_built(0, number)
+    assert member.progress().phase == "idle"
     return dist.is_initialized()
 
 

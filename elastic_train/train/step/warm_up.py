@@ -1,7 +1,7 @@
 """Warm a newcomer up: a micro-batch goes through a model that is thrown away, before anybody waits for it.
 
-What torch compiles, and what libraries make at first use, is kept by the process and not by the model. Nothing
-is judged here: the model has no values, and nobody answers in its group.
+What torch compiles, and what libraries make at first use, is kept by the process and not by the model.
+Nothing is judged here: the model has no values, and nobody answers in its group.
 """
 
 from __future__ import annotations

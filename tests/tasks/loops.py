@@ -205,3 +205,19 @@ def stops(ctx: Any) -> None:
         with ctx.step() as step:
             for micro in batch:
                 step.backward(loss(micro))
+
+
+def leaves_files(ctx: Any) -> None:
+    """Files before a step, after it, and with the trained model at the end."""
+    net = ctx.model("net", lambda: TinyModel(0.0))
+    ctx.optimizer("adam", torch.optim.AdamW, groups(net), **SETTINGS)
+    for batch in ctx.batches(TinyData(SAMPLES)):
+        if ctx.at and ctx.at % 2 == 0:
+            shown = ctx.artifacts / "shown"
+            shown.mkdir(exist_ok=True)
+            (shown / "before.txt").write_text(f"before the step after {ctx.at}")
+        with ctx.step() as step:
+            for micro in batch:
+                step.backward(*summed(net(micro["tokens"]), micro))
+        (ctx.artifacts / "after.txt").write_text(f"after {batch.step}")
+    torch.save(dict(net.state_dict()), ctx.artifacts / "model.pt")

@@ -157,6 +157,33 @@ def train(ctx):
 batch = et.Batch(global_size=batch_size, micro_size=4, shuffle=False)
 et.ElasticTrainer(train, batch=batch, max_steps=1).fit()
 """
+FILES = """
+noise = torch.zeros(2, 8)
+
+def train(ctx):
+    net = ctx.model("net", build_net)
+    optimizer = ctx.optimizer("opt", torch.optim.SGD, net, lr=0.1)
+{block}
+
+et.ElasticTrainer(train, batch=et.Batch(global_size=16, micro_size=4), max_steps=1).fit()
+"""
+GRAPH = """
+features, labels, edges = torch.eye(40), torch.arange(40) % 7, torch.eye(40) + 0.1
+train_nodes = list(torch.arange(32))
+
+class GCN(nn.Module):
+    def __init__(self, inputs, outputs):
+        super().__init__()
+        self.layer = nn.Linear(inputs, outputs)
+    def forward(self, features, edges):
+        return (edges @ self.layer(features)).log_softmax(-1)
+
+def train(ctx):
+{block}
+
+batch = et.Batch(global_size=len(train_nodes), micro_size=8, shuffle=False)
+et.ElasticTrainer(train, batch=batch, max_steps=1).fit()
+"""
 TEXTS = """
 for name in ("web", "code"):
     Path(name).mkdir(exist_ok=True)
@@ -237,6 +264,8 @@ PROGRAMS = {
     "columns of text": Program(page="docs/loops.md", number=1, before=LOOP, around=CARRY, depth=1),
     "L-BFGS": Program(page="docs/loops.md", number=2, before=LOOP, around=CLOSURE, depth=3),
     "a hook that clips": Program(page="docs/loops.md", number=3, before=LOOP, around=HOOK, depth=1),
+    "files": Program(page="docs/loops.md", number=4, before=LOOP, around=FILES, depth=1),
+    "one batch": Program(page="docs/loops.md", number=5, before=LOOP, around=GRAPH, depth=1),
     "data": Program(page="docs/data.md", before=TEXTS, around=READER),
     "Ray Train": Program(page=OTHERS, language="diff", number=0, before=IMAGES + RAY_TRAIN),
     "Hugging Face": Program(page=OTHERS, language="diff", number=1, before=MY_MODEL),

@@ -10,6 +10,7 @@ from ray import train
 from elastic_train.cluster.run_reading import records
 from elastic_train.observe.journal_records import Record
 from elastic_train.observe.ledger import Ledger, ledger
+from elastic_train.storage.artifacts import steps_of
 from elastic_train.storage.fsspec_store import open_store
 
 
@@ -26,6 +27,13 @@ class Result(train.Result):
     def records(self) -> tuple[Record, ...]:
         assert self.path is not None
         return tuple(records(open_store(self.path)))
+
+    @cached_property
+    def artifacts(self) -> dict[int, tuple[str, ...]]:
+        """URLs of the files that a loop left in `ctx.artifacts`, by step."""
+        assert self.path is not None
+        found = steps_of(open_store(self.path))
+        return {step: tuple(f"{self.path}/{path}" for path in paths) for step, paths in found.items()}
 
     @cached_property
     def ledger(self) -> Ledger:

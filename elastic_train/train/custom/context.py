@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -176,6 +177,14 @@ class Context(Protocol):
 
         Models are in evaluation mode and without gradients meanwhile. It stands before a step or after the
         last one, so that it is measured anew where it was broken off.
+        """
+        ...
+
+    @property
+    def artifacts(self) -> Path:
+        """A directory for files of the last step: images, samples, tables. Before the next step they are in
+        the run's storage, under `artifacts/step-<number>`, as rank 0 wrote them; a step that is run again has
+        the same. At most 1000 files and 256 MiB a step; those of the newest 1000 steps stay.
         """
         ...
 

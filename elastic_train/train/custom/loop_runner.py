@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
+from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.recovery.evidence import Vote
+from elastic_train.storage.fsspec_store import child_url, open_store
+from elastic_train.storage.store import Store
 from elastic_train.train.best_metric import LOSS
+from elastic_train.train.custom.artifacts import Artifacts
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
@@ -63,6 +68,9 @@ class UsersLoop(Loop):
         self._metrics: dict[str, float] = {}
         if task.edits is None:
             task.edits = Edits()
+        if task.artifacts is None:
+            task.artifacts = Artifacts(partial(_store, self._spec))
+        task.artifacts.enter(self._at())
         context = RunningContext(
             self,
             declared(shards.model),
@@ -71,6 +79,7 @@ class UsersLoop(Loop):
             steps_per_epoch=self._order.steps_per_epoch,
             batch=self._spec.batch,
             edits=task.edits,
+            artifacts=task.artifacts,
             between=None if shards.step else Between(shards.model, surroundings_of(task, shards.model)),
         )
         done = False
@@ -200,3 +209,8 @@ class UsersLoop(Loop):
 
     def _reported(self) -> tuple[tuple[str, float], ...]:
         return tuple(sorted(self._metrics.items()))
+
+
+def _store(spec: RunSpec) -> Store:
+    """The run's directory."""
+    return open_store(child_url(spec.storage_path, spec.name))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -15,13 +15,13 @@ from torch import nn
 
 from elastic_train.config import Batch
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.agreed_number import agreed_number
-from elastic_train.train.custom.agreed_update import Agreed
+from elastic_train.train.custom.artifacts import Artifacts
 from elastic_train.train.custom.carried_rows import CarriedRows, places_of
 from elastic_train.train.custom.context import Metric
 from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
 from elastic_train.train.custom.micro_batch_variables import Between, frame_of_job
+from elastic_train.train.custom.step_of_loop import StepBatch, StepOfLoop
 from elastic_train.train.custom.unkept_state import check_unkept
 from elastic_train.train.declaration.abort import Paused, aborting
 from elastic_train.train.declaration.declare import Declaration
@@ -73,10 +73,11 @@ class RunningContext:
         steps_per_epoch: int,
         batch: Batch,
         edits: Edits,
+        artifacts: Artifacts,
         between: Between | None,
     ) -> None:
         """`between` looks at what a new run's loop does to its first micro-batch."""
-        self._between = between
+        self._between, self._artifacts = between, artifacts
         shards = engine.shards
         self.rank, self.world_size = shards.rank, shards.plan.world_size
         self.device, self.max_steps = shards.device, max_steps
@@ -170,6 +171,7 @@ class RunningContext:
         with aborting():
             self._engine.check()
             self._engine.save()  # now that metrics of the state are known
+            self._bring()
         self._at_head = False
         passes.begin(number)
         step = StepOfLoop(passes, self._engine.fence, metrics, self._measured)
@@ -199,6 +201,10 @@ class RunningContext:
         self.edits.evaluated(shards)
         return found
 
+    @property
+    def artifacts(self) -> Path:
+        return self._artifacts.of(self.at)
+
     def report(self, **metrics: float) -> None:
         self._engine.report({name: float(value) for name, value in metrics.items()})
 
@@ -209,12 +215,18 @@ class RunningContext:
         with aborting():
             if self._over:
                 self._engine.save()
+                self._bring(ends=True)
                 return
             self._engine.check()
             if self.world_size > 1:
                 dist.all_reduce(torch.zeros(1, dtype=torch.float64, device=self.device))
             self._capture()
             self._engine.end_early()
+            self._bring(ends=True)
+
+    def _bring(self, *, ends: bool = False) -> None:
+        """What the loop wrote into files is brought to storage, by one rank."""
+        self._artifacts.bring(self.at, uploads=self.rank == 0, ends=ends)
 
     def sets_by_hand(self) -> bool:
         """Whether hyperparameters are not as the last update, or boundary, left them."""
@@ -261,6 +273,7 @@ class RunningContext:
     def _boundary(self) -> None:
         self._capture()
         with aborting():
+            self._bring()
             if self._engine.pausing():
                 raise Paused
             self._engine.check()
@@ -306,83 +319,3 @@ class RunningContext:
                 remedy="Declare the same state each time, before the first batch.",
             )
         return known[name]
-
-
-class StepBatch:
-    """The samples of one step."""
-
-    def __init__(
-        self,
-        passes: LoopStepper,
-        step: int,
-        steps_per_epoch: int,
-        iterated: Callable[[Iterator[Any]], Iterator[Any]],
-    ) -> None:
-        self.step, self.epoch, self.steps_per_epoch = step, (step - 1) // steps_per_epoch, steps_per_epoch
-        self._passes, self._iterated = passes, iterated
-
-    @property
-    def index(self) -> int:
-        job = self._passes.job
-        if job is None:
-            raise ConfigError(
-                field="batch.index",
-                problem="there is no micro-batch.",
-                remedy="Read it in the loop over the batch.",
-            )
-        return job.micro_batch.index
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._iterated(self._passes.micro_batches())
-
-
-class StepOfLoop:
-    """A step that is under way, and then its outcome."""
-
-    def __init__(
-        self,
-        passes: LoopStepper,
-        fence: Callable[[], None],
-        metrics: tuple[str, ...] | None,
-        measured: list[str],
-    ) -> None:
-        """`measured` are the names that all ranks know so far, where `metrics` are any."""
-        self._passes, self._fence = passes, fence
-        self._any, self._measured = metrics is None, measured
-        self._sums = dict.fromkeys(metrics or (), (0.0, 0.0))
-        self.loss = self.grad_norm = math.nan
-        self.skipped = False
-        self.metrics: dict[str, float] = {}
-
-    def backward(self, loss: torch.Tensor, count: Any = None, *, retain_graph: bool = False) -> None:
-        with aborting():
-            self._passes.backward(loss, count, retain_graph)
-
-    def update(self, optimizer: torch.optim.Optimizer) -> Agreed:
-        with aborting():
-            return self._passes.update(optimizer, self._fence)
-
-    def closure(self, optimizer: torch.optim.Optimizer, compute: Callable[[], object]) -> Agreed:
-        with aborting():
-            return self._passes.closure(optimizer, compute, self._fence)
-
-    def measure(self, **metrics: tuple[Any, Any]) -> None:
-        for name, (total, count) in metrics.items():
-            if name not in self._sums and not self._any:
-                raise ConfigError(
-                    field=f"step.measure({name}=...)",
-                    problem="the step was not begun with it.",
-                    remedy=f"with ctx.step(metrics=({name!r},)) as step:",
-                )
-            if not self._passes.filling:
-                before = self._sums.get(name, (0.0, 0.0))
-                self._sums[name] = before[0] + float(total), before[1] + float(count)
-
-    def agree(self, number: int | None) -> int:
-        with aborting():
-            return agreed_number(number, lambda table: self._passes.over_ranks(table, "agreeing"))
-
-    def end(self, commit: Callable[[int], StepReport], world_size: int) -> None:
-        self.metrics = self._passes.means(self._sums, self._measured if self._any else None)
-        report = commit(self._passes.number)
-        self.loss, self.grad_norm, self.skipped = report.loss, report.grad_norm, report.skipped

@@ -16,6 +16,7 @@ from elastic_train.train.model.several_models import Models
 from elastic_train.train.task import Task, check_task
 
 if TYPE_CHECKING:
+    from elastic_train.train.custom.artifacts import Artifacts
     from elastic_train.train.custom.edits import Edits
 
 
@@ -26,9 +27,10 @@ class LoopTask(Task):
         self.loop = loop
         self._declared: Declaration | None = None
         self.edits: Edits | None = None  # kept over generations by who runs the loop
+        self.artifacts: Artifacts | None = None  # likewise
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"loop": self.loop, "_declared": None, "edits": None}
+        return {"loop": self.loop, "_declared": None, "edits": None, "artifacts": None}
 
     def model(self) -> nn.Module:
         with rng.preserved():  # what the loop draws beside its models is its own

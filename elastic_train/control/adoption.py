@@ -40,6 +40,7 @@ from elastic_train.control.states import (
     Worker,
 )
 from elastic_train.control.unanswered_commits import with_newest
+from elastic_train.planner.plan import counted
 
 LivingWorkers = dict[str, tuple[int, int]]
 """By living worker: the generation that it runs, 0 for none, and its step."""
@@ -120,7 +121,7 @@ def adopted(state: State, event: Adopted, policy: Policy) -> Outcome:
     outcome = Outcome(  # what was being made ready went with whoever led it
         state=replace(state, facts=facts, phase=preparation.without(state.phase)),
         commands=(*stops, *_dismissals(living, policy)),
-        reason=f"{len(living.keys() & known.keys())} workers live on",
+        reason=f"{counted(len(living.keys() & known.keys()), 'worker', ('lives', 'live'))} on",
     )
     outcome = outcome.then(lambda s: _reconcile(s, living, policy, event.at))
     gone = Cause(kind="death", detail="it was gone when the controller came back")

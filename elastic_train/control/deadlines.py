@@ -38,6 +38,7 @@ from elastic_train.control.waits import (
     pause_due_at,
     peers_due_at,
 )
+from elastic_train.planner.plan import counted
 from elastic_train.recovery.evidence import checkpoint_of
 
 
@@ -230,6 +231,6 @@ def _no_capacity(state: State, phase: Waiting, policy: Policy, at: float) -> Out
     return end(
         state,
         "capacity",
-        f"waited {at - phase.since:.0f} s for {policy.min_workers} workers{policy.each}, "
-        f"{there} are there{why}",
+        f"waited {at - phase.since:.0f} s for {counted(policy.min_workers, 'worker')}{policy.each}, "
+        f"{there} {'is' if there == 1 else 'are'} there{why}",
     )

@@ -16,7 +16,7 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.resize import change
 from elastic_train.control.states import Outcome, Running, State
 from elastic_train.control.switch_cost import expected_s
-from elastic_train.planner.plan import Infeasible, Plan
+from elastic_train.planner.plan import Infeasible, Plan, counted
 from elastic_train.planner.question import Planned
 
 
@@ -51,7 +51,7 @@ def _why_not(state: State, now: Plan, then: Planned | Infeasible, factor: float,
     cost_s = expected_s(facts.measured)
     if saved_s <= cost_s:
         return (
-            f"{workers} workers without it would save {max(saved_s, 0.0):.0f} s, "
+            f"{counted(workers, 'worker')} without it would save {max(saved_s, 0.0):.0f} s, "
             f"a switch takes {cost_s:.0f} s"
         )
     return ""

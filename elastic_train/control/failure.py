@@ -34,6 +34,7 @@ from elastic_train.control.states import (
 )
 from elastic_train.control.stopping import being_saved, broken_while_stopping
 from elastic_train.control.storage_trouble import reported, spent, troubled
+from elastic_train.planner.plan import counted
 from elastic_train.recovery.evidence import Mixed
 from elastic_train.recovery.lineage import alive
 
@@ -204,10 +205,11 @@ def break_group(
         causes=(cause,),
         formed=not isinstance(phase, Forming),
     )
+    asked = counted(len(pending), "worker", ("is", "are"))
     return Outcome(
         state=replace(state, phase=settling),
         commands=(Abort(generation=generation, workers=pending),) if pending else (),
-        reason=f"generation {generation} is over: {len(pending)} workers are asked for final reports",
+        reason=f"generation {generation} is over: {asked} asked for final reports",
     )
 
 

@@ -28,7 +28,7 @@ from elastic_train.control.states import Facts, Forming, Outcome, Running, State
 from elastic_train.control.stopping import end_stopped
 from elastic_train.control.storage_trouble import blocked, over, rests, unblocked
 from elastic_train.control.unanswered_commits import read_log
-from elastic_train.planner.plan import Infeasible, Plan
+from elastic_train.planner.plan import Infeasible, Plan, counted
 from elastic_train.planner.question import Planned, Question
 from elastic_train.recovery.choose_recovery import Choice, Evidence, Unrecoverable, choose, holders, votes
 from elastic_train.recovery.evidence import Live, Mixed, Stored, checkpoint_of
@@ -42,12 +42,13 @@ def best_plan(question: Question, policy: Policy) -> Planned | Infeasible:
     """The planner's choice, within the bounds that the user set."""
     workers = len(question.worker_slots)
     if workers < policy.min_workers:
-        return Infeasible(reason=f"{workers} workers are ready, at least {policy.min_workers} are needed")
+        are = counted(workers, "worker", ("is", "are"))
+        return Infeasible(reason=f"{are} ready, at least {policy.min_workers} are needed")
     planned = policy.plan(question)
     if isinstance(planned, Planned) and planned.plan.world_size < policy.min_workers:
         plan = planned.plan
         return Infeasible(
-            reason=f"of {workers} workers the planner can use {plan.world_size} ({plan}), "
+            reason=f"of {counted(workers, 'worker')} the planner can use {plan.world_size} ({plan}), "
             f"at least {policy.min_workers} are needed"
         )
     return planned

@@ -69,6 +69,7 @@ from elastic_train.control.states import Ended, Forming, Outcome, Pausing, Runni
 from elastic_train.control.stopping import begin_stop, stop, try_stop
 from elastic_train.control.storage_trouble import journal_durable, journal_held_up
 from elastic_train.control.unanswered_commits import log_read
+from elastic_train.planner.plan import counted
 
 
 def transition(state: State, event: Event, policy: Policy) -> Outcome:
@@ -203,7 +204,7 @@ def _nodes_changed(state: State, event: NodesChanged, policy: Policy) -> Outcome
     state = _with_nodes(state, event)
     outcome = Outcome(
         state=state,
-        reason=f"{len(names)} nodes"
+        reason=counted(len(names), "node")
         + (f", {', '.join(notices)} leaving" if notices else "")
         + _lacking(state, event, policy),
     )
@@ -249,7 +250,9 @@ def _lacking(state: State, event: NodesChanged, policy: Policy) -> str:
     room = sum(node.slots for node in event.nodes if node.drain_by is None)
     if not isinstance(state.phase, Waiting) or room >= policy.min_workers:
         return ""
-    return f" with room for {room} workers{policy.each}: at least {policy.min_workers} are waited for"
+    return (
+        f" with room for {counted(room, 'worker')}{policy.each}: at least {policy.min_workers} are waited for"
+    )
 
 
 def _worker_ready(state: State, event: WorkerReady) -> Outcome:

@@ -20,6 +20,7 @@ from elastic_train.control.events import (
 )
 from elastic_train.observe.journal_records import Record
 from elastic_train.observe.reconfigurations import Reconfiguration
+from elastic_train.planner.plan import counted
 
 Told = tuple[str, str, tuple[str, ...]]
 """A kind, a clause, and the nodes that it is about."""
@@ -32,10 +33,6 @@ def names(found: Sequence[str]) -> str:
     if more > 0:
         return f"{', '.join(found[:MOST_NAMES])} and {more} more"
     return " and ".join(filter(None, (", ".join(found[:-1]), *found[-1:])))
-
-
-def counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def place_in_page(entry: str) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from elastic_train.control.events import PeersHeld
 from elastic_train.control.schedule import PEER_SHARE, peer_interval_s
-from elastic_train.observe.event_text import counted
 from elastic_train.observe.journal_records import Record
+from elastic_train.planner.plan import counted
 
 MB = 1e6
 

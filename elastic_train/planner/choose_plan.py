@@ -8,7 +8,7 @@ from elastic_train.planner.data_parallel import APART
 from elastic_train.planner.goodput_model import more
 from elastic_train.planner.limits import limits, refused
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Infeasible, bytes_text
+from elastic_train.planner.plan import Infeasible, bytes_text, counted
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.ranking import Ranking
 from elastic_train.planner.scoring import Scored
@@ -31,8 +31,9 @@ def choose(problem: Problem) -> tuple[Scored, str] | Infeasible:
     ranking = Ranking(problem, known)
     if len(ranking.candidates) == 0:
         return Infeasible(
-            reason=f"no mesh of {fleet.workers} workers with {problem.micro_batches} micro-batches a step "
-            f"meets {problem.constraints}; leave an axis to the planner"
+            reason=f"no mesh of {counted(fleet.workers, 'worker')} with "
+            f"{problem.micro_batches} micro-batches a step meets {problem.constraints}; "
+            "leave an axis to the planner"
         )
     best = _best(ranking)
     if best is None:
@@ -65,7 +66,7 @@ def _headline(scored: Scored, problem: Problem) -> str:
     there = problem.hardware.memory_bytes
     used = f"{size} of {bytes_text(there)}" if there else size
     return (
-        f"{plan.mesh} on {plan.mesh.size} of {len(problem.worker_slots)} workers{waiting}: "
+        f"{plan.mesh} on {plan.mesh.size} of {counted(len(problem.worker_slots), 'worker')}{waiting}: "
         f"{scored.cost.step_s:.3g} s a step, {used} per worker" + ("" if scored.moves_live else APART)
     )
 

@@ -11,7 +11,7 @@ from elastic_train.planner.memory_fit import Fit
 from elastic_train.planner.memory_model import memory_per_worker
 from elastic_train.planner.meshes import impossible, meshes
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Infeasible, Mesh, Plan
+from elastic_train.planner.plan import Infeasible, Mesh, Plan, counted
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.quotas import shares_by_speed, slowest_end
 from elastic_train.planner.rank_placement import place
@@ -78,7 +78,7 @@ class DataParallel:
         )
         apart = "" if moves_live else APART
         reason = (
-            f"{mesh} on {mesh.size} of {len(worker_slots)} workers: {self._why(mesh)}"
+            f"{mesh} on {mesh.size} of {counted(len(worker_slots), 'worker')}: {self._why(mesh)}"
             f"{self._idle(mesh, question)}{fit.used(mesh)}{apart}"
         )
         return Planned(plan=plan, reason=reason, moves_live=moves_live, moved=self._moved(held, plan))

@@ -10,7 +10,7 @@ from elastic_train.axes import LAYERS, MODEL, RANKED
 from elastic_train.config import Parallelism
 from elastic_train.planner.hardware import Fleet
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Infeasible
+from elastic_train.planner.plan import Infeasible, counted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +32,8 @@ def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> AxisLi
     node = max(fleet.sizes, default=1)
     most = min(len(shape.layers), micro_batches, fleet.room(1)) if shape.chain else 1
     found: dict[str, tuple[int, ...]] = {}
-    why = {"pp": f"{len(shape.layers)} layers, {micro_batches} micro-batches and {fleet.room(1)} workers"}
+    room = counted(fleet.room(1), "worker")
+    why = {"pp": f"{len(shape.layers)} layers, {micro_batches} micro-batches and {room}"}
     if not shape.chain:
         why["pp"] = "no rules say that the model is a chain of blocks"
     if shape.widths is None:
@@ -81,10 +82,10 @@ def _too_many(constraints: Parallelism, fleet: Fleet, micro_batches: int) -> Inf
     if pp * dp * block > room:
         legal = [f"{a} up to {room * n // (pp * dp * block)}" for a, n in fixed.items() if (n or 1) > 1]
         legal = [text for text in legal if not text.endswith(" 0")] or [f"a product up to {room}"]
+        have, apart = counted(fleet.workers, "worker", ("has", "have")), f" in blocks of {block} on a node"
         return Infeasible(
-            reason=f"parallelism {named} needs {pp * dp * block} ranks and {fleet.workers} workers have room "
-            f"for {room}" + (f" in blocks of {block} on a node" if block > 1 else "") + f"; legal is "
-            f"{' or '.join(legal)}"
+            reason=f"parallelism {named} needs {pp * dp * block} ranks and {have} room for {room}"
+            f"{apart if block > 1 else ''}; legal is {' or '.join(legal)}"
         )
     if dp * pp > micro_batches:
         parts = [(axis, n) for axis, n in fixed.items() if axis not in LAYERS and n]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from elastic_train.axes import BATCH, MODEL
 from elastic_train.config import Parallelism
-from elastic_train.planner.plan import Infeasible, Mesh
+from elastic_train.planner.plan import Infeasible, Mesh, counted
 
 
 def meshes(limit: int, constraints: Parallelism) -> tuple[Mesh, ...]:
@@ -44,7 +44,7 @@ def impossible(workers: int, micro_batches: int, constraints: Parallelism) -> In
     if needed <= limit:
         return None
     there = (
-        f"{workers} workers are there"
+        f"{counted(workers, 'worker', ('is', 'are'))} there"
         if workers <= micro_batches
         else f"a step has {micro_batches} micro-batches, one per data-parallel rank at least"
     )

@@ -134,9 +134,15 @@ class Plan:
         return f"{self.mesh} {on_nodes(len(set(self.nodes)))}{said}"
 
 
+def counted(number: int, noun: str, verb: tuple[str, str] | None = None) -> str:
+    """So many of something, for people, and what it does: `verb` is its form for one and for more."""
+    said = f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return f"{said} {verb[number != 1]}" if verb else said
+
+
 def on_nodes(count: int) -> str:
     """Where a plan is, for people."""
-    return f"on {count} node{'' if count == 1 else 's'}"
+    return f"on {counted(count, 'node')}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

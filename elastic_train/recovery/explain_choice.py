@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from elastic_train.planner.plan import counted
 from elastic_train.recovery.evidence import Live, Logged, Mixed
+
+HOLD = ("holds", "hold")
 
 
 def _stages(log: Logged) -> str:
@@ -19,14 +22,14 @@ def assembled(origin: Live | Mixed, workers: int) -> str:
     after = f" after {' and '.join(means)}" if means else ""
     where = f"step {origin.step} of generation {origin.generation}"
     if isinstance(origin, Live):
-        return f"{workers} workers hold {where}{after}"
-    sources = [f"{workers} workers hold a part{after}"] if workers else []
+        return f"{counted(workers, 'worker', HOLD)} {where}{after}"
+    sources = [f"{counted(workers, 'worker', HOLD)} a part{after}"] if workers else []
     if origin.peers:
         peer_stores = len({snapshot.peer_store for snapshot in origin.peers})
         ranks = len({snapshot.rank for snapshot in origin.peers})
         sources.append(
-            f"the part{'s' * (ranks > 1)} of {ranks} rank{'s' * (ranks > 1)} "
-            f"{'are' if ranks > 1 else 'is'} in the memory of {peer_stores} node{'s' * (peer_stores > 1)}"
+            f"the part{'s' * (ranks > 1)} of {counted(ranks, 'rank', ('is', 'are'))} in the memory of "
+            f"{counted(peer_stores, 'node')}"
         )
     if origin.stored is not None:
         sources.append("the rest is in the checkpoint of that step")

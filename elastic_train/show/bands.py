@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from elastic_train.observe.bounded_series import Bucket
-from elastic_train.observe.event_text import counted
 from elastic_train.observe.timeline import OPEN, Happening, NodeLane
-from elastic_train.planner.plan import on_nodes
+from elastic_train.planner.plan import counted, on_nodes
 from elastic_train.show.markup import element, text
 from elastic_train.show.model import Shown
 from elastic_train.show.scale import clock, duration, number, size, time_ticks

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from elastic_train.observe.bounded_series import Series
-from elastic_train.observe.event_text import counted
 from elastic_train.observe.timeline import OPEN, Happening
+from elastic_train.planner.plan import counted
 from elastic_train.show.bands import DOING, SIGNS
 from elastic_train.show.markup import text
 from elastic_train.show.model import Shown

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from elastic_train.observe.event_text import counted
 from elastic_train.observe.journal_records import planning
 from elastic_train.observe.metrics import QUANTILES
 from elastic_train.observe.reconfigurations import Reconfiguration
 from elastic_train.observe.save_report import saving
 from elastic_train.observe.timeline import Happening
+from elastic_train.planner.plan import counted
 from elastic_train.show.bands import figure, said_of_time
 from elastic_train.show.markup import element, table, text
 from elastic_train.show.model import Shown

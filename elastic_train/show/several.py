@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from elastic_train.observe.event_text import counted
+from elastic_train.planner.plan import counted
 from elastic_train.show.bands import figure
 from elastic_train.show.curves import HEIGHT, WIDTH, spark
 from elastic_train.show.markup import element, text

@@ -126,7 +126,7 @@ def test_a_node_is_kept_where_the_others_would_take_longer_for_its_part(replicat
     play.running(2, step=5)
     slow(play, play.plan.workers[1], play.plan.nodes[1], 1.8)
     assert isinstance(play.phase, Running)
-    assert "1 workers without it would save 0 s" in play.outcome.reason
+    assert "1 worker without it would save 0 s" in play.outcome.reason
 
 
 def test_a_limit_below_what_counts_as_slow_is_refused() -> None:

@@ -69,7 +69,7 @@ def test_too_few_workers_wait_and_then_the_run_ends_naming_the_numbers(play):
     assert isinstance(play.phase, Waiting)
     play.wait(2.0)
     assert play.ordered(End)[0].outcome == "capacity"
-    assert play.ordered(End)[0].detail == "waited 601 s for 2 workers, 1 are there"
+    assert play.ordered(End)[0].detail == "waited 601 s for 2 workers, 1 is there"
 
 
 def test_a_slow_start_of_enough_workers_is_no_lack_of_capacity(play):

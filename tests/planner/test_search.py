@@ -87,7 +87,7 @@ def test_a_plan_is_legal_and_the_same_each_time(
     assert len(set(plan.workers)) == plan.mesh.size <= limit
     assert plan.mesh.dp_replicate == (replicate or plan.mesh.dp_replicate)
     assert plan.mesh.dp_shard == (shard or plan.mesh.dp_shard) >= (fitting or 1)
-    assert f"{plan.mesh.size} of {workers} workers" in choice.reason
+    assert f"{plan.mesh.size} of {workers} worker{'s' * (workers > 1)}" in choice.reason
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ from elastic_train.cluster.pickle_job import sent
 from elastic_train.cluster.ray_calls import connect, remote
 from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError, HeadLost
-from elastic_train.observe.event_text import counted
+from elastic_train.planner.plan import counted
 from elastic_train.planner.question import Planner
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.outlast import outlast

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from elastic_train.cluster.messages import Heartbeat
-from elastic_train.observe.event_text import counted
 from elastic_train.observe.run_summary import RunSummary
+from elastic_train.planner.plan import counted
 from elastic_train.show.scale import duration, number
 
 

@@ -161,7 +161,9 @@ class Carried:
         trainer.optimizer = None
         trainer.model, held = Named(named), trainer.model
         try:
-            return trainer.create_optimizer()
+            made: Any = trainer.create_optimizer()
+            set_alone: Any = trainer.optimizer  # a method of the script may return nothing
+            return set_alone if made is None else made
         finally:
             trainer.model, trainer.optimizer = held, None
 
@@ -169,6 +171,7 @@ class Carried:
         trainer = self.trainer
         trainer.lr_scheduler, trainer.optimizer = None, optimizer
         try:
-            return trainer.create_scheduler(num_training_steps=max_steps, optimizer=optimizer)
+            made = trainer.create_scheduler(num_training_steps=max_steps, optimizer=optimizer)
+            return trainer.lr_scheduler if made is None else made
         finally:
             trainer.lr_scheduler = trainer.optimizer = None

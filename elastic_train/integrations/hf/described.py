@@ -26,7 +26,7 @@ from elastic_train.integrations.hf.evaluation import Measures
 from elastic_train.integrations.hf.given_model import Values, structure_of, write_values
 from elastic_train.integrations.hf.given_optimizer import GivenOptimizer
 from elastic_train.integrations.hf.loss_kind import Steps, kind_of
-from elastic_train.integrations.hf.sample_order import BatchesToEvaluate, InOrder
+from elastic_train.integrations.hf.sample_order import BatchesToEvaluate, Evaluations, InOrder
 from elastic_train.integrations.hf.trainer_task import Evaluated, TrainerTask
 from elastic_train.observe.journal_records import Record
 from elastic_train.storage.fsspec_store import child_url, open_store
@@ -99,7 +99,7 @@ def described(trainer: Any) -> Described:
     epochs = math.ceil(args.num_train_epochs) if args.max_steps <= 0 else -(-max_steps // steps.per_epoch)
     run = _run_config(trainer, elastic.pop("run_config"))
     url = child_url(absolute(str(run.storage_path)), str(run.name))
-    samples = _in_order(trainer, dataset, length, size * args.gradient_accumulation_steps)
+    samples = _in_order(trainer, dataset, length, _evaluations(trainer, steps, max_steps))
     collator = TransformersTrainer._get_collator_with_removed_columns(trainer, trainer.data_collator)
     carried = Carried(trainer, decayed=trainer.get_decay_parameter_names(trainer.model))
     carried.built(trainer.model)
@@ -163,8 +163,22 @@ def _columns(trainer: Any, dataset: Any) -> Any:
     return TransformersTrainer._remove_unused_columns(trainer, dataset, description="training")
 
 
-def _in_order(trainer: Any, dataset: Any, length: int, batch: int) -> InOrder:
+def _evaluations(trainer: Any, steps: Steps, max_steps: int) -> Evaluations:
     args = trainer.args
+    sets = len(trainer.eval_dataset) if isinstance(trainer.eval_dataset, dict) else 1
+    every = 0
+    if args.eval_strategy == IntervalStrategy.EPOCH:
+        every = steps.per_epoch
+    elif args.eval_strategy == IntervalStrategy.STEPS:
+        every = _in_steps(args.eval_steps, max_steps)
+    return Evaluations(
+        sets=sets, every=every, steps_per_epoch=steps.per_epoch, at_start=bool(args.eval_on_start)
+    )
+
+
+def _in_order(trainer: Any, dataset: Any, length: int, evaluations: Evaluations) -> InOrder:
+    args = trainer.args
+    batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     strategy = args.train_sampling_strategy
     lengths: Sequence[int] = ()
     if strategy == "group_by_length":
@@ -172,7 +186,15 @@ def _in_order(trainer: Any, dataset: Any, length: int, batch: int) -> InOrder:
     # As accelerate has it: the last seed that torch was given, that of the arguments unless the script gives
     # another one.
     seed = torch.initial_seed() if args.data_seed is None or strategy != "random" else args.data_seed
-    return InOrder(dataset, strategy=strategy, seed=seed, length=length, lengths=lengths, batch=batch)
+    return InOrder(
+        dataset,
+        strategy=strategy,
+        seed=seed,
+        length=length,
+        lengths=lengths,
+        batch=batch,
+        evaluations=evaluations,
+    )
 
 
 def _given(trainer: Any) -> GivenOptimizer | None:

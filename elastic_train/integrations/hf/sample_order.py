@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -12,12 +13,28 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 Strategy = Literal["random", "sequential", "group_by_length"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluations:
+    """How often loaders of evaluations draw from torch's global generator: once for each of `sets`, every so
+    many steps (0: never) and, with `at_start`, before the first."""
+
+    sets: int = 0
+    every: int = 0
+    steps_per_epoch: int = 1
+    at_start: bool = False
+
+    def before(self, epoch: int) -> int:
+        """Draws until this epoch begins."""
+        measured = epoch * self.steps_per_epoch // self.every if self.every else 0
+        return (measured + self.at_start) * self.sets
+
+
 class InOrder:
     """A data set whose sample k is the k-th one that an epoch trains.
 
     Random orders are drawn as by accelerate's sampler, from a generator with the seed plus the epoch. Those
     by length are drawn by transformers from torch's global generator, which its Trainer seeded: here as if
-    each epoch's loader and order were all that draws from it.
+    loaders and orders were all that draws from it.
     """
 
     def __init__(
@@ -29,9 +46,11 @@ class InOrder:
         length: int,
         lengths: Sequence[int] = (),
         batch: int = 1,
+        evaluations: Evaluations | None = None,
     ) -> None:
-        """`length` samples of an epoch are trained, the rest dropped; `lengths` of all in tokens, and the
-        samples of a `batch`, are for orders by length."""
+        """`length` samples of an epoch are trained, the rest dropped; `lengths` of all in tokens, the samples
+        of a `batch`, and `evaluations` are for orders by length."""
+        self._evaluations = evaluations or Evaluations()
         self.dataset, self._strategy, self._seed = dataset, strategy, seed
         self._length, self._lengths, self._batch = length, list(lengths), batch
         self._epoch = 0
@@ -71,8 +90,11 @@ class InOrder:
             return list(RandomSampler(whole, generator=generator))
         generator.manual_seed(self._seed)
         found: Sequence[int] = ()
-        for _ in range(epoch + 1):
-            torch.empty((), dtype=torch.int64).random_(generator=generator)  # the seed of a loader's workers
+        evaluated = 0
+        for number in range(epoch + 1):
+            before, evaluated = evaluated, self._evaluations.before(number)
+            for _ in range(evaluated - before + 1):  # each loader draws a seed for its processes
+                torch.empty((), dtype=torch.int64).random_(generator=generator)
             found = get_length_grouped_indices(self._lengths, self._batch, generator=generator)
         return found
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from transformers import PreTrainedTokenizerBase, ProcessorMixin, TrainingArguments, set_seed
 from transformers import Trainer as TransformersTrainer
-from transformers import TrainingArguments, set_seed
 from transformers.trainer_callback import TrainerControl, TrainerState
-from transformers.trainer_utils import IntervalStrategy, TrainOutput
+from transformers.trainer_utils import IntervalStrategy, TrainOutput, align_special_tokens
 
 import elastic_train as et
 from elastic_train.errors import ConfigError
@@ -165,6 +165,9 @@ class Trainer(TransformersTrainer):
             set_seed(args.seed)
             self.model = self.model_wrapped = self.call_model_init()
             self.optimizer = self.lr_scheduler = None
+        tokenizes = isinstance(self.processing_class, PreTrainedTokenizerBase | ProcessorMixin)
+        if tokenizes and hasattr(self.model, "config"):
+            align_special_tokens(self.model, self.processing_class)
         if args.activation_checkpointing:
             given: Any = args.activation_checkpointing_kwargs or {}
             settings: dict[str, Any] = dict(given)
@@ -215,14 +218,17 @@ class Trainer(TransformersTrainer):
             "train_loss": loss,
         }
         self.log(metrics)
-        if args.load_best_model_at_end and state.best_model_checkpoint is not None:
-            self._load_best_model()
+        if args.load_best_model_at_end and state.best_global_step:
+            if Path(state.best_model_checkpoint or "").name != f"checkpoint-{state.best_global_step}":
+                log.warning("the best step was %d, whose checkpoint was not written", state.best_global_step)
+            if state.best_model_checkpoint is not None:
+                self._load_best_model()
         if self.place_model_on_device:
             self._move_model_to_device(self.model, args.device)
         self.control = self.callback_handler.on_train_end(args, state, self.control)
         self.is_in_train = False
         self.model.eval()
-        return TrainOutput(steps, loss, metrics)
+        return TrainOutput(state.global_step, loss, metrics)
 
 
 def _evaluates(args: TrainingArguments) -> bool:

@@ -148,6 +148,18 @@ def test_tied_weights_and_frozen_ones(tmp_path: Path) -> None:
     check_equal(tmp_path, make)
 
 
+def test_adapters_of_peft(tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft", reason="the adapters are its")
+
+    def make() -> dict[str, Any]:
+        model = causal()
+        torch.manual_seed(4)
+        settings = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"])
+        return {"model": peft.get_peft_model(model, settings), "train_dataset": texts()}
+
+    check_equal(tmp_path, make)
+
+
 def test_evaluations_have_the_metrics_of_all_predictions(tmp_path: Path) -> None:
     from transformers import Trainer as Theirs
 

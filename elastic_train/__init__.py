@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Timing,
     )
     from elastic_train.integrations import lightning as lightning
+    from elastic_train.integrations import tune as tune
     from elastic_train.train.custom.context import Context
     from elastic_train.train.task import Average, Evaluation, Rules, Task
 
@@ -71,7 +72,7 @@ _HOMES = {
 }
 
 
-_ROOMS = {"lightning": "integrations.lightning"}
+_ROOMS = {"lightning": "integrations.lightning", "tune": "integrations.tune"}
 """What is written for users of other libraries, each under its name."""
 
 

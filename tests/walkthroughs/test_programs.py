@@ -229,6 +229,7 @@ NOT_RUN = {
     ("docs/hf.md", "python", 0): "options, which the tests of the trainer give",
     ("docs/language.md", "python", 0): "one option, whose checkpoints the tests of importers open",
     ("docs/sizing.md", "python", 0): "run by the tests of the pages",
+    ("docs/ray-tune.md", "diff", 0): "the search of jobs/tune_sweep.py, which the tests of faults run",
     ("docs/your-own-model.md", "python", 0): "run below, as it stands",
 }
 

@@ -1,0 +1,92 @@
+"""A search with Ray Tune: its trials share a cluster, lose a node without a step, and leave nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import ray
+from ray import tune
+
+import elastic_train as et
+from elastic_train.checkpoint.reader import open_checkpoint
+from elastic_train.cluster.actor_names import NAMESPACE
+from elastic_train.cluster.local_cluster import LocalCluster
+from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
+from elastic_train.cluster.ray_calls import named_actors
+from elastic_train.cluster.run_reading import records
+from elastic_train.control.events import StepCommitted, WorkerLost, WorkerReady
+from elastic_train.errors import ConfigError
+from elastic_train.observe.ledger import ledger
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.testing.single_process_run import train_alone
+from tests.faults.conftest import Runs
+
+pytest.importorskip("sklearn", reason="scikit-learn ships the images of this job")
+pytestmark = [pytest.mark.ring4, pytest.mark.timeout(500), pytest.mark.filterwarnings("default")]
+NODES, CPUS = 3, 2
+STEPS, AT = 32, 6
+SPACE = {"lr": tune.grid_search([0.1, 1e-4, 1e-4]), "width": 16}
+
+
+def kill_a_node(cluster: LocalCluster, storage: Path, killed: list[str]) -> None:
+    """The node of a worker of the first run that has committed a few steps."""
+    while not killed:
+        time.sleep(0.2)
+        for run in storage.glob("digits-*"):
+            there = tuple(records(open_store(str(run))))
+            if any(isinstance(r.event, StepCommitted) and r.event.step >= AT for r in there):
+                ready = [r.event.node for r in there if isinstance(r.event, WorkerReady)][-1]
+                (node,) = (n.node_id for n in cluster.nodes if n.node_id.startswith(ready[:8]))
+                killed.append(node)
+                cluster.kill_node(node)
+                cluster.add_node(CPUS)
+                return
+
+
+def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(runs: Runs) -> None:
+    from jobs import tune_sweep
+
+    before = {path.name for path in DIRECTORY.glob(f"{PREFIX}*")}
+    killed: list[str] = []
+    killer = threading.Thread(target=kill_a_node, args=(runs.cluster, runs.storage, killed), daemon=True)
+    killer.start()
+    tuner = tune_sweep.tuner(samples=1, max_steps=STEPS, first=4, storage=str(runs.storage), space=SPACE)
+    found = tuner.fit()
+    killer.join(timeout=60)
+    assert killed
+    assert not found.errors
+    steps = {result.metrics["step"] for result in found}
+    assert STEPS in steps
+    assert min(steps) < STEPS, "the worse ones were stopped early"
+    lost = 0
+    for result in found:
+        there = tuple(records(open_store(result.metrics["path"])))
+        read = ledger(there)
+        assert read.superseded == (), "no step is lost with a node"
+        lost += sum(isinstance(record.event, WorkerLost) for record in there)
+        made = tune_sweep.trainer(result.config)
+        calm = {r.step: r.loss for r in train_alone(made.task, made.spec) if r.step in read.losses}
+        assert read.losses == pytest.approx(calm, rel=1e-4)
+        kept = open_checkpoint(et.tune.checkpoint_url(result))
+        assert kept.document["step"] >= result.metrics["step"] or result.metrics["step"] < STEPS
+    assert lost, "a run had a worker on the node"
+    assert [entry for entry in named_actors() if entry["namespace"] == NAMESPACE] == []
+    assert {path.name for path in DIRECTORY.glob(f"{PREFIX}*")} <= before
+    free, there = ray.available_resources(), ray.cluster_resources()
+    assert free["CPU"] == there["CPU"]
+
+
+def test_a_trial_is_made_by_a_function_and_an_error_of_its_code_is_its_own(runs: Runs) -> None:
+    from jobs import tune_sweep
+
+    with pytest.raises(ConfigError, match="no function"):
+        et.tune.trainable(tune_sweep.trainer({"width": 4, "lr": 1, "max_steps": 1, "storage": "runs"}))  # type: ignore[arg-type]
+
+    def wrong(config: dict[str, object]) -> et.ElasticTrainer:
+        raise ValueError(f"no {config['lr']}")
+
+    found = tune.Tuner(et.tune.trainable(wrong), param_space={"lr": 3}).fit()
+    assert "no 3" in str(found.errors[0])

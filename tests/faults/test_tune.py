@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -22,9 +23,13 @@ from elastic_train.errors import ConfigError
 from elastic_train.observe.ledger import ledger
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.single_process_run import train_alone
+from elastic_train.testing.slow_samples import SlowSamples
 from tests.faults.conftest import Runs
 
 pytest.importorskip("sklearn", reason="scikit-learn ships the images of this job")
+from jobs import tune_sweep
+
+JOBS = tune_sweep.trainer
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(500), pytest.mark.filterwarnings("default")]
 NODES, CPUS = 3, 2
 STEPS, AT = 32, 6
@@ -46,9 +51,23 @@ def kill_a_node(cluster: LocalCluster, storage: Path, killed: list[str]) -> None
                 return
 
 
-def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(runs: Runs) -> None:
-    from jobs import tune_sweep
+class Slow(tune_sweep.Digits):
+    """Its steps last, so that a node is lost within one."""
 
+    def dataset(self) -> Any:
+        return SlowSamples(super().dataset(), 0.01)
+
+
+def slow(config: dict[str, Any]) -> et.ElasticTrainer:
+    made = JOBS(config)
+    made.task = Slow(config["width"], config["lr"])
+    return made
+
+
+def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tune_sweep, "trainer", slow)
     before = {path.name for path in DIRECTORY.glob(f"{PREFIX}*")}
     killed: list[str] = []
     killer = threading.Thread(target=kill_a_node, args=(runs.cluster, runs.storage, killed), daemon=True)
@@ -67,7 +86,7 @@ def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(runs: Runs) -
         read = ledger(there)
         assert read.superseded == (), "no step is lost with a node"
         lost += sum(isinstance(record.event, WorkerLost) for record in there)
-        made = tune_sweep.trainer(result.config)
+        made = JOBS(result.config)
         calm = {r.step: r.loss for r in train_alone(made.task, made.spec) if r.step in read.losses}
         assert read.losses == pytest.approx(calm, rel=1e-4)
         kept = open_checkpoint(et.tune.checkpoint_url(result))
@@ -80,8 +99,6 @@ def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(runs: Runs) -
 
 
 def test_a_trial_is_made_by_a_function_and_an_error_of_its_code_is_its_own(runs: Runs) -> None:
-    from jobs import tune_sweep
-
     with pytest.raises(ConfigError, match="no function"):
         et.tune.trainable(tune_sweep.trainer({"width": 4, "lr": 1, "max_steps": 1, "storage": "runs"}))  # type: ignore[arg-type]
 

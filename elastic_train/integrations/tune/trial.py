@@ -130,8 +130,9 @@ class Trial(tune.Trainable):
 
     def cleanup(self) -> None:
         """Stop the run, with a checkpoint, and wait until nothing of it is left."""
+        asked = False
         while self._thread.is_alive():
-            ask_to_stop(self._trainer.spec, "its trial was stopped")
+            asked = asked or ask_to_stop(self._trainer.spec, "its trial was stopped")
             self._thread.join(ASK_S)
 
     @property

@@ -18,8 +18,9 @@ from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.cluster.ray_calls import named_actors
 from elastic_train.cluster.run_reading import records
-from elastic_train.control.events import StepCommitted, WorkerLost, WorkerReady
+from elastic_train.control.events import StepCommitted
 from elastic_train.errors import ConfigError
+from elastic_train.observe.journal_records import FormedGroup
 from elastic_train.observe.ledger import ledger
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.single_process_run import train_alone
@@ -36,18 +37,21 @@ STEPS, AT = 32, 6
 SPACE = {"lr": tune.grid_search([0.1, 1e-4, 1e-4]), "width": 16}
 
 
+def formed(storage: Path, run: str) -> list[FormedGroup]:
+    return [r.formed for r in records(open_store(str(storage / run))) if r.formed is not None]
+
+
 def kill_a_node(cluster: LocalCluster, storage: Path, killed: list[str]) -> None:
-    """The node of a worker of the first run that has committed a few steps."""
+    """The node of a rank of the first run that has committed a few steps."""
     while not killed:
         time.sleep(0.2)
         for run in storage.glob("digits-*"):
             there = tuple(records(open_store(str(run))))
             if any(isinstance(r.event, StepCommitted) and r.event.step >= AT for r in there):
-                ready = [r.event.node for r in there if isinstance(r.event, WorkerReady)][-1]
-                (node,) = (n.node_id for n in cluster.nodes if n.node_id.startswith(ready[:8]))
-                killed.append(node)
+                group = formed(storage, run.name)[-1]
+                killed.append(group.nodes[-1])
+                (node,) = (n.node_id for n in cluster.nodes if n.node_id.startswith(killed[0][:8]))
                 cluster.kill_node(node)
-                cluster.add_node(CPUS)
                 return
 
 
@@ -68,7 +72,6 @@ def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(
     runs: Runs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune_sweep, "trainer", slow)
-    before = {path.name for path in DIRECTORY.glob(f"{PREFIX}*")}
     killed: list[str] = []
     killer = threading.Thread(target=kill_a_node, args=(runs.cluster, runs.storage, killed), daemon=True)
     killer.start()
@@ -85,15 +88,18 @@ def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(
         there = tuple(records(open_store(result.metrics["path"])))
         read = ledger(there)
         assert read.superseded == (), "no step is lost with a node"
-        lost += sum(isinstance(record.event, WorkerLost) for record in there)
+        groups = [
+            killed[0] in group.nodes for group in formed(runs.storage, Path(result.metrics["path"]).name)
+        ]
+        lost += groups.count(True) > 0 and not groups[-1]
         made = JOBS(result.config)
         calm = {r.step: r.loss for r in train_alone(made.task, made.spec) if r.step in read.losses}
         assert read.losses == pytest.approx(calm, rel=1e-4)
         kept = open_checkpoint(et.tune.checkpoint_url(result))
         assert kept.document["step"] >= result.metrics["step"] or result.metrics["step"] < STEPS
-    assert lost, "a run had a worker on the node"
+    assert lost, "a run had a rank on the node, and went on elsewhere"
     assert [entry for entry in named_actors() if entry["namespace"] == NAMESPACE] == []
-    assert {path.name for path in DIRECTORY.glob(f"{PREFIX}*")} <= before
+    assert list(DIRECTORY.glob(f"{PREFIX}digits-*")) == []
     free, there = ray.available_resources(), ray.cluster_resources()
     assert free["CPU"] == there["CPU"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import time
@@ -98,6 +99,8 @@ class Trainer(TransformersTrainer):
         self._trained, self.is_in_train = True, True
         started = time.monotonic()
         self._prepare_model()
+        if begins is not None:
+            begins = dataclasses.replace(begins, names=self._names_of_optimizer())
         plan = described(self)
         self._begin_state(plan, begins)
         self.control = self.callback_handler.on_train_begin(self.args, self.state, self.control)
@@ -155,6 +158,14 @@ class Trainer(TransformersTrainer):
                 problem=f"{given} is no checkpoint of transformers.",
             )
         return et.ResumeFrom(url=str(given))
+
+    def _names_of_optimizer(self) -> tuple[str, ...]:
+        """The parameters in the optimizer's order, in which transformers keeps its state."""
+        given = self.optimizer
+        made: Any = given if given is not None else self.create_optimizer()
+        self.optimizer = given
+        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
+        return tuple(names[id(p)] for group in made.param_groups for p in group["params"])
 
     def _prepare_model(self) -> None:
         """What transformers does to a model before it trains."""

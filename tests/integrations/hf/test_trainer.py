@@ -178,7 +178,8 @@ def test_a_new_run_begins_with_a_checkpoint_of_transformers(tmp_path: Path) -> N
     result = ours.train(resume_from_checkpoint=str(tmp_path / "theirs" / "checkpoint-4"))
     assert result.global_step == 8
     losses = [{e["step"]: e["loss"] for e in t.state.log_history if "loss" in e} for t in (ours, theirs)]
-    assert losses[0][5] == pytest.approx(losses[1][5], rel=2e-6)  # the moments are told by shapes, if at all
+    for step in range(5, 9):
+        assert losses[1][step] == pytest.approx(losses[0][step], rel=2e-6)
 
 
 def test_adapters_of_peft_are_trained_and_saved(tmp_path: Path) -> None:

@@ -21,11 +21,13 @@ OF_EXTRAS = {
     "show/server.py": {"ui"},
     "cli/report_and_ui.py": {"ui"},
     "cluster/driver/live_page.py": {"ui"},
+    "integrations/hf/": {"hf"},
+    "integrations/lightning/": {"lightning"},
     "models/hf_tokens.py": {"hf"},
     "models/parameter_names.py": {"hf"},
     "testing/store_contract.py": {"dev"},
 }
-"""Which modules may import what an extra brings."""
+"""Which modules, or all of a folder, may import what an extra brings."""
 
 
 @pytest.mark.ring2
@@ -63,7 +65,8 @@ def test_everything_that_is_imported_is_declared() -> None:
     missing: list[str] = []
     for file in sorted(PACKAGE.rglob("*.py")):
         where = file.relative_to(PACKAGE).as_posix()
-        extras = [PROJECT["optional-dependencies"][extra] for extra in OF_EXTRAS.get(where, ())]
+        brought = {extra for begin, names in OF_EXTRAS.items() if where.startswith(begin) for extra in names}
+        extras = [PROJECT["optional-dependencies"][extra] for extra in brought]
         declared = always | {_name(each) for extra in extras for each in extra}
         for name in _imports(file):
             if not declared & {_name(each) for each in homes.get(name, [name])}:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,23 @@ def living() -> set[str]:
     return {n["NodeID"] for n in ray.nodes() if n["Alive"]} - set(draining_nodes())
 
 
-@pytest.fixture(scope="package")
-def clusters() -> Iterator[Clusters]:
+SHARED = Clusters()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """The cluster ends with the last test of this folder: a process is in one at most."""
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+            SHARED.close()
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Clusters:
     prepare_local_environment()
-    made = Clusters()
-    yield made
-    made.close()
+    return SHARED
 
 
 @pytest.fixture(scope="module")

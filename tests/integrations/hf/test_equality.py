@@ -148,6 +148,7 @@ def test_tied_weights_and_frozen_ones(tmp_path: Path) -> None:
     check_equal(tmp_path, make)
 
 
+@pytest.mark.filterwarnings("default")  # peft reads what transformers is about to rename
 def test_adapters_of_peft(tmp_path: Path) -> None:
     peft = pytest.importorskip("peft", reason="the adapters are its")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,11 @@ def test_what_the_url_says_reaches_the_driver_and_options_win(monkeypatch: pytes
         ("sftp://box/runs", "paramiko"),
     ],
 )
-def test_a_missing_driver_is_named_with_its_package(url: str, package: str) -> None:
+def test_a_missing_driver_is_named_with_its_package(
+    url: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as where it is not installed
+    loaded = vars(sys.modules["fsspec.registry"])["_registry"]
+    monkeypatch.delitem(loaded, url.partition(":")[0].replace("abfss", "abfs"), raising=False)
     with pytest.raises(ConfigError, match=rf"pip install {package}"):
         open_store(url)

@@ -5,9 +5,6 @@ from __future__ import annotations
 import importlib.util
 import shutil
 import socket
-import subprocess
-import threading
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +13,9 @@ from typing import Any
 
 import fsspec
 
-READY_S = 60.0
+from elastic_train.testing.ray_processes import HOST, free_port
+from elastic_train.testing.served_process import READY_S, served
+
 ACCOUNT = "devstoreaccount1"
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 """Azurite's own, which its documentation names: no secret."""
@@ -53,32 +52,11 @@ def missing(program: str) -> str:
 @contextmanager
 def azure_server(directory: Path, program: str = "azurite-blob") -> Iterator[AzureServer]:
     """Serve from `directory` until the block ends, by a program of that name or path."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    directory.mkdir(parents=True, exist_ok=True)
+    port = free_port()
     command = [
         program,
-        "--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(directory),
+        "--blobHost", HOST, "--blobPort", str(port), "--location", str(directory),
         "--silent", "--skipApiVersionCheck", "--disableTelemetry",
     ]  # fmt: skip
-    with (directory / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, cwd=directory)
-    try:
-        _until_it_listens(port, process)
-        yield AzureServer(endpoint=f"http://127.0.0.1:{port}")
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _until_it_listens(port: int, process: subprocess.Popen[bytes]) -> None:
-    started, pause = time.monotonic(), threading.Event()
-    while True:
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=READY_S):
-                return
-        except OSError as error:
-            if process.poll() is not None or time.monotonic() - started > READY_S:
-                raise RuntimeError(f"Azurite did not come up: {error}") from error
-        pause.wait(0.1)
+    with served(command, directory, lambda: socket.create_connection((HOST, port), timeout=READY_S).close()):
+        yield AzureServer(endpoint=f"http://{HOST}:{port}")

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import socket
-import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -23,7 +20,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-READY_S = 60.0
+from elastic_train.testing.ray_processes import HOST, free_port
+from elastic_train.testing.served_process import READY_S, served
+
 CANCELLED = SimpleNamespace(value=499, phrase="Client Closed Request")
 
 
@@ -62,32 +61,11 @@ def missing() -> str:
 @contextmanager
 def gcs_server(directory: Path) -> Iterator[GCSServer]:
     """Serve from memory until the block ends; the server's log is in `directory`."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    directory.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", __name__, str(port)]
-    with (directory / "server.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log)
-    try:
-        server = GCSServer(endpoint=f"http://127.0.0.1:{port}")
-        _until_it_serves(server, process)
+    port = free_port()
+    server = GCSServer(endpoint=f"http://{HOST}:{port}")
+    command = (sys.executable, "-m", __name__, str(port))
+    with served(command, directory, lambda: urllib.request.urlopen(server.endpoint, timeout=READY_S).close()):
         yield server
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _until_it_serves(server: GCSServer, process: subprocess.Popen[bytes]) -> None:
-    started, pause = time.monotonic(), threading.Event()
-    while True:
-        try:
-            with urllib.request.urlopen(f"{server.endpoint}/", timeout=READY_S):
-                return
-        except OSError as error:
-            if process.poll() is not None or time.monotonic() - started > READY_S:
-                raise RuntimeError(f"the GCS server did not come up: {error}") from error
-        pause.wait(0.1)
 
 
 def _serve(port: int) -> None:
@@ -110,7 +88,7 @@ def _serve(port: int) -> None:
     for _, methods in server.HANDLERS:
         if methods.get("PUT") is objects.upload_partial:
             methods["DELETE"] = _given_up
-    server.create_server("127.0.0.1", port, in_memory=True).run()
+    server.create_server(HOST, port, in_memory=True).run()
 
 
 def _given_up(request: Any, response: Any, storage: Any) -> None:

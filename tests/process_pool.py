@@ -1,4 +1,4 @@
-"""One pool of processes for all tests of the room; a test that ends processes leaves them to be replaced."""
+"""One pool of processes for all tests of a folder; a test that ends processes leaves them to be replaced."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastic_train.train.reclaim import reclaim, spare_what_exists
 
 
 @pytest.fixture(scope="session")
-def _shared_pool() -> Iterator[GlooPool]:
+def shared_pool() -> Iterator[GlooPool]:
     with GlooPool(4) as pool:
         yield pool
 
@@ -30,15 +30,15 @@ def leave_group(state: dict[str, Any]) -> None:
 
 
 @pytest.fixture
-def pool(_shared_pool: GlooPool) -> Iterator[GlooPool]:
+def pool(shared_pool: GlooPool) -> Iterator[GlooPool]:
     """Four living processes without a group, whatever the test before left behind."""
-    for rank in range(_shared_pool.size):
-        if not _shared_pool.alive(rank):
-            _shared_pool.restart(rank)
-    yield _shared_pool
-    for rank in range(_shared_pool.size):
-        if _shared_pool.alive(rank):
+    for rank in range(shared_pool.size):
+        if not shared_pool.alive(rank):
+            shared_pool.restart(rank)
+    yield shared_pool
+    for rank in range(shared_pool.size):
+        if shared_pool.alive(rank):
             try:
-                _shared_pool.run(leave_group, ranks=[rank], timeout=30)
+                shared_pool.run(leave_group, ranks=[rank], timeout=30)
             except PoolError:
-                _shared_pool.kill(rank)
+                shared_pool.kill(rank)

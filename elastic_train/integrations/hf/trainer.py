@@ -7,6 +7,7 @@ import inspect
 import logging
 import time
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from elastic_train.integrations.hf.given_model import give_values
 from elastic_train.integrations.hf.overridden import check_overridden
 from elastic_train.integrations.hf.progress import Progress
 from elastic_train.integrations.hf.saved import STATE, save_checkpoint
+from elastic_train.train.model.optimizer import names_of
 
 if TYPE_CHECKING:
     from ray.train import RunConfig, ScalingConfig
@@ -164,8 +166,7 @@ class Trainer(TransformersTrainer):
         given = self.optimizer
         made: Any = given if given is not None else self.create_optimizer()
         self.optimizer = given
-        names = {id(parameter): name for name, parameter in self.model.named_parameters()}
-        return tuple(names[id(p)] for group in made.param_groups for p in group["params"])
+        return tuple(chain.from_iterable(names_of(made, dict(self.model.named_parameters()))))
 
     def _prepare_model(self) -> None:
         """What transformers does to a model before it trains."""

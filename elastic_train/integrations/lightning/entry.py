@@ -20,6 +20,7 @@ from elastic_train.integrations.lightning.data import Loaded, Source
 from elastic_train.integrations.lightning.hooks import check_hooks, overridden
 from elastic_train.integrations.lightning.loop import PREFIX, Began, Copies, Fit
 from elastic_train.integrations.lightning.optimizers import configured
+from elastic_train.train.model.optimizer import names_of
 
 if TYPE_CHECKING:
     from elastic_train.cluster.driver.result import Result
@@ -338,8 +339,7 @@ def _resume(
     looked_at = copy.deepcopy(module)
     attach(looked_at, View(settings, looked_at, source.datamodule))
     made = configured(looked_at.configure_optimizers(), automatic=looked_at.automatic_optimization)
-    named = {id(parameter): name for name, parameter in looked_at.named_parameters()}
-    groups = [group for each in made.optimizers for group in each.param_groups]
-    names = tuple(named[id(p)] for group in groups for p in group["params"])
+    named = dict(looked_at.named_parameters())
+    names = tuple(name for each in made.optimizers for group in names_of(each, named) for name in group)
     rule = {"select": "{name...}", "to": f"{PREFIX}{{name...}}"}
     return ResumeFrom(url=os.fspath(path), specification={"rule": [rule]}, copy=True, names=names)

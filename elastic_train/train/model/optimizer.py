@@ -36,7 +36,13 @@ def describe(task: Task, parameters: Mapping[str, nn.Parameter]) -> tuple[torch.
             remedy="Build it from named_params.",
         )
     check_reach(optimizer, known)
-    return optimizer, tuple(tuple(known[id(p)] for p in g["params"]) for g in optimizer.param_groups)
+    return optimizer, names_of(optimizer, parameters)
+
+
+def names_of(optimizer: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter]) -> Groups:
+    """What an optimizer holds, by the names of these parameters; all of it is among them."""
+    known = {id(p): fqn for fqn, p in parameters.items()}
+    return tuple(tuple(known[id(p)] for p in group["params"]) for group in optimizer.param_groups)
 
 
 def move(

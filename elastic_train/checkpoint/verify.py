@@ -15,7 +15,7 @@ from elastic_train.checkpoint.dtypes import ELEMENTS
 from elastic_train.checkpoint.fetch import THREADS, verify_pages
 from elastic_train.checkpoint.foreign_proof import damage_of_foreign_files
 from elastic_train.checkpoint.manifest import Row
-from elastic_train.checkpoint.ranges import MOST, strides_of
+from elastic_train.checkpoint.ranges import strides_of
 from elastic_train.checkpoint.reader import Checkpoint
 from elastic_train.checkpoint.verify_ledger import VerifyLedger
 from elastic_train.checkpoint.verify_rows import RANGE, Progress, RowBatch, RowColumns, reported
@@ -105,18 +105,22 @@ def verify(
 
 def _wrong(checkpoint: Checkpoint, rows: RowColumns, batch: RowBatch) -> list[int]:
     """The rows of a batch that have to be looked at one by one, to say what is wrong with them."""
-    if batch.length > 2 * RANGE:  # one large fragment, which is read in pieces
-        row = checkpoint.manifest.row(int(batch.rows[0]))
-        return [] if _problem(checkpoint, row) is None else batch.rows.tolist()
+
+    def read(start: int, length: int) -> bytes:
+        checkpoint.files.count(length)
+        return store.read(path, start, length)
+
     try:
         store, path = checkpoint.files.at(rows.file(batch))
-        data = store.read(path, batch.start, batch.length)
+        if batch.length <= 2 * RANGE:
+            return rows.wrong(batch, read(batch.start, batch.length))
+        end = batch.start + batch.length  # one large fragment
+        pieces = (read(at, min(RANGE, end - at)) for at in range(batch.start, end, RANGE))
+        return batch.rows.tolist() if rows.one_is_wrong(batch, pieces) else []
     except CheckpointDeleted:
         raise
     except (CheckpointError, StorageError):
         return batch.rows.tolist()
-    checkpoint.files.count(len(data))
-    return rows.wrong(batch, data)
 
 
 def _structure(checkpoint: Checkpoint, fragments: Fragments) -> Iterator[str]:
@@ -154,8 +158,8 @@ def _check(checkpoint: Checkpoint, row: Row) -> None:
         return
     content = running_hash()
     size = row.box.numel * item
-    for at in range(0, size, MOST):
-        data = checkpoint.files.read(row, row.byte_offset + at, min(MOST, size - at))
+    for at in range(0, size, RANGE):
+        data = checkpoint.files.read(row, row.byte_offset + at, min(RANGE, size - at))
         verify_pages(row, at, [memoryview(data)], url=checkpoint.url)
         content.update(data)
     if row.hash is not None and content.digest() != row.hash:

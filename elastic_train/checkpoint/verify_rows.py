@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import crc32c
@@ -11,17 +11,20 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from elastic_train.checkpoint.checksums import content_hash, digest, page_bytes
+from elastic_train.checkpoint import crc_joining
+from elastic_train.checkpoint.checksums import content_hash, digest, running_hash
 from elastic_train.checkpoint.document import encode
 from elastic_train.checkpoint.manifest import Manifest, numbered
 from elastic_train.checkpoint.validate.manifest_rows import spans
 
-RANGE = 16 << 20
-"""Bytes of one read, and the largest fragment that is verified with others."""
+RANGE = 4 << 20
+"""Bytes of one read, and the largest fragment that is verified with others: few enough to be in a cache still
+when they are summed."""
 GAP = 64 << 10
 ROWS = 1 << 14
 """Rows of a batch."""
 Ints = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -44,8 +47,9 @@ class RowColumns:
         sums = pa.concat_arrays([pa.array([], pa.list_(pa.uint32())), *table.column("checksums").chunks])
         self.summed: npt.NDArray[np.bool_] = sums.is_valid().to_numpy(zero_copy_only=False)
         counts: Ints = sums.value_lengths().fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-        self._first: Ints = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+        first: Ints = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)[:-1]
         self._sums = sums.flatten().to_numpy(zero_copy_only=False)
+        self._whole = crc_joining.of_fragments(self._sums, first, counts, self.size)
         self._hashed, self._hashes = hashes(table)
         self._file, self._files = numbered(table.column("file"))
 
@@ -89,24 +93,23 @@ class RowColumns:
         """The rows of a batch whose bytes aren't the ones written."""
         view = memoryview(data)
         low = self.at[batch.rows] - batch.start
-        high = low + self.size[batch.rows]
-        counts = self._first[batch.rows + 1] - self._first[batch.rows]
-        bad = np.zeros(len(batch.rows), dtype=np.bool_)
-        single = counts == 1
-        of_one = zip(low[single].tolist(), high[single].tolist(), strict=True)
-        found = np.array([crc32c.crc32c(view[a:b]) for a, b in of_one], dtype=np.uint32)
-        bad[single] = found != self._sums[self._first[batch.rows[single]]]
-        for place in np.flatnonzero(~single).tolist():
-            first, start, stop = int(self._first[batch.rows[place]]), int(low[place]), int(high[place])
-            step = page_bytes(stop - start)
-            pages = [crc32c.crc32c(view[at : min(at + step, stop)]) for at in range(start, stop, step)]
-            bad[place] = bool((self._sums[first : first + len(pages)] != np.array(pages, np.uint32)).any())
-        hashed = self._hashed[batch.rows]
-        of_hashed = zip(low[hashed].tolist(), high[hashed].tolist(), strict=True)
-        digests = b"".join([xxhash.xxh3_128_digest(view[a:b]) for a, b in of_hashed])
-        kept = self._hashes[batch.rows[hashed]]
-        bad[hashed] |= (np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16) != kept).any(axis=1)
-        return batch.rows[bad].tolist()
+        parts = [view[a:b] for a, b in zip(low.tolist(), (low + self.size[batch.rows]).tolist(), strict=True)]
+        found = np.array([crc32c.crc32c(part) for part in parts], dtype=np.uint32)
+        digests = b"".join([xxhash.xxh3_128_digest(part) for part in parts])
+        return batch.rows[self._differ(batch.rows, found, digests)].tolist()
+
+    def one_is_wrong(self, batch: RowBatch, pieces: Iterable[bytes]) -> bool:
+        """Whether the bytes of a batch of one row, which come in pieces, aren't the ones written."""
+        found, content = 0, running_hash()
+        for piece in pieces:
+            found = crc32c.crc32c(piece, found)
+            content.update(piece)
+        return bool(self._differ(batch.rows, np.array([found], dtype=np.uint32), content.digest())[0])
+
+    def _differ(self, rows: Ints, sums: Words, digests: bytes) -> npt.NDArray[np.bool_]:
+        """Which rows should have other sums, [n], or other hashes, 16 bytes each."""
+        other = (np.frombuffer(digests, dtype=np.uint8).reshape(-1, 16) != self._hashes[rows]).any(axis=1)
+        return (sums != self._whole[rows]) | (other & self._hashed[rows])
 
 
 def hashes(table: pa.Table) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.uint8]]:

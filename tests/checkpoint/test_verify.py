@@ -7,9 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from elastic_train.checkpoint import verify_rows
+from elastic_train.checkpoint.checksums import crc, page_bytes, pages
 from elastic_train.checkpoint.commit import assemble
+from elastic_train.checkpoint.crc_joining import of_fragments, page_sizes
 from elastic_train.checkpoint.differences import differences
 from elastic_train.checkpoint.piece import Piece
 from elastic_train.checkpoint.reader import Checkpoint
@@ -68,6 +72,39 @@ def test_each_damaged_fragment_of_many_is_named(store: Store, cut: Cut) -> None:
     for place in (r"small (param) [0:1,0:4]", "small (param) [7:8,0:4]", "small (param) [19999:20000,0:4]"):
         assert sum(place in problem for problem in problems) == 1
     assert sum("large (param)" in problem for problem in problems) == 1
+
+
+@pytest.mark.parametrize("size", [8, (9 << 20) + 24, (64 << 20) + (4 << 20), (64 << 20) + (128 << 10) + 8])
+def test_a_byte_anywhere_in_a_large_fragment_is_noticed(store: Store, cut: Cut, size: int) -> None:
+    data = np.arange(size // 8, dtype=np.int64)
+    assemble(store, "c", [write_part(store, "c", 0, [cut("large", data)])], {"step": 1})
+    checkpoint = Checkpoint.open(store, "c")
+    assert verify(checkpoint).sound
+    (row,) = checkpoint.manifest.rows([0])
+    for at in {0, size // 2, size - 1}:
+        flip(store, "c/w00000.safetensors", [row.byte_offset + at])
+        (problem,) = verify(checkpoint).problems
+        assert "large (param)" in problem
+        assert "aren't the ones written" in problem
+        flip(store, "c/w00000.safetensors", [row.byte_offset + at])
+    assert verify(checkpoint).sound
+
+
+@given(st.lists(st.integers(1, 5 << 20), min_size=1, max_size=6), st.integers(0, 1 << 32))
+@settings(max_examples=30, deadline=None)
+def test_sums_of_pages_give_the_sum_of_their_fragment(sizes: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    fragments = [memoryview(rng.bytes(size)) for size in sizes]
+    sums = [[crc(page) for page in pages(view)] for view in fragments]
+    counts = np.array([len(of) for of in sums])
+    assert page_sizes(np.array(sizes)).tolist() == [page_bytes(size) for size in sizes]
+    found = of_fragments(
+        np.array([one for of in sums for one in of], dtype=np.uint32),
+        np.cumsum(counts) - counts,
+        counts,
+        np.array(sizes),
+    )
+    assert found.tolist() == [crc(view) for view in fragments]
 
 
 def test_ranges_of_a_file_are_cut_anywhere_and_lose_no_row(

@@ -22,7 +22,7 @@ GAMMA = 0x9E3779B97F4A7C15
 SPREAD = 0xD6E8FEB86659FD93
 MIX = 0xBF58476D1CE4E5B9
 MASK = (1 << 64) - 1
-_BLOCK = 1 << 15  # elements mixed at a time: the working set stays in the second-level cache
+_BLOCK = 1 << 15  # elements mixed at a time, in memory that is taken once: it stays in the second-level cache
 
 
 def tensor_key(tensor: str, state: str) -> int:
@@ -43,6 +43,7 @@ def box_digest(
     rows = bits.reshape(len(starts), run)
     bases = starts.astype(np.uint64) * np.uint64(GAMMA) + np.uint64(tensor_key(tensor, state))
     total = 0
+    memory = np.empty((2, min(bits.size, _BLOCK)), np.uint64)
     with np.errstate(over="ignore"):
         columns = np.arange(min(run, _BLOCK), dtype=np.uint64) * np.uint64(GAMMA)
         height = max(1, _BLOCK // run)
@@ -50,7 +51,7 @@ def box_digest(
             for left in range(0, run, _BLOCK):
                 block = rows[top : top + height, left : left + _BLOCK]
                 base = bases[top : top + height, None] + np.uint64(left * GAMMA & MASK)
-                total += _sum_of_mixes(block, base + columns[: block.shape[1]])
+                total += _sum_of_mixes(block, base, columns[: block.shape[1]], memory)
     return total & MASK
 
 
@@ -84,11 +85,21 @@ def runs(box: Box, shape: tuple[int, ...]) -> tuple[NDArray[np.int64], int]:
     return starts, math.prod(box.sizes[split:])
 
 
-def _sum_of_mixes(bits: NDArray[np.unsignedinteger], position: NDArray[np.uint64]) -> int:
-    word = bits.astype(np.uint64)
+def _sum_of_mixes(
+    bits: NDArray[np.unsignedinteger],
+    base: NDArray[np.uint64],
+    columns: NDArray[np.uint64],
+    memory: NDArray[np.uint64],
+) -> int:
+    """Of a block whose elements have the positions `base + columns`; `memory` is two rows to compute in."""
+    word, shifted = (row[: bits.size].reshape(bits.shape) for row in memory)
+    word[...] = bits
     word *= np.uint64(SPREAD)
-    word += position
-    word ^= word >> np.uint64(32)
+    word += base
+    word += columns
+    np.right_shift(word, np.uint64(32), out=shifted)
+    word ^= shifted
     word *= np.uint64(MIX)
-    word ^= word >> np.uint64(29)
+    np.right_shift(word, np.uint64(29), out=shifted)
+    word ^= shifted
     return int(word.sum(dtype=np.uint64))

@@ -121,6 +121,14 @@ def read_in_batches(
         yield boxes, read_boxes(checkpoint, boxes)
 
 
+def read_in_turn(
+    read: Callable[[int, int, Fragments], Sequence[np.ndarray]], generation: int, step: int, boxes: Fragments
+) -> Iterator[np.ndarray]:
+    """The bytes of each box of a state that is held, a bounded number of them read at a time."""
+    for some in batches(boxes, READ_BYTES):
+        yield from read(generation, step, some)
+
+
 def batches(boxes: Fragments, size: int) -> Iterator[Fragments]:
     """The rows in order, about so many bytes at a time."""
     batch = np.cumsum(boxes.nbytes) // size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 Digests = Mapping[str, int]
@@ -18,16 +18,20 @@ class Verdict:
     doubtful: tuple[int, ...] = ()
 
 
-def judge(reported: Mapping[int, Digests]) -> Verdict:
-    """Compares the digests that ranks reported: the majority of each set of replicas is right."""
+def judge(reported: Mapping[int, Digests], late: Collection[int] = ()) -> Verdict:
+    """Compares the digests that ranks reported: the majority of each set of replicas is right.
+
+    Ranks that are `late` were given theirs by the others a moment ago, and have no voice.
+    """
     wrong: set[int] = set()
     doubtful: set[int] = set()
     for name in {name for own in reported.values() for name in own}:
         members = {rank: own[name] for rank, own in reported.items() if name in own}
-        (digest, count), *others = Counter(members.values()).most_common()
-        if not others:
+        if len(set(members.values())) == 1:
             continue
-        if 2 * count > len(members):
+        voices = [own for rank, own in members.items() if rank not in late]
+        digest, count = Counter(voices).most_common(1)[0] if voices else (0, 0)
+        if 2 * count > len(voices):
             wrong |= {rank for rank, own in members.items() if own != digest}
         else:
             doubtful |= set(members)

@@ -117,7 +117,8 @@ def has_come_to(state: State, phase: str, step: int) -> bool:
 
 def set_late(state: State, late: frozenset[int], continued: int) -> None:
     """Which ranks are filled during the first step, and from which generation's state."""
-    state["member"].forming.shards.late = late
+    shards = state["member"].forming.shards
+    shards.late, shards.proved = late, shards.rank not in late
     state["member"].continued = continued
 
 

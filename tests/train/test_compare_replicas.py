@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -60,3 +62,15 @@ def test_a_flipped_bit_is_found_and_its_rank_named_where_others_outvote_it(
     gang.form(gang.plan(3, 1), None, From(generation=gang.generation, step=6, holders=(0, 2)))
     assert [r.step for r in gang.run()] == [7, 8]
     assert all(np.isfinite(value).all() for value in gang.whole().values()), "and replicas are equal"
+
+
+def test_what_a_late_rank_was_given_is_compared_before_it_is_used(pool: GlooPool) -> None:
+    """With the one who gave it, who is right; whatever was said of how often to compare."""
+    gang = Gang(pool, TinyTask(), replace(spec(), compare_replicas=None))
+    gang.form(gang.plan(1, 1))
+    gang.pause_at(4)
+    pool.run(flip_a_bit_at, 5, ranks=[1])
+    with pytest.raises(AssertionError, match=r"w1 \(rank 1, node w1\) holds other bits than its replicas"):
+        gang.run_while_filling(gang.plan(2, 1), [0, 1], gang.held(), frozenset({1}))
+    held = pool.run(call, "held.local_states", ranks=gang.processes)
+    assert [[state.step for state in found] for found in held] == [[5], []]

@@ -19,7 +19,8 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from elastic_train.cluster.checkpoint_io import PartWriter
+from elastic_train.cluster.byte_stream import Door, bring
+from elastic_train.cluster.checkpoint_io import PartWriter, read_in_turn
 from elastic_train.cluster.messages import Offer, PeerReport, SealedSnapshot
 from elastic_train.cluster.nodes import node_info, spilled_bytes
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
@@ -182,6 +183,10 @@ class PeerStore:
     @ray.method(concurrency_group=READ)
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
         return self._snapshot_store.read(generation, step, wanted)
+
+    @ray.method(concurrency_group=READ)
+    def bring(self, generation: int, step: int, wanted: Fragments, door: Door) -> None:
+        bring(read_in_turn(self._snapshot_store.read, generation, step, wanted), door, generation=generation)
 
     @ray.method(concurrency_group=READ)
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:

@@ -6,16 +6,18 @@ A rank compares the digest of what it was given with those of the givers. What i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
+import ray
 
+from elastic_train.cluster.byte_stream import Arrivals, BrokenOff, Memory
 from elastic_train.cluster.checkpoint_io import batches
-from elastic_train.cluster.ray_calls import answer_while
-from elastic_train.errors import StateMismatch
+from elastic_train.cluster.ray_calls import FETCH_S, answer, answer_while
+from elastic_train.errors import GroupBroken, StateMismatch
 from elastic_train.geometry.digest import MASK
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live
@@ -52,17 +54,57 @@ class Given:
         )
 
 
-def take(member: Member, given: Given) -> None:
-    """Fill what is given, and prove it: StateMismatch where it is not what the givers have."""
+def take(member: Member, given: Given, *, proved: bool = True) -> None:
+    """Fill what is given. Unless others will compare it, prove it: StateMismatch where it is not what the
+    givers have.
+    """
     origin, check = given.origin, member.check
     digests = [
-        handle.digest_of.remote(origin.generation, origin.step, boxes) for handle, boxes in given.others
+        handle.digest_of.remote(origin.generation, origin.step, boxes)
+        for handle, boxes in given.others
+        if proved
     ]
-    fill_from(member, origin, given.own, [(reads(h, origin, check), boxes) for h, boxes in given.others])
+    with Arrivals(ray.util.get_node_ip_address()) as arrivals:
+        doors = [arrivals.door() for _ in given.others]
+        calls = {
+            door.ticket: handle.bring.remote(origin.generation, origin.step, boxes, door)
+            for door, (handle, boxes) in zip(doors, given.others, strict=True)
+        }
+        _keep(member, origin, given.own)
+        memory = {
+            door.ticket: member.forming.memory(boxes)
+            for door, (_, boxes) in zip(doors, given.others, strict=True)
+        }
+        _arrive(member, arrivals, calls, memory)
+    if not proved:
+        return
     came = sum(member.forming.digest_of(boxes) for _, boxes in given.others) & MASK
     there = sum(answer_while(digest, check) for digest in digests) & MASK
     if came != there:
         raise StateMismatch(step=origin.step, detail=f"digest {came:016x}, the holders have {there:016x}")
+
+
+def _arrive(
+    member: Member, arrivals: Arrivals, calls: Mapping[bytes, Any], memory: Mapping[bytes, Memory]
+) -> None:
+    """Take what the holders bring, while their calls last; raises what one of these raised."""
+    pending = list(calls.values())
+
+    def look() -> None:
+        nonlocal pending
+        member.check()
+        member.filling()
+        if pending:
+            done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
+            for call in done:
+                answer(call, FETCH_S)
+
+    try:
+        arrivals.take(memory, look)
+    except BrokenOff as error:
+        answer_while(calls[error.ticket], member.check)
+        reason = "a holder of its state ended early"
+        raise GroupBroken(generation=member.forming.shards.generation, reason=reason) from error
 
 
 def check_complete(member: Member, step: int) -> None:
@@ -80,8 +122,7 @@ def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tup
         waiting.append((ask(boxes), boxes))
         if len(waiting) == AHEAD:
             break
-    for boxes in batches(own, BATCH_BYTES):
-        member.fill_local(origin.generation, boxes)
+    _keep(member, origin, own)
     while waiting:
         answer, boxes = waiting.popleft()
         member.forming.fill(boxes, answer())
@@ -90,6 +131,12 @@ def fill_from(member: Member, origin: Live, own: Fragments, others: Sequence[tup
         if following is not None:
             ask, boxes = following
             waiting.append((ask(boxes), boxes))
+
+
+def _keep(member: Member, origin: Live, own: Fragments) -> None:
+    """Fill from the member's own local state."""
+    for boxes in batches(own, BATCH_BYTES):
+        member.fill_local(origin.generation, boxes)
 
 
 def reads(handle: Any, origin: Live, check: Callable[[], None]) -> Ask:

@@ -19,7 +19,8 @@ import numpy as np
 import ray
 from ray import cloudpickle
 
-from elastic_train.cluster.checkpoint_io import PartWriter, read_in_batches
+from elastic_train.cluster.byte_stream import Door, bring
+from elastic_train.cluster.checkpoint_io import PartWriter, read_in_batches, read_in_turn
 from elastic_train.cluster.error_causes import loading
 from elastic_train.cluster.faults.fault_injector import FaultInjector
 from elastic_train.cluster.messages import Filled, Heartbeat, Offer, Ready
@@ -218,6 +219,7 @@ class Worker:
             shards = member.forming.shards
             shards.late = late
             if shards.rank in late:
+                shards.proved = False
                 given, self._later = given.split("buffer")
             take(member, given)
             notes = member.load(dict(document))
@@ -259,6 +261,10 @@ class Worker:
 
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
         return self._owner.held.read(generation, step, wanted)
+
+    def bring(self, generation: int, step: int, wanted: Fragments, door: Door) -> None:
+        """Send the bytes of boxes of a local state to who waits for them."""
+        bring(read_in_turn(self._owner.held.read, generation, step, wanted), door, generation=generation)
 
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
         """Digest of boxes of a local state, so that what was moved can be compared with what was there."""
@@ -333,7 +339,7 @@ class Worker:
         later, self._later = self._later, None
         if later is not None:
             self._owner.filling(late=True)
-            take(self._owner, later)
+            take(self._owner, later, proved=False)
             check_complete(self._owner, later.origin.step)
 
     def _run(self, generation: int) -> None:

@@ -33,7 +33,7 @@ METHODS = {
         "repeat",
         "abort",
     ),
-    READ: ("read", "digest_of", "sent"),
+    READ: ("read", "bring", "digest_of", "sent"),
     LIFE: ("life",),
 }
 

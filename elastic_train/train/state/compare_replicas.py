@@ -39,8 +39,10 @@ def compare_replicas(shards: Shards, agreed: int, step_s: float = 0.0) -> int:
     own_report = (shards.rank, own, time.monotonic() - began, step_s)
     reported: list[tuple[int, dict[str, int], float, float]] = [own_report] * world
     dist.all_gather_object(reported, own_report)
-    verdict = judge({rank: digests for rank, digests, _, _ in reported})
+    verdict = judge({rank: digests for rank, digests, _, _ in reported}, shards.late)
     suspects = (*verdict.wrong, *verdict.doubtful)
+    with shards.lock:
+        shards.late, shards.proved = frozenset(), True
     if not suspects:
         return pause_until_next(max(r[2] for r in reported), min(r[3] for r in reported))
     if shards.rank in suspects:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from elastic_train.errors import TensorMismatch
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.digest import MASK
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.train.state.live_fragments import TensorPart, read_box, table, write_box
+from elastic_train.train.state.live_fragments import TensorPart, memory_of_box, read_box, table, write_box
 from elastic_train.train.state.tensor_digest import tensor_digest
 
 
@@ -39,6 +39,18 @@ class FragmentIndex:
         assert len(boxes) == len(arrays)
         for row, data in enumerate(arrays):
             write_box(self._holder(boxes, row), boxes.box(row), data)
+
+    def memory(self, boxes: Fragments) -> Iterator[memoryview]:
+        """Memory for the bytes of each box, in order. What was yielded is full when the next is asked for."""
+        for row in range(len(boxes)):
+            part, box = self._holder(boxes, row), boxes.box(row)
+            own = memory_of_box(part, box)
+            if own is not None:
+                yield own.data
+                continue
+            beside = np.empty(int(boxes.nbytes[row]), np.uint8)
+            yield beside.data
+            write_box(part, box, beside)
 
     def digest(self) -> int:
         """The digest of all parts, each counted."""

@@ -164,6 +164,14 @@ def read_box(part: TensorPart, box: Box) -> np.ndarray:
     return numpy_bits(inner).reshape(-1).view(np.uint8)
 
 
+def memory_of_box(part: TensorPart, box: Box) -> np.ndarray | None:
+    """The live memory of a box inside a part, uint8; None where it isn't contiguous, or not the host's."""
+    inner = part.view[box.within(part.box).slices]
+    if inner.device.type != "cpu" or not inner.is_contiguous():
+        return None
+    return numpy_bits(inner).reshape(-1).view(np.uint8)
+
+
 def write_box(part: TensorPart, box: Box, data: np.ndarray) -> None:
     """Copy row-major bytes into a box inside a part."""
     target = part.view[box.within(part.box).slices]

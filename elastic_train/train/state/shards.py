@@ -89,6 +89,7 @@ class Shards:
     modules: module_state.State = field(default_factory=dict[str, dict[str, Any]])  # at the last boundary
     by_module: bool | None = None
     late: frozenset[int] = frozenset()  # ranks that are filled during this generation's first step
+    proved: bool = True  # what came from others was compared with theirs; else it is no evidence
     step: int | None = None
     applied: Vote | None = None
     pending: PendingStep = field(default_factory=PendingStep)
@@ -131,8 +132,8 @@ class Shards:
         return tuple(replace(own, rank=rank) for rank in self.substituted.ranks)
 
     def local_state(self) -> LocalState | None:
-        """The part of this rank under the plan that cut it; None where it is torn."""
-        if self.step is None:
+        """The part of this rank under the plan that cut it; None where it is torn, or not compared yet."""
+        if self.step is None or not self.proved:
             return None
         whole = LocalState(
             generation=self.generation,

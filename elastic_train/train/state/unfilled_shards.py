@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,13 @@ class UnfilledShards:
         """Copy bytes into the shards."""
         self._index().write(boxes, arrays)
         self._came(boxes)
+
+    def memory(self, boxes: Fragments) -> Iterator[memoryview]:
+        """Memory for the bytes of each box, in order. What was yielded is full when the next is asked for."""
+        sizes = boxes.nbytes.tolist()
+        for number, memory in enumerate(self._index().memory(boxes)):
+            yield memory
+            self.filled_bytes += sizes[number]
 
     def fill_together(self, boxes: Fragments, read: ReadBoxes) -> None:
         """Fill boxes that all replicas of the shards need: each reads a share and gives it to the others.

@@ -231,6 +231,8 @@ class Loop:
         evaluator, step, self._found = self._evaluator, report.step, {}
         if evaluator is None or not evaluator.due(step) or self._shards.evaluated == step:
             return
+        if self._shards.late:
+            self._compare(step)
         self._mark("evaluation", step, -1)
         metrics, shards = evaluator.run(step, self._mark), self._shards
         self._best.check_measured(metrics)
@@ -250,9 +252,12 @@ class Loop:
         self._on_step(replace(report, metrics=tuple(sorted((self._measured | metrics).items()))))
 
     def _compare(self, step: int) -> None:
-        """After the first step of a generation, and then as often as was said, or costs little."""
+        """After the first step of a generation, and then as often as was said, or costs little. Before what
+        some ranks were given during the first step is used, in any case.
+        """
         every = self._spec.compare_replicas
         due = step >= self._compare_at if every == "auto" else every is not None and step % every == 0
+        due |= bool(self._shards.late)
         if not due or self._shards.plan.world_size == 1:
             return
         now = time.monotonic()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psutil
 import pytest
+import ray
 
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.driver.result import Result
@@ -30,6 +33,7 @@ from tests.faults.conftest import Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 STEPS, SECONDS_PER_SAMPLE, NOTICE_S = 40, 0.1, 60.0
+POD = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 class SlowPretrain(Pretrain):
@@ -77,6 +81,30 @@ def test_sigterm_lets_a_worker_hand_over_what_it_holds(runs: Runs) -> None:
     assert result.ledger.superseded == ()
 
 
+def test_the_sigterm_of_a_pod_is_a_drain(runs: Runs) -> None:
+    """KubeRay starts a node by `bash -c -- "ulimit ...; ray start ... --block"`: process 1 of a container,
+    to which the kernel gives only signals that it handles.
+    """
+    cannot = subprocess.run([*POD, "true"], capture_output=True, text=True)
+    if cannot.returncode:
+        pytest.skip(f"no namespace of processes can be made here: {cannot.stderr.strip()}")
+    address = runs.cluster.cluster.address
+    command = f"ulimit -n 65536; ray start --address={address} --num-cpus=1 --block"
+    environment = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(int(NOTICE_S))}
+    pod = subprocess.Popen([*POD, "/bin/bash", "-c", "--", command], env=environment)
+    try:
+        until(lambda: sum(node["Alive"] for node in ray.nodes()) == 6)
+        (first,) = psutil.Process(pod.pid).children()
+        result = slow_run(runs, "pod", at_step(5, lambda _: first.terminate()), workers="2:5")
+        assert leaving(result)
+        assert left_after(result) < NOTICE_S
+        assert result.ledger.superseded == ()
+        pod.wait(timeout=2 * NOTICE_S)  # it ends by itself, in its grace
+    finally:
+        pod.kill()
+        pod.wait()
+
+
 def test_a_clouds_notice_makes_its_node_leave_in_time(runs: Runs) -> None:
     with metadata_server() as (said, endpoint):
 
@@ -114,9 +142,18 @@ def at_step(step: int, act: Act) -> Callable[[str], None]:
     return wait
 
 
+def until(there: Callable[[], bool]) -> None:
+    for _ in range(600):
+        if there():
+            return
+        time.sleep(0.1)
+    raise AssertionError("it did not come to be within a minute")
+
+
 def slow_run(runs: Runs, name: str, beside: Callable[[str], None], **changes: Any) -> Result:
     """A run with something beside it; every step once, whatever happened."""
-    task, spec = runs.spec(name, workers="2:4", standby=0, max_steps=STEPS)
+    workers = changes.pop("workers", "2:4")
+    task, spec = runs.spec(name, workers=workers, standby=0, max_steps=STEPS)
     helper = threading.Thread(target=beside, args=(str(runs.storage / name),))
     helper.start()
     result = fit(

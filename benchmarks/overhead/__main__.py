@@ -16,7 +16,6 @@ one callback to the next is one whole step of the engine.
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 import subprocess
@@ -52,8 +51,8 @@ MESHES = {"FSDP2": (1, WORKERS), "DDP": (WORKERS, 1)}  # dp_replicate, dp_shard
 WARM_UP = 5
 COMPARISONS = 21
 PAIRS, QUICK_PAIRS = 150, 20
-WHOLE_RUNS = {"tiny": 300, "small": 100}  # steps, by size of the model
-QUICK_STEPS, TURNS = 40, 3
+WHOLE_RUNS = {"20ms": 500, "100ms": 200, "1s": 40}  # steps
+QUICK_CASE, QUICK_STEPS, TURNS = "100ms", 80, 3
 LIMIT_S = 1800.0
 
 State = dict[str, Any]
@@ -195,12 +194,11 @@ def whole_runs(quick: bool) -> list[dict[str, Any]]:
     """Each system in turn, so that whatever else the machine does hits all."""
     found: list[dict[str, Any]] = []
     for turn in range(1 if quick else TURNS):
-        for size, steps in itertools.islice(WHOLE_RUNS.items(), 1 if quick else None):
+        for case, steps in {QUICK_CASE: QUICK_STEPS}.items() if quick else WHOLE_RUNS.items():
             for system in get_args(System):
-                steps = QUICK_STEPS if quick else steps
-                print(f"a whole run of {system}: {steps} steps of the {size} model", flush=True)
+                print(f"a whole run of {system}: {steps} steps of about {case}", flush=True)
                 with tempfile.NamedTemporaryFile(suffix=".json") as file:
-                    command = (sys.executable, "-m", "benchmarks.overhead.whole_run", system, size)
+                    command = (sys.executable, "-m", "benchmarks.overhead.whole_run", system, case)
                     command += ("--steps", str(steps), "--json", file.name)
                     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
                     if done.returncode:
@@ -209,11 +207,13 @@ def whole_runs(quick: bool) -> list[dict[str, Any]]:
     return found
 
 
-def beside_ray_train(found: Sequence[dict[str, Any]], system: System, size: str, what: str) -> float | None:
-    """The median over the turns of a figure in times of Ray Train's of the same turn."""
-    by = {(r["repetition"], r["system"]): r[what] for r in found if r["size"] == size}
+def beside(
+    found: Sequence[dict[str, Any]], system: System, case: str, what: str, other: System = "Ray Train"
+) -> float | None:
+    """The median over the turns of a figure in times of another system's of the same turn."""
+    by = {(r["repetition"], r["system"]): r[what] for r in found if r["case"] == case}
     turns = {turn for turn, _ in by}
-    return record.median(record.ratio(by[turn, system], by[turn, "Ray Train"]) for turn in turns)
+    return record.median(record.ratio(by[turn, system], by[turn, other]) for turn in turns)
 
 
 def summary(results: Sequence[dict[str, Any]]) -> dict[str, float | None]:
@@ -243,19 +243,20 @@ def main() -> int:
     rows = [(name, len(found[name]), *sums[name].values()) for name in sums]
     print("\n" + record.table(header, rows))
     runs = whole_runs(given.quick)
+    cases = list(dict.fromkeys(r["case"] for r in runs))
     columns = ("step_s", "mean_step_s", "cpu_s", "start_s")
-    header = ("whole run", "size", *columns, *(f"x {name}" for name in columns))
+    header = ("whole run", "step", *columns, *(f"x {name}" for name in columns))
     rows = [
         (
             system,
-            size,
+            case,
             *(
-                record.median(r[c] for r in runs if (r["system"], r["size"]) == (system, size))
+                record.median(r[c] for r in runs if (r["system"], r["case"]) == (system, case))
                 for c in columns
             ),
-            *(beside_ray_train(runs, system, size, column) for column in columns),
+            *(beside(runs, system, case, column) for column in columns),
         )
-        for size in dict.fromkeys(r["size"] for r in runs)
+        for case in cases
         for system in get_args(System)
     ]
     print("\n" + record.table(header, rows))
@@ -268,9 +269,15 @@ def main() -> int:
             "ddp_step_time_ratio": sums["DDP"]["ratio"],
             "ddp_step_cpu_ratio": sums["DDP"]["cpu_ratio"],
             "compare_cost_ratio": found["DDP"][0]["compare_cost_ratio"],
-            "whole_run_ratio": beside_ray_train(runs, "elastic_train", "tiny", "step_s"),
-            "whole_run_cpu_ratio": beside_ray_train(runs, "elastic_train", "tiny", "cpu_s"),
-            "start_x_vs_ray_train": beside_ray_train(runs, "elastic_train", "tiny", "start_s"),
+            **{f"whole_run_ratio_{c}": beside(runs, "elastic_train", c, "mean_step_s") for c in cases},
+            **{f"whole_run_cpu_ratio_{c}": beside(runs, "elastic_train", c, "cpu_s") for c in cases},
+            **{
+                f"peer_snapshots_ratio_{c}": beside(
+                    runs, "elastic_train", c, "mean_step_s", "without peer snapshots"
+                )
+                for c in cases
+            },
+            "start_x_vs_ray_train": beside(runs, "elastic_train", QUICK_CASE, "start_s"),
         },
     )
     record.finish(whole, given.json)

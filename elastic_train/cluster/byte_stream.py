@@ -13,9 +13,12 @@ import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Any
 
 import numpy as np
+import ray
 
+from elastic_train.cluster.ray_calls import FETCH_S, answer, answer_while
 from elastic_train.errors import GroupBroken
 
 TICKET_BYTES = 16
@@ -150,3 +153,31 @@ class Arrivals:
             return True
         arrival.target, arrival.filled = following, 0
         return False
+
+
+def arrived(
+    arrivals: Arrivals,
+    calls: Mapping[bytes, Any],
+    memory: Mapping[bytes, Memory],
+    check: Callable[[], None],
+    *,
+    generation: int,
+) -> None:
+    """Take what holders bring whose calls these are, by ticket. Raises what a call raised, what `check` does,
+    and GroupBroken where a holder ended early and knows no reason.
+    """
+    pending = list(calls.values())
+
+    def look() -> None:
+        nonlocal pending
+        check()
+        if pending:
+            done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
+            for call in done:
+                answer(call, FETCH_S)
+
+    try:
+        arrivals.take(memory, look)
+    except BrokenOff as error:
+        answer_while(calls[error.ticket], check)
+        raise GroupBroken(generation=generation, reason="a holder of its state ended early") from error

@@ -1,8 +1,8 @@
 """The peer store actor, one per node: keeps snapshots that outlive workers, and writes them to storage.
 
-A worker copies into a segment of its node's peer store. The copy on another node is a Ray object that the
-peer store there asked for and keeps a view of: it owns the object, so it survives the death of whoever made
-it.
+A worker copies into a segment of its node's peer store. The copy on another node came on a socket that the
+peer store there asked for; it is an object of Ray's store there, which that peer store owns and keeps a view
+of.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
-from elastic_train.cluster.byte_stream import Door, bring
+from elastic_train.cluster.byte_stream import Arrivals, Door, arrived, bring
 from elastic_train.cluster.checkpoint_io import PartWriter, read_in_turn
 from elastic_train.cluster.messages import Offer, PeerReport, SealedSnapshot
 from elastic_train.cluster.nodes import node_info, spilled_bytes
@@ -31,7 +31,7 @@ from elastic_train.cluster.peer_store.snapshot_store import SnapshotStore
 from elastic_train.cluster.process_witness import Sighting, sight
 from elastic_train.cluster.ray_calls import answer
 from elastic_train.config import RunSpec
-from elastic_train.errors import ElasticTrainError
+from elastic_train.errors import ElasticTrainError, GroupBroken
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live
 
@@ -163,12 +163,29 @@ class PeerStore:
         """
         there = sealed.snapshot
         self._snapshot_store.make_room(there, self._store_bytes)
-        data = answer(other.give.remote(there.generation, there.rank, there.step), COPY_S)
+        came = np.empty(there.buffer.nbytes, np.uint8)
+        until = time.monotonic() + COPY_S
+
+        def in_time() -> None:
+            if time.monotonic() > until:
+                raise GetTimeoutError(f"a copy of step {there.step} did not come in {COPY_S:.0f} s")
+
+        with Arrivals(ray.util.get_node_ip_address()) as arrivals:
+            door = arrivals.door()
+            call = other.give.remote(there.generation, there.rank, there.step, door)
+            memory = {door.ticket: iter([came.data])}
+            arrived(arrivals, {door.ticket: call}, memory, in_time, generation=there.generation)
+        answer(call, COPY_S)  # nothing was overwritten meanwhile
+        data = answer(ray.put(came), COPY_S)
         self._snapshot_store.put(there.copied(data), first=sealed.first, steps=sealed.steps)
 
     @ray.method(concurrency_group=READ)
-    def give(self, generation: int, rank: int, step: int) -> np.ndarray:
-        return self._snapshot_store.snapshot(generation, rank, step).buffer.data
+    def give(self, generation: int, rank: int, step: int, door: Door) -> None:
+        """Bring a snapshot to who asked for it."""
+        snapshot = self._snapshot_store.snapshot(generation, rank, step)
+        bring([snapshot.buffer.data], door, generation=generation)
+        if not snapshot.buffer.sound:
+            raise GroupBroken(generation=generation, reason=f"a snapshot of step {step} was overwritten")
 
     # -- for whoever recovers: the same questions that a worker answers
 

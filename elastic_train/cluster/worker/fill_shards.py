@@ -6,7 +6,7 @@ A rank compares the digest of what it was given with those of the givers. What i
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import ray
 
-from elastic_train.cluster.byte_stream import Arrivals, BrokenOff, Memory
+from elastic_train.cluster.byte_stream import Arrivals, arrived
 from elastic_train.cluster.checkpoint_io import batches
-from elastic_train.cluster.ray_calls import FETCH_S, answer, answer_while
-from elastic_train.errors import GroupBroken, StateMismatch
+from elastic_train.cluster.ray_calls import answer_while
+from elastic_train.errors import StateMismatch
 from elastic_train.geometry.digest import MASK
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live
@@ -59,6 +59,11 @@ def take(member: Member, given: Given, *, proved: bool = True) -> None:
     givers have.
     """
     origin, check = given.origin, member.check
+
+    def coming() -> None:
+        check()
+        member.filling()
+
     digests = [
         handle.digest_of.remote(origin.generation, origin.step, boxes)
         for handle, boxes in given.others
@@ -75,36 +80,13 @@ def take(member: Member, given: Given, *, proved: bool = True) -> None:
             door.ticket: member.forming.memory(boxes)
             for door, (_, boxes) in zip(doors, given.others, strict=True)
         }
-        _arrive(member, arrivals, calls, memory)
+        arrived(arrivals, calls, memory, coming, generation=member.forming.shards.generation)
     if not proved:
         return
     came = sum(member.forming.digest_of(boxes) for _, boxes in given.others) & MASK
     there = sum(answer_while(digest, check) for digest in digests) & MASK
     if came != there:
         raise StateMismatch(step=origin.step, detail=f"digest {came:016x}, the holders have {there:016x}")
-
-
-def _arrive(
-    member: Member, arrivals: Arrivals, calls: Mapping[bytes, Any], memory: Mapping[bytes, Memory]
-) -> None:
-    """Take what the holders bring, while their calls last; raises what one of these raised."""
-    pending = list(calls.values())
-
-    def look() -> None:
-        nonlocal pending
-        member.check()
-        member.filling()
-        if pending:
-            done, pending = ray.wait(pending, num_returns=len(pending), timeout=0)
-            for call in done:
-                answer(call, FETCH_S)
-
-    try:
-        arrivals.take(memory, look)
-    except BrokenOff as error:
-        answer_while(calls[error.ticket], member.check)
-        reason = "a holder of its state ended early"
-        raise GroupBroken(generation=member.forming.shards.generation, reason=reason) from error
 
 
 def check_complete(member: Member, step: int) -> None:

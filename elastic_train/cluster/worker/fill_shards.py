@@ -69,13 +69,13 @@ def take(member: Member, given: Given, *, proved: bool = True) -> None:
         for handle, boxes in given.others
         if proved
     ]
+    _keep(member, origin, given.own)
     with Arrivals(ray.util.get_node_ip_address()) as arrivals:
         doors = [arrivals.door() for _ in given.others]
         calls = {
             door.ticket: handle.bring.remote(origin.generation, origin.step, boxes, door)
             for door, (handle, boxes) in zip(doors, given.others, strict=True)
         }
-        _keep(member, origin, given.own)
         memory = {
             door.ticket: member.forming.memory(boxes)
             for door, (_, boxes) in zip(doors, given.others, strict=True)

@@ -78,6 +78,12 @@ def test_an_object_that_a_forward_makes_anew_has_not_changed(make: Callable[[tor
     assert print_of(first, content=True) == print_of(second, content=True) != print_of(other, content=True)
 
 
+def test_an_object_with_slots_is_told_by_what_it_holds_however_deep_it_lies() -> None:
+    """The table of its fields is made at each look, and is no object that could be found again."""
+    held = [[[Slots(torch.zeros(1))]]]
+    assert print_of(held) == print_of(held)
+
+
 def test_of_an_array_that_is_larger_than_memory_may_be_the_ends_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

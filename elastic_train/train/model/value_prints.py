@@ -60,8 +60,9 @@ def print_of(value: Any, depth: int = 0, *, content: bool = False) -> Hashable:
     if hasattr(value, "__dict__") and not _is_torchs(type(value).__module__):
         return type(value).__name__, print_of(vars(value), depth + 1, content=content)
     if is_dataclass(value):  # with slots
-        held = {entry.name: getattr(value, entry.name, None) for entry in fields(value)}
-        return type(value).__name__, print_of(held, depth + 1, content=content)
+        held = ((entry.name, getattr(value, entry.name, None)) for entry in fields(value))
+        told = tuple((name, print_of(inner, depth + 1, content=content)) for name, inner in held)
+        return type(value).__name__, told
     return "id", id(value)
 
 

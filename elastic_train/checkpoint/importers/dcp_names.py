@@ -1,7 +1,8 @@
 """What the keys of torch.distributed.checkpoint mean: parameters, optimizer states, settings and the rest.
 
 Torch keeps nested state dicts under flat keys and, usually, the nesting. The optimizer's part is recognised
-by `state` and `param_groups`; in flat forms only if what follows is the name of a stored parameter.
+by `state` and `param_groups`; in flat forms only if what follows is the name of a stored parameter, or of one
+that has a learning rate: a state dict may have a parameter in parts, and its moments whole.
 """
 
 from __future__ import annotations
@@ -77,6 +78,7 @@ def named(metadata: Metadata, *, url: str) -> Names:
     for key, name in tensors.items():
         if name.optimizer and name.tensor not in known and name.tensor.isdecimal() and len(name.tensor) < 10:
             tensors[key] = replace(name, number=int(name.tensor))
+    known |= _with_rates(metadata)
     for key in pending:
         path = metadata.paths.get(key, (key,))
         flat = _flat(key, known)
@@ -159,6 +161,17 @@ def _flat(key: str, known: set[str]) -> Name | None:
     if head in known:
         return Name(tensor=head, state=tail, optimizer=True)
     return None
+
+
+def _with_rates(metadata: Metadata) -> set[str]:
+    """Parameters of which the optimizer says a learning rate, by name."""
+    found: set[str] = set()
+    for key in metadata.objects:
+        path = ".".join(map(str, metadata.paths.get(key, (key,))))
+        fqn, _, word = path.rpartition("param_groups.")[2].rpartition(".")
+        if word == "lr" and "param_groups." in path and not fqn.isdecimal():
+            found.add(fqn)
+    return found
 
 
 def _setting(key: str, metadata: Metadata, known: set[str]) -> tuple[int | str, str] | None:

@@ -47,8 +47,12 @@ def _trainable(trainable: list[str], resolved: Resolved, url: str) -> list[str]:
 
 def _optimizer(optimizer: Mapping[str, Any], resolved: Resolved, url: str) -> dict[str, Any]:
     made = dict(optimizer)
-    origins = _origins(resolved)
     group_of = {fqn: i for i, group in enumerate(optimizer["groups"]) for fqn in group["params"]}
+    origins = _origins(resolved)
+    for (tensor, state), virtual in resolved.tensors.items():
+        if state != PARAM and not group_of.keys() & origins.get(tensor, ()):
+            # Its moments are kept whole, under another name than the parts of its value.
+            origins[tensor] = sorted({t.source.tensor for t in virtual.tiles if t.source is not None})
     place = {fqn: i for group in optimizer["groups"] for i, fqn in enumerate(group["params"])}
     members: list[list[str]] = [[] for _ in optimizer["groups"]]
     scalars: dict[str, Any] = {}

@@ -13,6 +13,8 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 
+from elastic_train.checkpoint.language.parse import parse
+from elastic_train.checkpoint.language.translated_view import as_ours
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
 from elastic_train.checkpoint.verify import verify
 from elastic_train.errors import FormatUnsupported
@@ -115,3 +117,35 @@ def test_a_directory_of_accelerate_under_fsdp_is_one_checkpoint(tmp_path: Path) 
         assert np.array_equal(checkpoint.read(name, "param"), parameter.detach().numpy())
         assert np.array_equal(checkpoint.read(name, "exp_avg"), optimizer.state[parameter]["exp_avg"].numpy())
     assert verify(checkpoint).sound
+
+
+def test_moments_of_a_parameter_that_is_kept_in_parts_are_its_own(tmp_path: Path) -> None:
+    """As torchtitan keeps a fused projection: its weight as queries, keys and values, its moments whole."""
+    heads, kv_heads, size, width = 4, 2, 3, 5
+    whole = torch.arange(float((heads + 2 * kv_heads) * size * width)).view(-1, width)
+    by_head = whole.view(kv_heads, heads // kv_heads + 2, size, width)
+    parts = {
+        "a.wq.weight": by_head[:, :-2].reshape(-1, width).contiguous(),
+        "a.wk.weight": by_head[:, -2].reshape(-1, width).contiguous(),
+        "a.wv.weight": by_head[:, -1].reshape(-1, width).contiguous(),
+    }
+    flat = {
+        "state.a.wqkv.weight.exp_avg": whole + 1,
+        "state.a.wqkv.weight.step": torch.tensor(7.0),
+        "param_groups.a.wqkv.weight.lr": 0.5,
+    }
+    checkpoint = opened(tmp_path, {**parts, "optimizer": flat, "train_state": {"step": torch.tensor(7)}})
+    rule = {
+        "select": [*parts],
+        "to": "a.wqkv.weight",
+        "operations": [{"op": "fuse", "heads": heads, "kv_heads": kv_heads, "grouped": True}],
+        "only": ["param"],
+    }
+    ours = as_ours(checkpoint, parse({"rule": [rule], "rest": "keep"}))
+    assert {t for t, _ in ours.tensors} == {"a.wqkv.weight"}
+    assert np.array_equal(ours.read("a.wqkv.weight", "param"), whole.numpy())
+    assert np.array_equal(ours.read("a.wqkv.weight", "exp_avg"), whole.numpy() + 1)
+    optimizer = ours.document["optimizer"]
+    assert [g["params"] for g in optimizer["groups"]] == [["a.wqkv.weight"]]
+    assert optimizer["scalars"]["a.wqkv.weight"]["step"]["value"] == 7.0
+    assert optimizer["states"] == [["a.wqkv.weight", "exp_avg"]]

@@ -5,6 +5,7 @@ Those of Ray Train are in `ray_train_private`.
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from typing import Any
 
 import grpc
 import ray
-from ray._common.utils import get_default_ray_temp_dir
+from ray._common.utils import get_default_ray_temp_dir, get_ray_address_file
 from ray._private import state
 from ray._private.internal_api import node_stats
 from ray._private.ray_logging import stdout_deduplicator
@@ -93,6 +94,33 @@ def living_actors() -> list[LivingActor]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningTask:
+    """A process that runs plain tasks, which are no actor's."""
+
+    pid: int
+    resources: Mapping[str, float]
+
+
+def running_tasks(address: str, port: int) -> list[RunningTask]:
+    """Those on the node whose raylet listens there; none where it doesn't answer."""
+    try:
+        processes = node_stats(address, port, include_memory_info=False).core_workers_stats
+    except grpc.RpcError:
+        return []
+    return [
+        RunningTask(
+            pid=process.pid,
+            resources={
+                name: sum(slot.allocation for slot in held.resource_slots)
+                for name, held in process.used_resources.items()
+            },
+        )
+        for process in processes
+        if process.num_running_tasks and process.used_resources and not process.actor_id.strip(b"\xff")
+    ]
+
+
 def node_processes(cluster_node: Any) -> list[int]:
     """Ids of the processes that a `ray.cluster_utils` node started: raylet, agents, monitors."""
     return [p.process.pid for group in cluster_node.all_processes.values() for p in group]
@@ -101,6 +129,13 @@ def node_processes(cluster_node: Any) -> list[int]:
 def default_directory() -> Path:
     """Where `Cluster` writes the address of the newest cluster; it expects the directory to exist."""
     return Path(get_default_ray_temp_dir())
+
+
+def address_can_be_noted() -> bool:
+    """Whether `Cluster` may write that file. It fails where the directory, or the file, is another user's."""
+    file = Path(get_ray_address_file(None))
+    there = next(path for path in (file, *file.parents) if path.exists())
+    return os.access(there, os.W_OK)
 
 
 def spilled(address: str, port: int) -> int:

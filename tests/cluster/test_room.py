@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from elastic_train.cluster.controller.node_roster import Roster
-from elastic_train.cluster.controller.room_watch import RoomWatch, holders, text_of
-from elastic_train.cluster.ray_private import LivingActor
+from elastic_train.cluster.controller.room_watch import Holder, RoomWatch, holders, text_of
+from elastic_train.cluster.ray_private import LivingActor, RunningTask
 from elastic_train.config import Batch, RunSpec
 from elastic_train.control.events import Event, LacksRoom
 
@@ -22,8 +23,12 @@ def actor(name: str, *, node: str = NODE, has_process: bool = True, **resources:
     )
 
 
+def holder(name: str, **resources: float) -> Holder:
+    return Holder(name=name, resources=resources)
+
+
 def test_holders_are_those_of_what_is_lacking_alone() -> None:
-    there = [actor("cpus", CPU=3.0), actor("gpu", GPU=1.0), actor("nothing")]
+    there = [holder("cpus", CPU=3.0), holder("gpu", GPU=1.0), holder("nothing")]
     total = {"CPU": 4.0, "GPU": 1.0}
     assert holders({"CPU": 1.0}, total, there) == []
     assert [a.name for a in holders({"CPU": 2.0}, total, there)] == ["cpus"]
@@ -31,8 +36,8 @@ def test_holders_are_those_of_what_is_lacking_alone() -> None:
 
 
 def test_many_holders_are_counted() -> None:
-    assert text_of([actor(name, CPU=1.0) for name in "vwxyz"]) == "v, w, x and 2 more hold it"
-    assert text_of([actor("", CPU=1.0)]) == "WorkerActor holds it"
+    assert text_of([holder(name, CPU=1.0) for name in "vwxyz"]) == "v, w, x and 2 more hold it"
+    assert text_of([holder("x", CPU=1.0)]) == "x holds it"
 
 
 class Handle:
@@ -44,7 +49,12 @@ class Handle:
         return self._name
 
 
-def watch(coming: dict[str, tuple[str, Any]], actors: list[LivingActor], posted: list[Event]) -> RoomWatch:
+def watch(
+    coming: dict[str, tuple[str, Any]],
+    actors: list[LivingActor],
+    posted: list[Event],
+    tasks: Sequence[RunningTask] = (),
+) -> RoomWatch:
     spec = RunSpec(
         name="r",
         storage_path="/tmp/r",
@@ -53,8 +63,21 @@ def watch(coming: dict[str, tuple[str, Any]], actors: list[LivingActor], posted:
         min_workers=1,
         max_workers=2,
     )
-    info = {"NodeID": NODE, "Alive": True, "Resources": {"CPU": 1.0}}
-    return RoomWatch(spec, Roster(lambda: [info]), lambda: coming, posted.append, actors=lambda: actors)
+    place = {"NodeManagerAddress": "10.0.0.7", "NodeManagerPort": 7}
+    info = {"NodeID": NODE, "Alive": True, "Resources": {"CPU": 1.0}, **place}
+
+    def tasks_at(address: str, port: int) -> Sequence[RunningTask]:
+        assert (address, port) == tuple(place.values())
+        return tasks
+
+    return RoomWatch(
+        spec,
+        Roster(lambda: [info]),
+        lambda: coming,
+        posted.append,
+        actors=lambda: actors,
+        tasks=tasks_at,
+    )
 
 
 def test_a_worker_that_waits_for_room_is_told_once_at_the_second_look() -> None:
@@ -66,6 +89,16 @@ def test_a_worker_that_waits_for_room_is_told_once_at_the_second_look() -> None:
     room.look()
     room.look()
     assert posted == [LacksRoom(at=0.0, worker="w0002", holders="r2/1/worker/w0001 holds it")]
+
+
+def test_tasks_that_are_no_actors_hold_room_too() -> None:
+    posted: list[Event] = []
+    own = actor("w2", has_process=False, CPU=1.0)
+    held = [RunningTask(pid=41, resources={"CPU": 1.0})]
+    room = watch({"w0002": (NODE[:8], Handle("w2"))}, [own], posted, held)
+    room.look()
+    room.look()
+    assert posted == [LacksRoom(at=0.0, worker="w0002", holders="a task in process 41 holds it")]
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,19 @@ def make_shared(directory: Path) -> None:
         directory.chmod(0o1777)
 
 
+def _short_directory() -> str:
+    """A directory of our own for Ray, whose socket paths must stay below 108 characters."""
+    try:
+        return tempfile.mkdtemp(prefix="et-", dir="/tmp")
+    except OSError as error:
+        raise ConfigError(
+            field="fit",
+            problem=f"a local cluster keeps its sockets in /tmp, which can't be written: {error}.",
+            remedy="Mount a file system there, such as by `docker run --tmpfs /tmp` where the root is "
+            "read-only, or join a cluster: fit(address=...), or RAY_ADDRESS.",
+        ) from error
+
+
 class LocalCluster:
     """A head with 0 CPUs and `nodes` nodes of `cpus` CPUs. Use as a context manager, from the main thread."""
 
@@ -49,8 +62,7 @@ class LocalCluster:
                 remedy="Call fit() there, or join a cluster: fit(address=...), or ray.init() before.",
             )
         self._cpus, self._object_store_bytes = cpus, object_store_bytes
-        # Ray's socket paths must stay below 108 characters: a short directory of our own.
-        self._temporary = tempfile.mkdtemp(prefix="et-", dir="/tmp")
+        self._temporary = _short_directory()
         self.nodes: list[Any] = []
         self.cluster = Cluster()
         try:

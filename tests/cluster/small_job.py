@@ -39,6 +39,7 @@ def trainer(
     evaluate_every: int = 0,
     seconds_per_sample: float = 0.0,
     standby: int = 1,
+    wait_for_capacity_s: float = 20.0,
 ) -> et.ElasticTrainer:
     """Pretrain a small language model."""
     made = pretrain(
@@ -54,7 +55,7 @@ def trainer(
         made.task = Raises(**vars(made.task))
     elif seconds_per_sample:
         made.task = Slow(**vars(made.task), seconds=seconds_per_sample)
-    timing = et.Timing(lease_s=8.0, join_window_s=1.0, wait_for_capacity_s=20.0)
+    timing = et.Timing(lease_s=8.0, join_window_s=1.0, wait_for_capacity_s=wait_for_capacity_s)
     made.spec = dataclasses.replace(
         made.spec, timing=timing, standby=standby, checkpoints=et.Checkpoints(every=EVERY, keep=2)
     )

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,6 +99,45 @@ def test_what_happens_to_one_run_happens_to_no_other(jobs: Jobs, others: int) ->
         for one in drivers:
             one.__exit__(None, None, None)
     nothing_is_left(jobs, before)
+
+
+HOLDS = """
+import sys, time, ray
+from pathlib import Path
+
+@ray.remote(num_cpus=1)
+def hold(mark):
+    Path(mark, str(time.monotonic_ns())).touch()
+    while Path(mark).exists() and Path(mark, "go-on").exists():
+        time.sleep(0.2)
+
+ray.init(address=sys.argv[1], logging_level=40)
+ray.get([hold.remote(sys.argv[2]) for _ in range(int(ray.cluster_resources()["CPU"]))])
+"""
+
+
+def test_room_that_plain_tasks_hold_is_waited_for_and_they_are_named(jobs: Jobs, tmp_path: Path) -> None:
+    """They are no actors: nothing that Ray lists of a cluster says that they hold it."""
+    mark = tmp_path / "mark"
+    mark.mkdir()
+    (mark / "go-on").touch()
+    command = [sys.executable, "-c", HOLDS, jobs.cluster.address, str(mark)]
+    with subprocess.Popen(command, env=jobs.cluster.environment) as holding:
+        try:
+            eventually("tasks on all CPUs", lambda: len(list(mark.iterdir())) == 1 + 6)
+            waits = ("--max-steps", "10", "--wait-for-capacity-s", "300")
+            with driver(jobs, "held", *waits, *FAST) as (process, log):
+                named = r"waits for room on \w+: a task in process \d+"
+                eventually(
+                    "its word", lambda: [r for r in jobs.records("held") if re.search(named, r.reason)]
+                )
+                assert process.poll() is None, log.read_text()
+                (mark / "go-on").unlink()
+                assert process.wait(300.0) == FINISHED, log.read_text()
+        finally:
+            (mark / "go-on").unlink(missing_ok=True)
+            assert holding.wait(60.0) == 0
+    assert not [r for r in jobs.records("held") if "quarantine" in r.reason], "no node is to blame"
 
 
 POINTS = (

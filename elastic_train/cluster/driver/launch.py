@@ -136,6 +136,8 @@ def prepare_local_environment() -> None:
     """Set what the processes of a local cluster inherit. Call before `LocalCluster`."""
     for name, value in {**PROCESS_ENVIRONMENT, **LOCAL_CLUSTER}.items():
         os.environ.setdefault(name, value)
+    if not ray_private.address_can_be_noted():  # another user's: of no use to this cluster, and in its way
+        os.environ.setdefault("RAY_TMPDIR", f"/tmp/ray-{os.getuid()}")
 
 
 def process_environment() -> dict[str, str]:

@@ -23,7 +23,7 @@ def leave_group(state: dict[str, Any]) -> None:
         dist.destroy_process_group()
     if "undo" in state:  # what a test set in the process itself
         state["undo"]()
-    for name in set(state) - {"index"}:
+    for name in set(state) - {"index", "device"}:
         del state[name]
     reclaim()  # groups have threads, and the pool lives long
     spare_what_exists()

@@ -97,11 +97,13 @@ class GlooPool:
     """`size` processes and a store server for their groups, at (`store_host`, `store_port`).
 
     A function is called as fn(state, *args): `state` is a dict that the process keeps between calls, with its
-    own number under "index". `generations` gives numbers of groups that the store hasn't seen: a group
-    that took an old number might read the addresses of processes that left it.
+    own number under "index" and the type of its device under "device". `generations` gives numbers of groups
+    that the store hasn't seen: a group that took an old number might read the addresses of processes that
+    left it.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device: str = "cpu") -> None:
+        self.device = device
         self.store_host = "127.0.0.1"
         self._server, self.store_port = serve_store(self.store_host)
         self._numbers = itertools.count()
@@ -196,7 +198,9 @@ class GlooPool:
     def _spawn(self, index: int) -> _Worker:
         work, far_work = self._context.Pipe()
         control, far_control = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(index, far_work, far_control), daemon=True)
+        process = self._context.Process(
+            target=serve, args=(index, far_work, far_control, self.device), daemon=True
+        )
         process.start()
         far_work.close()
         far_control.close()

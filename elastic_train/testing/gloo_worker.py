@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import importlib.util
 import os
@@ -15,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
+from elastic_train.testing.rehearsal import communicator
+from elastic_train.testing.rehearsal import device as rehearsal
 
 READY = -1
 """Number of the first answer, which no call asked for."""
@@ -83,10 +87,14 @@ class Died:
 Outcome = Returned | Raised | Died
 
 
-def serve(index: int, work: Connection, control: Connection) -> None:
+def serve(index: int, work: Connection, control: Connection, device: str) -> None:
     """Answer calls until the pool closes its end; then end at once, whatever other threads still do."""
     torch.set_num_threads(1)
-    state: dict[str, Any] = {"index": index}
+    faulthandler.enable()
+    if device == rehearsal.NAME:
+        rehearsal.load()
+        communicator.register()
+    state: dict[str, Any] = {"index": index, "device": device}
     work.send((READY, Returned(value=None)))
     threading.Thread(target=_answer, args=(control, state), daemon=True).start()
     _answer(work, state)

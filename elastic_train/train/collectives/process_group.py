@@ -179,13 +179,14 @@ class Group:
             with self._doing("forming the group"):
                 if self._store is None:
                     self._rendezvous()
+                # Bound to its device, torch would split the groups of a mesh off this one, the host's
+                # too, and those would be none that a break knows.
                 dist.init_process_group(
-                    backend=GLOO if self._device.type == "cpu" else f"cpu:{GLOO},cuda:nccl",
+                    backend=self._backends(),
                     store=self._store,
                     rank=self.rank,
                     world_size=self.world_size,
                     timeout=self._collective_timeout,
-                    device_id=self._device if self._device.type == "cuda" else None,
                 )
         finally:
             sys.excepthook = hook  # torch wraps it once per group
@@ -212,8 +213,8 @@ class Group:
     def break_(self) -> None:
         """End every collective of this generation in this process, running or to come. Idempotent."""
         self._broken.set()
-        if self._device.type == "cuda":
-            _abort_nccl()
+        if self._device.type != "cpu":
+            _abort_communicators(self._device)
         started = time.monotonic()
         while self._shut(time.monotonic() - started):
             # A group under construction may open one more connection after each look.
@@ -260,6 +261,12 @@ class Group:
         group = InterruptibleGroup(made, options.store, self.check)
         self._made.append(group)
         return group
+
+    def _backends(self) -> str:
+        """gloo for tensors of the host, and for those of an accelerator what torch takes for it."""
+        if self._device.type == "cpu":
+            return GLOO
+        return f"cpu:{GLOO},{self._device.type}:{dist.get_default_backend_for_device(self._device)}"
 
     def _connected(self, store: Store, rank: int, size: int) -> ProcessGroupGloo:
         gloo: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
@@ -344,7 +351,8 @@ def _listen(address: str) -> tuple[object, Endpoint]:
     raise RuntimeError(f"cannot tell gloo's listening socket on {address} from others of this process")
 
 
-def _abort_nccl() -> None:
+def _abort_communicators(device: torch.device) -> None:
+    kind = torch.device(device.type)
     for group in list(c10d._world.pg_names):
-        if torch.device("cuda") in group._device_types:
-            group._get_backend(torch.device("cuda")).abort()
+        if kind in group._device_types:
+            group._get_backend(kind).abort()

@@ -1,6 +1,6 @@
 """Does saving cost nothing on a GPU? One GPU, no cluster, under five minutes.
 
-python -m benchmarks.gpu_check [--device cpu] [--quick] [--json FILE] [--millions M]
+python -m benchmarks.gpu_check [--device cpu|rehearsal] [--quick] [--json FILE] [--millions M]
 
 `pinned_gb_s` is at what speed a snapshot of the whole state gets from the device into shared memory while
 nothing else runs, `x_of_bus_limit` that over the fastest single copy of such size into pinned memory that was
@@ -10,6 +10,7 @@ does not show. `restored`: a second model that takes its state from a snapshot i
 by bit, and still is after a step of both. `recovered`: a process that trains is killed in the middle of a
 copy, and what it had committed is taken from the memory that this process holds; `steps_lost` of its steps
 are not there. Where there is no GPU the same code runs on the host, and what that does not measure is said.
+On the rehearsal device it runs with streams, events and pinned memory, in times that mean nothing.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from benchmarks.gpu_check.training import SLOTS, Snapshots, Training, hash_of, spans
+from benchmarks.gpu_check.training import SLOTS, Snapshots, Training, device_of, hash_of, spans
 from benchmarks.stall.memory import copy_bytes_s
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.audit import ALL
+from elastic_train.testing.rehearsal.device import NAME as REHEARSAL
 
 SHARED = Path("/dev/shm")
 ON_HOST = (
@@ -40,6 +42,9 @@ ON_HOST = (
     "overlap and stall of a device: the copies were made by a thread of the host beside the step, and share "
     "its cores",
     "order by events of a device, pinning by its driver, gathering by its kernels: the lane ran without them",
+)
+REHEARSED = (
+    "every time: a rehearsal device computes with the CPU's kernels, and its bus is this machine's memory",
 )
 LIMIT_S = 120.0
 
@@ -183,7 +188,9 @@ def check(device: torch.device, *, millions: float, steps: int) -> tuple[dict[st
         back, lost = recovered(millions, device, path, arena)
     over_s = pair["saving_step_s"] - pair["step_s"]
     found: dict[str, Any] = {
-        "device": str(device) if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": str(device)
+        if device.type == "cpu"
+        else torch.get_device_module(device).get_device_name(device),
         "state_mb": size / 1e6,
         "limit_gb_s": limit / 1e9,
         "copied_gb_s": size / single["copy_s"] / 1e9,
@@ -197,8 +204,8 @@ def check(device: torch.device, *, millions: float, steps: int) -> tuple[dict[st
         "recovered": back,
         "steps_lost": lost,
     }
-    missing = list(ON_HOST) if device.type == "cpu" else []
-    if not missing and not found["pinned"]:
+    missing = list({"cpu": ON_HOST, REHEARSAL: REHEARSED}.get(device.type, ()))
+    if device.type != "cpu" and not found["pinned"]:
         missing.append("pinned bandwidth: the driver refused to pin shared memory")
     if single["copy_s"] > pair["step_s"]:
         missing.append(
@@ -226,8 +233,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--millions", type=float, default=0.0, help="million parameters")
     options = parser.parse_args()
-    device = torch.device(options.device)
-    small = options.quick or device.type == "cpu"
+    device = device_of(options.device)
+    small = options.quick or device.type in ("cpu", REHEARSAL)
     found, missing = check(
         device, millions=options.millions or (8 if small else 100), steps=5 if small else 20
     )

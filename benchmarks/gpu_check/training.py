@@ -25,13 +25,21 @@ from elastic_train.checkpoint.engine.arena import Arena, slot_bytes
 from elastic_train.checkpoint.engine.counts import Counts
 from elastic_train.checkpoint.engine.engine import Engine
 from elastic_train.checkpoint.snapshot import Snapshot
+from elastic_train.testing.rehearsal import device as rehearsal
 from elastic_train.train.snapshot.device_lane import DeviceLane
 from elastic_train.train.snapshot.tensor_sources import TensorSource
 from elastic_train.train.state.live_fragments import table
 
 SLOTS = 3
-ROWS = {"cpu": 1}
+ROWS = {"cpu": 1, rehearsal.NAME: 1}
 """By how much the batch of benchmarks/stall grows, so that a step outlasts a copy: elsewhere 64 times."""
+
+
+def device_of(name: str) -> torch.device:
+    """The device of that name, which this process has from now on."""
+    if name.startswith(rehearsal.NAME):
+        rehearsal.load()
+    return torch.device(name)
 
 
 class Training:
@@ -137,7 +145,7 @@ def main() -> None:
     parser.add_argument("--device", required=True)
     parser.add_argument("--millions", type=float, required=True)
     options = parser.parse_args()
-    device = torch.device(options.device)
+    device = device_of(options.device)
     training = Training(options.millions, device)
     training.step()
 

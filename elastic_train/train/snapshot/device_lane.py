@@ -82,7 +82,7 @@ class DeviceLane:
     def close(self) -> None:
         self._side.wait()
         for address in self._addresses:
-            _runtime().cudaHostUnregister(address)
+            _runtime(self._device).cudaHostUnregister(address)
         self._addresses = []
 
 
@@ -90,11 +90,14 @@ def pin(device: torch.device, memory: memoryview) -> int:
     """Register a region with the driver, so that copies into it need no bounce; 0 where that isn't possible,
     else its address.
     """
-    if device.type != "cuda":
+    runtime = _runtime(device)
+    if runtime is None:
         return 0
     address = np.frombuffer(memory, np.uint8).ctypes.data
-    return address if int(_runtime().cudaHostRegister(address, len(memory), 0)) == 0 else 0
+    return address if int(runtime.cudaHostRegister(address, len(memory), 0)) == 0 else 0
 
 
-def _runtime() -> Any:
-    return torch.cuda.cudart()
+def _runtime(device: torch.device) -> Any:
+    """The driver's own interface; None where the device has none like that (only CUDA's and ROCm's have)."""
+    found = getattr(torch.get_device_module(device), "cudart", None)
+    return found() if found is not None else None

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from elastic_train.integrations import lightning as lightning
     from elastic_train.integrations import tune as tune
     from elastic_train.train.custom.context import Context
+    from elastic_train.train.model.positions import own_positions, position_numbers
     from elastic_train.train.task import Average, Evaluation, Rules, Task
 
 __all__ = [
@@ -48,6 +49,8 @@ __all__ = [
     "Timing",
     "main",
     "open_checkpoint",
+    "own_positions",
+    "position_numbers",
 ]
 
 _HOMES = {
@@ -65,6 +68,8 @@ _HOMES = {
     "ResumeFrom": "config",
     "Timing": "config",
     "Context": "train.custom.context",
+    "own_positions": "train.model.positions",
+    "position_numbers": "train.model.positions",
     "Average": "train.task",
     "Evaluation": "train.task",
     "Rules": "train.task",

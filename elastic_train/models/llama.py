@@ -49,7 +49,7 @@ class Llama(nn.Module):
 
     @staticmethod
     def rules(*, packed: bool = False, experts: bool = False) -> Rules:
-        """Heads, feed-forward layers and vocabulary are cut over tp, stages between layers.
+        """tp cuts heads, feed-forward layers and vocabulary, cp positions; stages begin between layers.
 
         `packed`: the data says of which document a token is, and every stage has to know it. `experts`: the
         model has some, which are cut over ep.
@@ -75,6 +75,7 @@ class Llama(nn.Module):
                 "norm": "alone",
                 "head": "gathered",
             },
+            attention=("layers.*.attention.mix",),
             experts=("layers.*.mlp.experts",) if experts else (),
             stages=("layers.*",),
             beside=("documents",) if packed else (),

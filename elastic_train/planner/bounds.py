@@ -85,6 +85,7 @@ def step_seconds(
         pp=found.pp.astype(float),
         dp_replicate=found.dp_replicate.astype(float),
         dp_shard=found.dp_shard.astype(float),
+        cp=found.cp.astype(float),
         inner=(found.cp * found.tp).astype(float),
         virtual=found.virtual.astype(float),
         split=found.split.astype(float),
@@ -95,7 +96,7 @@ def step_seconds(
         gradient_bytes=known.gradients / found.pp,
         gathered_bytes=known.gathered / found.pp,
         units=np.ones(len(found)),
-        elements=known.elements / (found.pp * found.dp_shard),
+        elements=known.elements / (found.pp * found.shards),
     )
     return np.stack(list(columns_of(shape, hardware, fleet, work).values())).sum(axis=0)
 
@@ -114,7 +115,7 @@ def may_fit(found: Candidates, known: Totals, memory_bytes: int) -> NDArray[np.b
     With w bytes of weights and gradients and s bytes kept per byte of them, the stage at distance j from the
     last holds at most B / (w (1 + (j + 1) s)) of the blocks; an integral bounds the sum over j.
     """
-    shards = found.dp_shard
+    shards = found.shards
     gradient_shards = np.where((found.rounds > 1) & (shards > 1), 1, shards)
     weights = known.state_of_blocks / shards + known.gradients_of_blocks / gradient_shards
     inverse = known.state_to_kept / shards + known.gradients_to_kept / gradient_shards

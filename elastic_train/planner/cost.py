@@ -27,6 +27,7 @@ class StepWork:
     pp: Column
     dp_replicate: Column
     dp_shard: Column
+    cp: Column
     inner: Column  # cp * tp: ranks that share a micro-batch within a stage
     virtual: Column
     split: Column  # 1 where backwards are split
@@ -75,13 +76,16 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWo
     waited = (work.all_s - work.slowest_s) * _waited(shape, work.split) / work.virtual
     compute = np.maximum(alone, _by_cores(hardware, fleet, work, apart))
 
-    shard, copies = work.dp_shard, work.dp_replicate
+    cut = work.dp_shard > 1  # then over cp, too, and else its ranks hold copies
+    shard = np.where(cut, work.dp_shard * work.cp, 1.0)
+    copies = work.dp_replicate * np.where(cut, 1.0, work.cp)
+    tp = work.inner / work.cp
     within = on_one | (part <= together)
     one_gather = (shard - 1) * _seconds(
-        hardware, within, work.gathered_bytes / np.maximum(work.units, 1) / shard, groups * work.inner
+        hardware, within, work.gathered_bytes / np.maximum(work.units, 1) / shard, groups * tp
     )
     gathers = 2 * work.rounds * work.units * one_gather
-    scatter = (shard - 1) * _seconds(hardware, within, work.gradient_bytes / shard, groups * work.inner)
+    scatter = (shard - 1) * _seconds(hardware, within, work.gradient_bytes / shard, groups * tp)
     sums = (
         2
         * (copies - 1)
@@ -89,7 +93,7 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWo
             hardware,
             on_one,
             work.gradient_bytes / shard / copies,
-            np.minimum(together, work.inner * shard * work.pp),
+            np.minimum(together, tp * shard * work.pp),
         )
     )
     left = crowd * _not_hidden(gathers + scatter + sums, compute, hardware.overlap)

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from elastic_train.axes import LAYERS, MODEL, RANKED
 from elastic_train.config import Parallelism
 from elastic_train.planner.hardware import Fleet
-from elastic_train.planner.model_shape import ModelShape
+from elastic_train.planner.model_shape import ModelShape, Widths
 from elastic_train.planner.plan import Infeasible, counted
 
 
@@ -21,6 +21,7 @@ class AxisLimits:
     pp: tuple[int, ...] = (1,)
     cp: tuple[int, ...] = (1,)
     ep: tuple[int, ...] = (1,)
+    widths: Widths = field(default_factory=Widths)  # that axes divide together
     why: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
 
 
@@ -52,9 +53,12 @@ def limits(shape: ModelShape | None, fleet: Fleet, micro_batches: int) -> AxisLi
             found["tp"], why["tp"] = (1,), "the model has no rules for it"
         if not shape.widths.experts:
             found["ep"], why["ep"] = (1,), "the model has no experts"
-        if not shape.widths.sequence:
-            found["cp"], why["cp"] = (1,), "the model's sequence length is not known"
-    return AxisLimits(pp=tuple(range(1, max(1, most) + 1)), why=why, **found)
+    widths = shape.widths or Widths()
+    if shape.sequence:
+        found["cp"], why["cp"] = _contexts(shape.sequence, widths, node)
+    else:
+        why["cp"] = "the model has no rules for it, or its positions are not known"
+    return AxisLimits(pp=tuple(range(1, max(1, most) + 1)), widths=widths, why=why, **found)
 
 
 def refused(
@@ -68,6 +72,15 @@ def refused(
             near = f"{values} {', '.join(str(n) for n in _near(asked, legal))}"
             why = known.why.get(axis, "")
             return Infeasible(reason=f"parallelism.{axis}={asked} is not possible: {why}; {near}")
+    tp, cp, ep = (getattr(constraints, axis) or 1 for axis in ("tp", "cp", "ep"))
+    problem = known.widths.heads_problem(tp, cp)
+    if problem:
+        legal = [str(n) for n in known.cp if not known.widths.heads_problem(tp, n)]
+        asked = f"parallelism.cp={cp} is not possible with tp={tp}"
+        return Infeasible(reason=f"{asked}: {problem}; legal are {', '.join(legal)}")
+    if cp > 1 and ep > 1:
+        asked = f"parallelism.cp={cp} is not possible with ep={ep}"
+        return Infeasible(reason=f"{asked}: experts move between whole sequences; legal is cp=1 or ep=1")
     return _too_many(constraints, fleet, micro_batches)
 
 
@@ -116,9 +129,16 @@ def _divisors(shape: ModelShape) -> Mapping[str, tuple[tuple[str, int, int], ...
             ("feed-forward elements", widths.feed_forward, 1),
             ("positions", widths.sequence, 1),
         ),
-        "cp": (("positions in two pieces a rank", widths.sequence, 2),),
         "ep": (("experts", widths.experts, 1),),
     }
+
+
+def _contexts(positions: int, widths: Widths, node: int) -> tuple[tuple[int, ...], str]:
+    """The legal values of cp, and why others are not."""
+    legal = [n for n in range(1, node + 1) if positions % n == 0 and not widths.heads_problem(1, n)]
+    divided = f"{positions} positions" + (f", {widths.heads} heads" if widths.heads else "")
+    keys = f", divides or is a multiple of {widths.kv_heads} key and value heads" if widths.kv_heads else ""
+    return tuple(legal), f"it divides {divided}{keys} and stays within a node of {node}"
 
 
 def _near(asked: int, legal: tuple[int, ...]) -> Iterator[int]:

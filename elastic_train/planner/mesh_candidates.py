@@ -62,6 +62,11 @@ class Candidates:
     def __len__(self) -> int:
         return len(self.pp)
 
+    @property
+    def shards(self) -> Ints:
+        """As `Mesh.shards`."""
+        return np.where(self.dp_shard > 1, self.dp_shard * self.cp, 1)
+
     def at(self, i: int) -> Candidate:
         return Candidate(
             mesh=Mesh(**{axis: int(getattr(self, axis)[i]) for axis in AXES}),
@@ -90,6 +95,8 @@ def candidates(
     cp, ep = constraints.cp or 1, constraints.ep or 1
     blocks: list[Ints] = []
     for tp in (constraints.tp,) if constraints.tp else known.tp:
+        if known.widths.heads_problem(tp, cp):
+            continue
         room = fleet.room(tp * cp) // (tp * cp)
         for pp in (constraints.pp,) if constraints.pp else known.pp:
             grid = _data_axes(min(room // pp, micro_batches // pp), constraints, micro_batches)

@@ -73,6 +73,21 @@ class Widths:
     sequence: int = 0
     experts: int = 0
 
+    def heads_problem(self, tp: int, cp: int) -> str:
+        """Why cp ranks cannot divide the heads that a rank of tp has; "" where they can, or none is known.
+
+        Key and value heads are repeated where they are fewer than the ranks of cp.
+        """
+        heads, kv_heads = self.heads // tp, self.kv_heads // tp
+        of = f" of each tp={tp}" if tp > 1 else ""
+        if heads % cp:
+            return f"{cp} ranks do not divide the {heads} heads{of}"
+        if kv_heads and kv_heads % cp and cp % kv_heads:
+            return (
+                f"{cp} ranks neither divide the {kv_heads} key and value heads{of} nor are a multiple of them"
+            )
+        return ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
@@ -95,11 +110,12 @@ class ModelShape:
     boundary_bytes: int = 0  # of the tensor between two blocks, for one micro-batch
     chain: bool = True  # whether a pipeline can be cut between the layers
     positions: int = 0  # that tp divides outside of projections where it can; 0: the rules do not allow it
+    sequence: int = 0  # positions that cp divides; 0: the rules do not say where they meet
     tied: bool = False  # the last layer uses a tensor of the first, so both hold it
 
-    def divides_positions(self, tp: int) -> bool:
-        """Whether tensor parallelism is to divide what is outside of projections."""
-        return tp > 1 and self.positions > 0 and self.positions % tp == 0
+    def divides_positions(self, tp: int, cp: int = 1) -> bool:
+        """Whether tensor parallelism is to divide what is outside of projections, within a part of cp."""
+        return tp > 1 and self.positions > 0 and self.positions % (tp * cp) == 0
 
     @property
     def parameters(self) -> int:

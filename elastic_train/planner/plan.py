@@ -37,6 +37,16 @@ class Mesh:
         return math.prod(getattr(self, axis) for axis in BATCH)
 
     @property
+    def shards(self) -> int:
+        """Ranks among which tensors are sharded: those of cp too, where dp_shard shards any."""
+        return self.dp_shard * self.cp if self.dp_shard > 1 else 1
+
+    @property
+    def copies(self) -> int:
+        """Ranks of a stage that hold the same part of its state."""
+        return self.size // (self.pp * self.shards * self.tp)
+
+    @property
     def copy_size(self) -> int:
         """Ranks of a stage that hold one copy of its state among them, next to each other in rank order."""
         return self.size // (self.pp * self.dp_replicate)
@@ -52,6 +62,11 @@ class Mesh:
         for axis in reversed(RANKED):
             rank, position[axis] = divmod(rank, getattr(self, axis))
         return position
+
+    def copy_index(self, rank: int) -> int:
+        """Which of the copies of its part a rank holds, 0 .. copies - 1."""
+        at = self.coordinate(rank)
+        return at["dp_replicate"] if self.dp_shard > 1 else at["dp_replicate"] * self.cp + at["cp"]
 
     def dp_index(self, rank: int) -> int:
         """Which share of the micro-batches a rank consumes, 0 .. dp - 1."""

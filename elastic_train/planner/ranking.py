@@ -99,7 +99,7 @@ class Ranking:
         """Whether some candidate fits in memory, the ones that need least of it first."""
         indices = np.flatnonzero(self._may)
         found = self.candidates
-        need = -(found.pp * found.tp * found.dp_shard)[indices]
+        need = -(found.pp * found.tp * found.shards)[indices]
         order = indices[np.lexsort((found.virtual[indices], -found.recompute[indices], need))]
         return any(self._refined(i) > 0 for i in order.tolist())
 

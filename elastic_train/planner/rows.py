@@ -76,8 +76,8 @@ def tensors_of(shape: ModelShape) -> Tensors:
 
 
 def rows(table: Tensors, mesh: Mesh) -> Rows:
-    """The columns under the mesh's tp, ep and dp_shard; its other axes don't change them."""
-    shape, shard = table.shape, mesh.dp_shard
+    """The columns under the mesh's tp, ep and shards; its other axes don't change them."""
+    shape, shard = table.shape, mesh.shards
     n = len(shape.layers)
     sizes = table.sizes.copy()
     tp, ep = table.tp_dim >= 0, table.expert
@@ -123,7 +123,7 @@ def activations(shape: ModelShape, mesh: Mesh, recompute: Recompute) -> Floats:
         kept = np.where(block, np.minimum(kept, shape.boundary_bytes), kept)
     if mesh.tp == 1:
         return kept / mesh.block_size
-    spread = shape.divides_positions(mesh.tp)
+    spread = shape.divides_positions(mesh.tp, mesh.cp)
     sums = np.array([row.reductions for row in shape.layers], float)
     copies = np.where(block & spread, sums / 2, sums)
     whole = np.minimum(copies * shape.boundary_bytes, kept)
@@ -148,7 +148,8 @@ def seconds(shape: ModelShape, mesh: Mesh, recompute: Recompute, inside: Link) -
     """(computing, communicating within tp, cp and ep) of each layer for one micro-batch.
 
     tp moves 8 (t - 1) / t of a boundary tensor per block (section 4.2.2 there): 4 sums of 2 (t - 1) / t. cp
-    passes keys and values once in forward and twice in backward.
+    exchanges queries, keys, values and what attention gives, in forward and backward; heads of keys and
+    values are repeated where they are fewer than the ranks.
     """
     each = np.array([row.seconds for row in shape.layers], float)
     block = np.array([row.block for row in shape.layers])
@@ -158,14 +159,24 @@ def seconds(shape: ModelShape, mesh: Mesh, recompute: Recompute, inside: Link) -
         each = np.where(block, each * 4 / 3, each)
     sums = np.array([row.reductions for row in shape.layers], float)
     exchanges = np.array([row.exchanges for row in shape.layers], float)
-    if recompute == "full":
-        sums, exchanges = (np.where(block, n * 3 / 2, n) for n in (sums, exchanges))
+    passes = np.where(block, 3.0 if recompute == "full" else 2.0, 2.0)
+    sums, exchanges = sums * passes / 2, exchanges * passes / 2
     nbytes = shape.boundary_bytes / mesh.cp
     moved = np.zeros(len(each))
     if mesh.tp > 1:
         moved += sums * 2 * (mesh.tp - 1) * inside.seconds(nbytes / mesh.tp)
     if mesh.cp > 1:
-        moved += np.where(block, 6.0 * (mesh.cp - 1) * inside.seconds(nbytes / mesh.tp), 0.0)
+        part = nbytes / mesh.tp / mesh.cp
+        one_of_each = 2 * (inside.seconds(part) + inside.seconds(part * _share_of_keys(shape, mesh)))
+        moved += np.where(block, passes * (mesh.cp - 1) * one_of_each, 0.0)
     if mesh.ep > 1:
         moved += exchanges * (mesh.ep - 1) * inside.seconds(nbytes / mesh.tp / mesh.ep)
     return each / mesh.block_size, moved
+
+
+def _share_of_keys(shape: ModelShape, mesh: Mesh) -> float:
+    """Bytes of keys per byte of queries in an exchange over cp."""
+    widths = shape.widths
+    if widths is None or not widths.heads or not widths.kv_heads:
+        return 1.0
+    return max(widths.kv_heads, mesh.tp * mesh.cp) / widths.heads

@@ -125,7 +125,7 @@ class Scorer:
             virtual=candidate.virtual,
             schedule=candidate.schedule,
             recompute=candidate.recompute,
-            sequence_parallel=problem.shape.divides_positions(candidate.mesh.tp),
+            sequence_parallel=problem.shape.divides_positions(candidate.mesh.tp, candidate.mesh.cp),
         )
         return self._scored(plan, draft, ranks)
 
@@ -189,6 +189,7 @@ class Scorer:
             "pp": mesh.pp,
             "dp_replicate": mesh.dp_replicate,
             "dp_shard": mesh.dp_shard,
+            "cp": mesh.cp,
             "inner": mesh.block_size,
             "virtual": candidate.virtual,
             "split": candidate.split,

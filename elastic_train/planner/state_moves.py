@@ -1,7 +1,8 @@
 """State that a change of plan moves between workers.
 
-What ranks hold is a range of layers x a share of dp_shard x a share of tp (x of ep for experts, left out: it
-moves with dp_shard). Two plans' shares overlap as intervals do.
+What ranks hold is a range of layers x a share of dp_shard and cp x a share of tp (x of ep for experts, left
+out: it moves with dp_shard). Two plans' shares overlap as intervals do. Without dp_shard the ranks of cp hold
+the same.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from elastic_train.planner.plan import Mesh, Plan
 
 Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +59,8 @@ def shared(old: HeldParts, new: HeldParts, blocks: tuple[float, ...]) -> Floats:
     `blocks` are the bytes of state of each layer: what is before the blocks, each block, what is after them.
     """
     layers: Floats = _layers(old, len(blocks)) * np.array(blocks) @ _layers(new, len(blocks)).T
-    shards = _intervals(old.mesh.dp_shard, new.mesh.dp_shard)
-    copies = np.ones((old.mesh.cp, new.mesh.cp))
-    inner = np.kron(shards, np.kron(copies, _intervals(old.mesh.tp, new.mesh.tp)))
+    shards = _intervals(old.mesh.shards, new.mesh.shards)[np.ix_(_shards(old.mesh), _shards(new.mesh))]
+    inner = np.kron(shards, _intervals(old.mesh.tp, new.mesh.tp))
     return np.kron(layers, inner).astype(np.float64)
 
 
@@ -67,7 +68,7 @@ def needed(new: HeldParts, blocks: tuple[float, ...]) -> Floats:
     """Bytes of each new part."""
     whole: Floats = _layers(new, len(blocks)) @ np.array(blocks)
     inner = new.parts // new.mesh.pp
-    return np.repeat(whole / (new.mesh.dp_shard * new.mesh.tp), inner)
+    return np.repeat(whole / (new.mesh.shards * new.mesh.tp), inner)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +119,12 @@ def _layers(held: HeldParts, layers: int) -> Floats:
         there[stage % held.mesh.pp, 1 + start : 1 + stop] = 1.0
     there[0, 0] = there[-1, -1] = 1.0
     return there
+
+
+def _shards(mesh: Mesh) -> Ints:
+    """Which share of the state each place along dp_shard and cp holds."""
+    places = np.arange(mesh.dp_shard * mesh.cp)
+    return places if mesh.shards > 1 else np.zeros_like(places)
 
 
 def _intervals(old: int, new: int) -> Floats:

@@ -1,7 +1,7 @@
 """Check whether the remaining ranks hold every part of the state.
 
-Ranks that differ only in `dp_replicate` hold the same shards, so one of them is enough. Every other
-coordinate of the mesh has to be there.
+Ranks that differ only in `dp_replicate` hold the same shards, so one of them is enough; in `cp` too, unless
+dp_shard shards over both. Every other coordinate of the mesh has to be there.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ Part = tuple[int, int]
 
 
 def part(mesh: Mesh, rank: int) -> Part:
-    """Which part of the state a rank holds: its stage, and its place there without `dp_replicate`."""
-    inner = mesh.copy_size
-    return rank // (inner * mesh.dp_replicate), rank % inner
+    """Which part of the state a rank holds: its stage, and its place there among those that differ."""
+    return rank // (mesh.size // mesh.pp), rank % (mesh.shards * mesh.tp)
 
 
 def parts(mesh: Mesh) -> tuple[Part, ...]:

@@ -203,7 +203,7 @@ def _replays(
         own = [at for at in parts(left.mesh) if at[0] in range(*log.stages)]
         gone = tuple(at for at in own if at in lacks)
         exact = any(at[0] in lost and at not in lacks for at in own)
-        ranks = len(own) // log.width * (left.mesh.dp_replicate if exact else 1)
+        ranks = left.mesh.copy_size * (left.mesh.dp_replicate if exact else 1)
         if ranks > costs.replayers:
             return None
         replay = Replay(log=log, base=0, lost=gone, exact=exact)

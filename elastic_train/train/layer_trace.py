@@ -25,10 +25,10 @@ from elastic_train.config import RunSpec
 from elastic_train.data.numbered import tell_epoch
 from elastic_train.train.model.build import DTYPE_OF, Blueprint, allocate
 from elastic_train.train.model.collate import caller, placed
+from elastic_train.train.model.positions import POSITIONS
 from elastic_train.train.model.recompute import KEPT
 from elastic_train.train.model.weight_casts import cast_again
 from elastic_train.train.parallel.parallelize import COMPUTED, compute_in
-from elastic_train.train.parallel.sequence_parallel import POSITIONS
 from elastic_train.train.task import Task, takes_step
 
 CPU, META = torch.device("cpu"), torch.device("meta")

@@ -59,6 +59,7 @@ def profiled_shape(
         layers=layers,
         boundary_bytes=trace.boundary,
         positions=trace.positions if rules.sequence else 0,
+        sequence=trace.positions if rules.attention else 0,
         widths=_widths(blueprint, rules),
         chain=found.chained,
         tied=bool(blueprint.parameters.aliases),
@@ -83,7 +84,7 @@ def _layer(trace: Trace, at: int, path: str, blocks: int, flop_s: float, byte_s:
 
 def _widths(blueprint: Blueprint, rules: Rules) -> Widths | None:
     """What the rules let axes divide; None where that is nothing."""
-    if not rules.tensor_parallel and not rules.experts:
+    if not (rules.tensor_parallel or rules.attention or rules.experts):
         return None
     return replace(widths_of(blueprint.model), experts=number_of_experts(blueprint.model, rules))
 

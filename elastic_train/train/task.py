@@ -146,6 +146,14 @@ class Rules:
     again. Everything else works on a part, and what has parameters there is named as "alone". Dropout gets
     its part of the mask; other random numbers must not be drawn there.
 
+    `attention` are modules in which positions meet, without parameters: cp divides the positions of all
+    others, and the heads of these. They are called with query, key and value first, [batch, positions, heads,
+    size], give [batch, positions, heads, size], and read how many heads there are off those. Their positions
+    are all there, and so is what else the model passes on to them; masks and rotary embeddings belong into
+    them. The model's first argument is [batch, positions, ...] and is divided. Everything else works on each
+    position by itself; what needs its number calls `elastic_train.position_numbers`. The loss is a sum over
+    the positions that are here, of targets from `elastic_train.own_positions`.
+
     `experts` are modules that stack experts: they own parameters alone, each with a row per expert. They are
     called with rows sorted by expert and the number of rows of each, int64 [experts], give a row for each,
     and read how many experts there are off their parameters: ep leaves them some of all.
@@ -163,6 +171,7 @@ class Rules:
     tensor_parallel: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # to Style
     fused: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
     sequence: Mapping[str, Positions] = field(default_factory=lambda: MappingProxyType({}))
+    attention: tuple[str, ...] = ()
     experts: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()

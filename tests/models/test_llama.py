@@ -47,8 +47,8 @@ def naive_attention(attention: Attention, x: Tensor, config: LlamaConfig) -> Ten
     for head in range(config.heads):
         rows = slice(head * width, (head + 1) * width)
         shared = slice(head // group * width, (head // group + 1) * width)
-        q = attention.rope((x @ attention.wq.weight[rows].T)[:, :, None])[:, :, 0]
-        k = attention.rope((x @ attention.wk.weight[shared].T)[:, :, None])[:, :, 0]
+        q = attention.mix.rope((x @ attention.wq.weight[rows].T)[:, :, None])[:, :, 0]
+        k = attention.mix.rope((x @ attention.wk.weight[shared].T)[:, :, None])[:, :, 0]
         scores = q @ k.transpose(1, 2) / math.sqrt(width)
         future = torch.triu(torch.ones(x.shape[1], x.shape[1], dtype=torch.bool), diagonal=1)
         weights = scores.masked_fill(future, -math.inf).softmax(-1)

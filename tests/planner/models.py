@@ -66,5 +66,6 @@ def transformer(
             sequence=sequence,
         ),
         boundary_bytes=4 * tokens * hidden,
+        sequence=sequence,
         tied=tied,
     )

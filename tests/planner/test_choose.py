@@ -125,7 +125,8 @@ def test_a_plan_keeps_every_hard_limit(nodes: list[int], micro_batches: int, mem
         (Parallelism(tp=2, dp_shard=2), (3, 1), ["needs 4 ranks", "room for 2 in blocks of 2 on a node"]),
         (Parallelism(pp=4, dp_replicate=4), (16,), ["needs 16 micro-batches", "has 12", "pp up to 3"]),
         (Parallelism(ep=2), (2,), ["parallelism.ep=2", "no experts", "the legal value is 1"]),
-        (Parallelism(cp=3), (3,), ["parallelism.cp=3", "32 positions", "legal are 1, 2"]),
+        (Parallelism(cp=3), (3,), ["parallelism.cp=3", "32 positions, 4 heads", "legal are 1, 2"]),
+        (Parallelism(cp=4, tp=2), (8,), ["cp=4 is not possible with tp=2", "the 2 heads of each", "1, 2"]),
     ],
 )
 def test_a_constraint_that_cannot_be_names_the_nearest_legal_values(asked, nodes, words):

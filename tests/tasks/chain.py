@@ -19,14 +19,14 @@ VOCABULARY, LENGTH = 101, 6
 class Numbered(torch.utils.data.Dataset[Tensor]):
     """Sequences of tokens by number."""
 
-    def __init__(self, length: int) -> None:
-        self._length = length
+    def __init__(self, samples: int, *, length: int = LENGTH) -> None:
+        self._samples, self._length = samples, length
 
     def __len__(self) -> int:
-        return self._length
+        return self._samples
 
     def __getitem__(self, index: int) -> Tensor:
-        return torch.randint(VOCABULARY, (LENGTH,), generator=torch.Generator().manual_seed(index))
+        return torch.randint(VOCABULARY, (self._length,), generator=torch.Generator().manual_seed(index))
 
 
 @dataclass
@@ -42,6 +42,7 @@ class ChainTask(Task):
     hidden: int = 42
     experts: int = 0
     evaluate_every: int = 0
+    length: int = LENGTH
 
     def model(self) -> nn.Module:
         config = LlamaConfig(
@@ -71,13 +72,15 @@ class ChainTask(Task):
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
     def dataset(self) -> Numbered:
-        return Numbered(self.samples)
+        return Numbered(self.samples, length=self.length)
 
     def loss(self, output: Tensor, micro_batch: Tensor) -> tuple[Tensor, Tensor]:
         return next_token_loss(output, micro_batch, ignore_index=0)
 
     def evaluation(self) -> Evaluation | None:
-        return Evaluation(dataset=Numbered(7), every=self.evaluate_every) if self.evaluate_every else None
+        if not self.evaluate_every:
+            return None
+        return Evaluation(dataset=Numbered(7, length=self.length), every=self.evaluate_every)
 
     def parallelize(self) -> Rules:
         return Llama.rules(experts=self.experts > 0)

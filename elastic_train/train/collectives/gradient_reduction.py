@@ -11,7 +11,9 @@ from torch.distributed.tensor import DTensor
 
 from elastic_train.train.collectives.mesh_position import MeshPosition
 
-SHARDS = frozenset({"dp_shard", "expert_shard"})
+CONTEXT_SHARD = "dp_shard_cp"
+"""dp_shard and cp as one axis: under cp, whose ranks hold the same parameters, FSDP2 cuts over both."""
+SHARDS = frozenset({"dp_shard", "expert_shard", CONTEXT_SHARD})
 """Axes along which FSDP2 cuts tensors."""
 
 

@@ -9,7 +9,11 @@ from types import MappingProxyType
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from elastic_train.axes import BATCH
 from elastic_train.planner.plan import Mesh
+
+SUMMED = (*BATCH, "cp")
+"""Axes over which the gradients of parameters are summed, in rank order."""
 
 Stages = Mapping[str, tuple[int, ...]]
 """Pipeline indices on which a tensor is, by fqn; tied tensors may be on several. Absent: on all of them."""
@@ -17,14 +21,16 @@ Stages = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MeshPosition:
-    """One rank of a mesh. `data` are the ranks that run other micro-batches through the same shards, `pipe`
-    those of the same micro-batches' other stages, `tensor` those that cut tensors with this one; None where
-    there are no others. `devices` is torch's mesh of all ranks; None for one rank alone."""
+    """One rank of a mesh. `data` are the ranks that run other micro-batches, or other positions of the same,
+    through the same shards, `context` those with other positions alone, `pipe` those of the same
+    micro-batches' other stages, `tensor` those that cut tensors with this one; None where there are no
+    others. `devices` is torch's mesh of all ranks; None for one rank alone."""
 
     mesh: Mesh
     rank: int
     devices: DeviceMesh | None = None
     data: dist.ProcessGroup | None = None
+    context: dist.ProcessGroup | None = None
     pipe: dist.ProcessGroup | None = None
     tensor: dist.ProcessGroup | None = None
     stages: Stages = field(default_factory=lambda: MappingProxyType({}))
@@ -44,10 +50,15 @@ class MeshPosition:
         return self.stage == self.mesh.pp - 1
 
     @property
+    def counts(self) -> bool:
+        """Whether this rank's loss, and what it is a sum over, enter sums over all ranks: other ranks of tp
+        have the same numbers."""
+        return self.last and self.mesh.coordinate(self.rank)["tp"] == 0
+
+    @property
     def speaks(self) -> bool:
-        """Whether this rank's loss and counts enter sums over all ranks: others have the same numbers."""
-        at = self.mesh.coordinate(self.rank)
-        return self.last and at["tp"] == 0 and at["cp"] == 0
+        """Whether this rank tells what is of a whole micro-batch: other ranks of tp and cp know the same."""
+        return self.counts and self.mesh.coordinate(self.rank)["cp"] == 0
 
     @property
     def leads_a_stage(self) -> bool:
@@ -60,20 +71,28 @@ class MeshPosition:
 
 def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages) -> MeshPosition:
     """A rank's place. All ranks of the mesh must call it together: it may form a group."""
-    data = pipe = tensor = None
-    if mesh is not None and plan_mesh.dp > 1:
-        if plan_mesh.dp == plan_mesh.size:
+    data = context = pipe = tensor = None
+    summed = tuple(axis for axis in SUMMED if getattr(plan_mesh, axis) > 1)
+    if mesh is not None and summed:
+        if plan_mesh.dp * plan_mesh.cp == plan_mesh.size:
             data = dist.group.WORLD
-        elif plan_mesh.dp_shard == 1:
-            data = mesh["dp_replicate"].get_group()
-        elif plan_mesh.dp_replicate == 1:
-            data = mesh["dp_shard"].get_group()
+        elif len(summed) == 1:
+            data = mesh[summed[0]].get_group()
         else:
-            data = mesh["dp_replicate", "dp_shard"]._flatten("dp").get_group()
+            data = mesh[summed]._flatten("data").get_group()
+    if mesh is not None and plan_mesh.cp > 1:
+        context = mesh["cp"].get_group()
     if mesh is not None and "pp" in (mesh.mesh_dim_names or ()):
         pipe = mesh["pp"].get_group()
     if mesh is not None and plan_mesh.tp > 1:
         tensor = mesh["tp"].get_group()
     return MeshPosition(
-        mesh=plan_mesh, rank=rank, devices=mesh, data=data, pipe=pipe, tensor=tensor, stages=stages
+        mesh=plan_mesh,
+        rank=rank,
+        devices=mesh,
+        data=data,
+        context=context,
+        pipe=pipe,
+        tensor=tensor,
+        stages=stages,
     )

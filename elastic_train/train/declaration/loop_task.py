@@ -105,5 +105,5 @@ def check_loop_options(spec: RunSpec) -> None:
         raise ConfigError(
             field="parallelism",
             problem="the models of a loop are replicated and sharded (dp_replicate, dp_shard), not cut.",
-            remedy="Write a Task to use tp or pp.",
+            remedy="Write a Task to use tp, cp or pp.",
         )

@@ -66,6 +66,15 @@ def set_generator_states(states: Mapping[str, Any]) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray.fromhex(states["torch"]), dtype=torch.uint8))
 
 
+def drawn_so_far(device: torch.device) -> torch.Tensor:
+    """What differs once anything draws: the state of the CPU's generator, by which masks are keyed, and of
+    the device's."""
+    states = [torch.get_rng_state()]
+    if device.type != "cpu":
+        states.append(torch.get_device_module(device).get_rng_state(device))
+    return torch.cat(states)
+
+
 @contextmanager
 def preserved(device: torch.device | str = "cpu") -> Iterator[None]:
     """Leave every global generator as it was found."""

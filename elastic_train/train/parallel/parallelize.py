@@ -1,4 +1,4 @@
-"""Divide the model over the mesh: into stages, then over tp, then sharded with FSDP2.
+"""Divide the model over the mesh: into stages, then over tp and cp, then sharded with FSDP2.
 
 With `dp_shard` 1 the modules stay as they are and the step reduces gradients itself. Otherwise each unit is
 gathered for its forward and backward and freed after; gradients are summed, never averaged.
@@ -25,6 +25,7 @@ from elastic_train.train.model.compiled import is_compiled
 from elastic_train.train.model.copies import let_copy
 from elastic_train.train.model.several_models import Models
 from elastic_train.train.model.tensor_names import canonical
+from elastic_train.train.parallel.context_parallel import check_context, cut_context, shard_mesh
 from elastic_train.train.parallel.experts import EXPERT_SHARD, check_experts, cut_experts, expert_mesh
 from elastic_train.train.parallel.pipeline_stages import cut_stage
 from elastic_train.train.parallel.sequence_parallel import check_sequence, cut_positions
@@ -49,35 +50,40 @@ def divide(
     Without a mesh the stage of the rank is cut out alone, as where it is replayed.
     """
     size = plan.mesh
-    _check_context(plan)
     _check_compiled(blueprint.model, plan)
     stacks = check_experts(blueprint.model, rules, size.ep) if size.ep > 1 else {}
     chosen = styles(blueprint.model, rules, size.tp) if size.tp > 1 else {}
     spread = plan.sequence_parallel and size.tp > 1
     if spread:
         check_sequence(blueprint.model, rules, chosen)
+    if size.cp > 1:
+        check_context(blueprint.model, rules, size.cp, size.tp)
     stages: Stages = {}
     if size.pp > 1:
         blueprint, stages = cut_stage(blueprint, rules, plan.stages, size.coordinate(rank)["pp"])
+    at = size.coordinate(rank)["pp"]
+    ends = {"first": at == 0, "last": at == size.pp - 1}
     regions = None
+    if spread and mesh is not None:
+        cut_positions(blueprint, rules, mesh["tp"], **ends)
+    if size.cp > 1 and mesh is not None:
+        cut_context(blueprint, rules, mesh["cp"], device, **ends)
     if chosen and mesh is not None:
-        if spread:
-            at = size.coordinate(rank)["pp"]
-            cut_positions(blueprint, rules, mesh["tp"], first=at == 0, last=at == size.pp - 1)
         blueprint, regions = cut_tensors(blueprint, rules, chosen, mesh["tp"], device, spread=spread)
     if size.dp_shard > 1 and mesh is not None:
         copies = ("dp_replicate",) if size.dp_replicate > 1 else ()
         if stacks:
             divided = expert_mesh(mesh, size.dp_shard, size.ep)
-            here = cut_experts(blueprint, stacks, divided["ep"])
-            _shard(here, divided[*copies, EXPERT_SHARD], blueprint)
-        _shard((*_units(blueprint, rules), *_roots(blueprint.model)), mesh[*copies, "dp_shard"], blueprint)
+            own = cut_experts(blueprint, stacks, divided["ep"])
+            _shard(own, divided[*copies, EXPERT_SHARD], blueprint)
+        over = shard_mesh(mesh, copies) if size.cp > 1 else mesh[*copies, "dp_shard"]
+        _shard((*_units(blueprint, rules), *_roots(blueprint.model)), over, blueprint)
     return Divided(blueprint=blueprint, stages=stages, regions=regions)
 
 
 def _check_compiled(model: nn.Module, plan: Plan) -> None:
     """ConfigError where a plan would cut what is compiled as one."""
-    axis = next((name for name in ("tp", "pp", "ep") if getattr(plan.mesh, name) > 1), None)
+    axis = next((name for name in ("tp", "pp", "cp", "ep") if getattr(plan.mesh, name) > 1), None)
     if axis is not None and is_compiled(model):
         raise ConfigError(
             field=f"parallelism.{axis}",
@@ -89,7 +95,6 @@ def _check_compiled(model: nn.Module, plan: Plan) -> None:
 def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
     """ConfigError where the task's rules do not allow the plan; nothing is started."""
     blueprint, rules = draw(task, spec.precision, spec.batch.seed), task.parallelize()
-    _check_context(plan)
     _check_compiled(blueprint.model, plan)
     if plan.mesh.ep > 1:
         check_experts(blueprint.model, rules, plan.mesh.ep)
@@ -97,17 +102,10 @@ def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
         chosen = styles(blueprint.model, rules, plan.mesh.tp)
         if plan.sequence_parallel:
             check_sequence(blueprint.model, rules, chosen)
+    if plan.mesh.cp > 1:
+        check_context(blueprint.model, rules, plan.mesh.cp, plan.mesh.tp)
     if plan.mesh.pp > 1:
         cut_stage(blueprint, rules, plan.stages, 0)
-
-
-def _check_context(plan: Plan) -> None:
-    if plan.mesh.cp > 1:
-        raise ConfigError(
-            field="parallelism.cp",
-            problem="torch divides attention over a sequence for kernels of GPUs alone, so no model is.",
-            remedy="Use Parallelism(cp=1).",
-        )
 
 
 def _shard(units: Iterable[nn.Module], data: DeviceMesh, blueprint: Blueprint) -> None:

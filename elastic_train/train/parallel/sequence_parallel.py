@@ -21,11 +21,9 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from elastic_train.errors import ConfigError
 from elastic_train.train.model.build import Blueprint
+from elastic_train.train.model.positions import POSITIONS
 from elastic_train.train.model.tensor_names import canonical
 from elastic_train.train.task import Positions, Rules, Style
-
-POSITIONS = 1
-"""The dim that is cut."""
 
 
 def check_sequence(model: nn.Module, rules: Rules, chosen: Mapping[str, Style]) -> None:
@@ -66,10 +64,10 @@ def cut_positions(blueprint: Blueprint, rules: Rules, mesh: DeviceMesh, *, first
     group = mesh.get_group()
     if not first:
         blueprint.model.register_forward_pre_hook(
-            lambda _, inputs: (_Slice.apply(inputs[0], group), *inputs[1:])
+            lambda _, inputs: (slice_positions(inputs[0], group), *inputs[1:])
         )
     if not last:
-        blueprint.model.register_forward_hook(lambda _, _inputs, output: _Whole.apply(output, group))
+        hand_on_all_positions(blueprint.model, group)
 
 
 def check_positions(module: nn.Module, fqn: str, ranks: int) -> None:
@@ -86,6 +84,25 @@ def check_positions(module: nn.Module, fqn: str, ranks: int) -> None:
             )
 
     module.register_forward_pre_hook(check)
+
+
+def slice_positions(whole: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """This rank's positions of an activation that every rank has; the gradient is whole again."""
+    return _Slice.apply(whole, group)  # type: ignore[return-value]
+
+
+def join_positions(part: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """All positions of an activation, whose gradient is the same on every rank."""
+    return _Whole.apply(part, group)  # type: ignore[return-value]
+
+
+def hand_on_all_positions(model: nn.Module, group: dist.ProcessGroup) -> None:
+    """From now on the model's output, which is a part of the positions, is whole."""
+
+    def hook(_: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        return join_positions(output, group)
+
+    model.register_forward_hook(hook)
 
 
 def alone(blueprint: Blueprint, rules: Rules) -> frozenset[str]:
@@ -128,8 +145,6 @@ def _gather(mesh: DeviceMesh, _module: nn.Module, inputs: tuple[Any, ...]) -> tu
 
 
 class _Slice(torch.autograd.Function):
-    """This rank's positions of a whole activation."""
-
     @staticmethod
     def forward(ctx: Any, whole: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
@@ -141,8 +156,6 @@ class _Slice(torch.autograd.Function):
 
 
 class _Whole(torch.autograd.Function):
-    """All positions of an activation, whose gradient is the same on every rank."""
-
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group

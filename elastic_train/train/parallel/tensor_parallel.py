@@ -29,8 +29,10 @@ from elastic_train.train.collectives.gradient_reduction import local_gradient
 from elastic_train.train.collectives.mesh_position import MeshPosition
 from elastic_train.train.model.build import Blueprint, put, tensors
 from elastic_train.train.model.dropout import Slice
+from elastic_train.train.model.positions import POSITIONS
+from elastic_train.train.model.rng import drawn_so_far
 from elastic_train.train.model.tensor_names import canonical
-from elastic_train.train.parallel.sequence_parallel import POSITIONS, alone, check_positions
+from elastic_train.train.parallel.sequence_parallel import alone, check_positions
 from elastic_train.train.parallel.tp_widths import widths_of
 from elastic_train.train.task import Rules, Style
 
@@ -90,9 +92,7 @@ class Regions:
             )
 
     def _now(self) -> torch.Tensor:
-        if self._device.type == "cpu":
-            return torch.get_rng_state()
-        return torch.get_device_module(self._device).get_rng_state(self._device)
+        return drawn_so_far(self._device)
 
 
 def cut_tensors(

@@ -59,5 +59,5 @@ def empty_snapshot(
         fragments=table(held),
         document=document | {METRICS: dict(shards.metrics)},
         storage=storage,
-        replica=(mesh.dp_index(shards.rank) // mesh.dp_shard, mesh.dp_replicate),
+        replica=(mesh.copy_index(shards.rank), mesh.copies),
     )

@@ -22,6 +22,7 @@ from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import ITEM_BYTES, Fragments
 from elastic_train.geometry.fused import Run, logical_boxes
 from elastic_train.geometry.layout import Placement, Replicated, Sharded, StridedSharded, boxes
+from elastic_train.train.collectives.gradient_reduction import CONTEXT_SHARD
 from elastic_train.train.collectives.mesh_position import MeshPosition
 from elastic_train.train.state.shards import Shards
 
@@ -129,6 +130,7 @@ def replica_of(fqn: str, value: torch.Tensor, place: MeshPosition) -> Replica:
         assert names is not None
         cut = {n for n, p in zip(names, value.placements, strict=True) if not isinstance(p, Replicate)}
         cut |= {AXES[n].part_of for n in cut if n in AXES}  # with expert_shard, a part is the whole axis
+        cut |= {"dp_shard", "cp"} if CONTEXT_SHARD in cut else set()
     stages = place.stages_of(fqn)
     sizes = [(str(stages), len(stages), stages.index(place.stage))] if len(stages) > 1 else []
     at = place.mesh.coordinate(place.rank)

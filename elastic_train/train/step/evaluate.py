@@ -31,10 +31,11 @@ from elastic_train.train.dataset import Dumps, loader_of
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.module_state import extra_kept
+from elastic_train.train.model.positions import asking, divided_positions, here_of
 from elastic_train.train.model.rng import derive, preserved, seed_all
 from elastic_train.train.parallel.parallelize import compute_in
 from elastic_train.train.parallel.tensor_parallel import Regions
-from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
+from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole, whole_output
 from elastic_train.train.step.kept_parameters import KeptParameters
 from elastic_train.train.step.predictions import Kept, on_host, summarised
 from elastic_train.train.step.stage_transfer import StageBoundary
@@ -79,6 +80,7 @@ class Evaluator:
         rules = task.parallelize()
         self._call = caller(model, rules.beside, "" if self._place.last else rules.hands_on)
         self._averages, self._takes_step = averages, takes_step(task)
+        self._here = here_of(self._place)
         self._seed = derive(spec.batch.seed, "evaluation")
         with guard.at("building the evaluation", 0):
             dataset = numbered(evaluation.dataset)
@@ -179,21 +181,25 @@ class Evaluator:
             batch = placed(loaded, self._device, DTYPE_OF[self._spec.precision])
             seed_all(derive(self._seed, "micro-batch", step, micro.index), self._device)
             with compute_in(self._device, self._spec.precision):
-                output = self._call(self._task.inputs(batch), received)
+                with divided_positions(self._here):
+                    output = self._call(self._task.inputs(batch), received)
                 if boundary is not None and not self._place.last:
                     boundary.send(output)
                     return None
-                metric = self._evaluation.metric
-                with of_parts(self._regions):
+                metric, keep = self._evaluation.metric, self._evaluation.keep
+                made = output if metric is None and keep is None else self._whole(output)
+                if metric is None:
                     numbered = (step,) if self._takes_step else ()
-                    if metric is None:
+                    with of_parts(self._regions), divided_positions(self._here), asking("task.loss"):
                         value = self._task.loss(output, batch, *numbered)
-                    else:
-                        value = metric(whole(output), batch)
-                keep = self._evaluation.keep
+                else:
+                    value = metric(made, batch)
                 if keep is not None and self._place.speaks:
-                    self._kept[micro.index] = on_host(keep(whole(output), batch))
+                    self._kept[micro.index] = on_host(keep(made, batch))
         return _sums(whole(value))
+
+    def _whole(self, output: Any) -> Any:
+        return whole_output(output, self._place.context)
 
     def _summary(self, step: int, counted: set[int]) -> dict[str, float]:
         """Of everything that was kept: each sample once, though ranks may have repeated some."""
@@ -218,8 +224,10 @@ class Evaluator:
                 + (f" and {sorted(odd)}." if odd is not None else ", elsewhere others."),
             )
         table = torch.zeros(len(self._micro_batches), len(names), 2, dtype=torch.float64)
+        # Under cp a loss is of the positions that are here, and a metric of all of them.
+        says = self._place.counts if self._evaluation.metric is None else self._place.speaks
         for index, sums in found.items():
-            if index >= 0 and self._place.speaks:
+            if index >= 0 and says:
                 table[index] = torch.tensor([sums[name] for name in names], dtype=torch.float64)
         table = table.to(self._device)
         with self._guard.collective("gathering the evaluation", step):

@@ -21,12 +21,13 @@ from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.build import DTYPE_OF
 from elastic_train.train.model.collate import caller, placed
 from elastic_train.train.model.compiled import is_compiled
+from elastic_train.train.model.positions import asking, divided_positions, here_of, part_of_masks
 from elastic_train.train.model.rng import Randomness
 from elastic_train.train.model.weight_casts import cast_again
 from elastic_train.train.parallel.parallelize import COMPUTED, compute_in, sync_gradients
 from elastic_train.train.parallel.trained_parts import TrainedParts
 from elastic_train.train.parallel.unit_calls import UnitCalls
-from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole
+from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole, whole_output
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.changing_buffers import ChangingBuffers
 from elastic_train.train.step.checked_loss import checked_loss
@@ -93,7 +94,7 @@ class Stepper:
         self._sums.choose(trainable)
         if self._updates is not None:
             self._updates.watch(fqn for fqn, p in trainable.items() if data is None or is_sharded(p))
-        self._takes_step = takes_step(task)
+        self._takes_step, self._here = takes_step(task), here_of(shards.place)
         self._casts = spec.precision in COMPUTED and not is_compiled(shards.model)
         self.measured = TrainingMetrics(task, shards) if measures(task) and replayed is None else None
         self._randomness = Randomness(
@@ -101,7 +102,7 @@ class Stepper:
             seed=spec.batch.seed,
             device=shards.device,
             around=shards.regions.around if shards.regions else None,
-            part=shards.regions.part if shards.regions else None,
+            part=part_of_masks(self._here, shards.regions.part if shards.regions else None),
         )
         # What a run is made of is looked at once, at its start.
         starts = shards.step == 0 and replayed is None
@@ -174,14 +175,14 @@ class Stepper:
 
     def _forwards(self) -> StepStatistics:
         """What this rank's forwards say to the vote."""
-        reported, speaks = self._tally, self._place.speaks
+        reported, counts = self._tally, self._place.counts
         loss = float(reported.loss)
         finite = math.isfinite(loss)
         return StepStatistics(
-            loss=loss if finite and speaks else 0.0,
-            count=reported.count if speaks else 0.0,
+            loss=loss if finite and counts else 0.0,
+            count=reported.count if counts else 0.0,
             nonfinite=0.0 if finite else 1.0,
-            ids=float(ids_digest(reported.ids)) if speaks else 0.0,
+            ids=float(ids_digest(reported.ids)) if self._place.speaks else 0.0,
         )
 
     def _open(self, step: int) -> None:
@@ -312,6 +313,7 @@ class Stepper:
         with (
             self._randomness.micro_batch(step, micro.index) as draws,
             self._buffers.watch(micro.index, job.filler),
+            divided_positions(self._here),
             self._guard.at("forward", step),
             self._units.micro_batch(),
             self._rehearsal.micro_batch(),
@@ -322,9 +324,12 @@ class Stepper:
             if place.last:
                 with of_parts(shards.regions):
                     made, numbered = output, (step,) if self._takes_step else ()
-                    output, count = checked_loss(whole(self._repeatable("loss", output, batch, *numbered)))
+                    with asking("task.loss"):
+                        returned = self._repeatable("loss", output, batch, *numbered)
+                    output, count = checked_loss(whole(returned))
                     if self.measured is not None and not job.filler:
-                        self.measured.add(whole(made), batch)
+                        with divided_positions(None):
+                            self.measured.add(whole_output(made, place.context), batch)
                 if not job.filler:
                     self._tally.add(output, count, micro)
         if boundary is not None and not place.last:
@@ -358,6 +363,7 @@ class Stepper:
         with (
             self._randomness.backward(flight.draws),
             self._buffers.watch(micro.index, filler=True),
+            divided_positions(self._here),
             self._guard.at("backward", step),
             self._rehearsal.backward(),
             of_parts(self._shards.regions),

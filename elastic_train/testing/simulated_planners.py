@@ -13,17 +13,22 @@ MICRO_BATCHES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimplePlanner:
-    """`replicas` of everything, where as many divide the workers, the rest shards; None: replicas only."""
+    """`replicas` of everything, where as many divide the workers, the rest shards; None: replicas only.
+
+    Sequences are divided over `context` workers, where as many divide all.
+    """
 
     replicas: int | None = 1
+    context: int = 1
 
     def __call__(self, question: Question, /) -> Planned | Infeasible:
         worker_slots = question.worker_slots[: question.most]
         if not worker_slots:
             return Infeasible(reason="no workers")
-        most = len(worker_slots)
+        cp = self.context if len(worker_slots) % self.context == 0 else 1
+        most = len(worker_slots) // cp
         replicas = most if self.replicas is None else self.replicas if most % self.replicas == 0 else 1
-        mesh = Mesh(dp_replicate=replicas, dp_shard=len(worker_slots) // replicas)
+        mesh = Mesh(dp_replicate=replicas, dp_shard=most // replicas, cp=cp)
         plan = Plan(
             mesh=mesh,
             workers=tuple(s.worker for s in worker_slots),

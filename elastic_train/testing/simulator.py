@@ -61,6 +61,7 @@ ZOMBIE_S = 30.0
 def simulated_policy(
     *,
     replicas: int | None = 2,
+    context: int = 1,
     max_steps: int = 15,
     every: int = 4,
     max_failures: int = 50,
@@ -70,7 +71,7 @@ def simulated_policy(
 ) -> Policy:
     """A small run: 2 to 4 workers and one standby, deadlines in proportion to two-second steps."""
     return Policy(
-        plan=PipelinePlanner() if stages else SimplePlanner(replicas=replicas),
+        plan=PipelinePlanner() if stages else SimplePlanner(replicas=replicas, context=context),
         min_workers=2,
         max_workers=4,
         standby=1,

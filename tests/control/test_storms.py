@@ -33,10 +33,10 @@ pytestmark = pytest.mark.ring0
 NODES = ("a", "b", "c", "d")
 
 
-def weather(seed: int, *, stages: bool = False) -> Ended:
+def weather(seed: int, *, stages: bool = False, context: int = 1) -> Ended:
     """One run through a random storm, ended as it has to."""
     simulation = Simulation(
-        policy=simulated_policy(replicas=(1, 2, None)[seed % 3], stages=stages),
+        policy=simulated_policy(replicas=(1, 2, None)[seed % 3], stages=stages, context=context),
         schedule=storm(seed, steps=15, nodes=NODES, ranks=4, faults=seed % 6),
         refold=seed % 10 == 0,
     )
@@ -52,6 +52,26 @@ def weather(seed: int, *, stages: bool = False) -> Ended:
 def test_a_thousand_storms_keep_every_invariant(hundred):
     for seed in range(100 * hundred, 100 * hundred + 100):
         weather(seed)
+
+
+def test_storms_over_divided_sequences_keep_every_invariant():
+    for seed in range(30):
+        weather(seed, context=2)
+
+
+@pytest.mark.parametrize("copies", [1, None])
+def test_a_loss_within_a_divided_sequence_costs_no_step_where_nothing_is_sharded(copies):
+    run = Simulation(
+        policy=simulated_policy(replicas=copies, context=4 if copies else 2),
+        schedule=FaultSchedule(faults=(KillRank(when=Moment(step=7, phase="backward"), rank=1),), seed=0),
+        records=[],
+    )
+    assert run.run().outcome == "finished"
+    assert run.records is not None
+    formed = [r.formed for r in run.records if r.formed is not None]
+    assert formed[0].mesh == ("cp 4" if copies else "dp_replicate 2 x cp 2")
+    assert [f.source for f in formed[1:]] == ["live"] * len(formed[1:])
+    assert formed[1].step in (6, 7)
 
 
 @pytest.mark.parametrize("hundred", range(1))

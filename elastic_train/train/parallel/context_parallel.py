@@ -206,7 +206,7 @@ class _Exchange(torch.autograd.Function):
 
 
 def _exchanged(part: Tensor, gathered: int, divided: int, group: dist.ProcessGroup) -> Tensor:
-    sent = torch.stack(part.chunk(group.size(), divided))
+    sent = torch.stack(part.chunk(group.size(), divided)).contiguous()  # a stack keeps strides of its parts
     received = torch.empty_like(sent)
     dist.all_to_all_single(received, sent, group=group)
     return torch.cat(received.unbind(), gathered)

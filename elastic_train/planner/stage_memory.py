@@ -50,8 +50,8 @@ class StageMemory:
         self._working = activations(shape, mesh, "none") - self.kept + working(shape, mesh)
         # A tensor that arrives and one that leaves.
         self._buffers = 2.0 * shape.boundary_bytes / mesh.block_size if mesh.pp > 1 else 0.0
-        # cp divides what is in between; what comes in and goes out is whole until its backward.
-        self._ends = 2.0 * shape.boundary_bytes if mesh.pp > 1 and mesh.cp > 1 else 0.0
+        # cp divides what is in between: what comes in, and what goes out, is whole until its backward.
+        self._end = float(shape.boundary_bytes) if mesh.pp > 1 and mesh.cp > 1 else 0.0
         fixed = spans(table.state + self._gradients + np.where(table.block, 0.0, table.gathered))
         blocks = np.minimum(spans(table.block.astype(float)), 2)
         fixed += _largest(np.where(table.block, table.gathered, 0.0)) * blocks
@@ -59,7 +59,8 @@ class StageMemory:
             fixed += _largest(table.whole_gradients)
         self._fixed = fixed + _largest(self._working) + self._buffers
         self._spans = spans(self.kept)
-        self._spans[1:] += self._ends
+        self._spans[1:] += self._end
+        self._spans[:, :-1] += self._end
 
     def fits(self, memory_bytes: int, distance: int) -> NDArray[np.bool_]:
         """By [start, stop): whether the range fits as the stage at `distance` from the last."""
@@ -78,7 +79,7 @@ class StageMemory:
         for stage in range(rank, stages, pp):
             part = slice(positions[stage], positions[stage + 1])
             own[part] = True
-            ends = self._ends if stage > 0 else 0.0
+            ends = self._end * ((stage > 0) + (stage < stages - 1))
             flying += self._in_flight(stages - 1 - stage) * (self.kept[part].sum() + ends)
         blocks = np.sort(np.where(own & table.block, table.gathered, 0.0))
         gathered = table.gathered[own & ~table.block].sum() + blocks[-2:].sum()

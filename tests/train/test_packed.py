@@ -86,6 +86,8 @@ class PackedTask(ChainTask):
     ("mesh", "recompute"),
     [
         (Mesh(pp=3), "full"),
+        (Mesh(pp=2, cp=2), "none"),
+        pytest.param(Mesh(cp=4), "full", marks=pytest.mark.matrix),
         pytest.param(Mesh(pp=2, tp=2), "none", marks=pytest.mark.matrix),
         pytest.param(Mesh(dp_shard=2, tp=2), "selective", marks=pytest.mark.matrix),
     ],

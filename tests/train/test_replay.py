@@ -225,6 +225,7 @@ def test_workers_that_share_a_lost_stage_agree_to_the_bit_and_are_within_roundin
     [
         Mesh(pp=2, dp_shard=2),
         pytest.param(Mesh(pp=2, tp=2), marks=pytest.mark.matrix),
+        pytest.param(Mesh(pp=2, cp=2), marks=pytest.mark.matrix),
         pytest.param(Mesh(pp=2, dp_replicate=2), marks=pytest.mark.matrix),
     ],
     ids=str,

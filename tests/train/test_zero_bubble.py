@@ -100,6 +100,7 @@ def losses(gang: Gang, mesh: Mesh, **changes: object) -> list[float]:
         Mesh(pp=4),
         pytest.param(Mesh(pp=2, dp_replicate=2), marks=pytest.mark.matrix),
         pytest.param(Mesh(pp=2, tp=2), marks=pytest.mark.matrix),
+        pytest.param(Mesh(pp=2, cp=2), marks=pytest.mark.matrix),
         pytest.param(Mesh(pp=3), marks=pytest.mark.matrix),
     ],
     ids=str,

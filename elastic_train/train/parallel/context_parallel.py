@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import fnmatch
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from elastic_train.errors import ConfigError
 from elastic_train.planner.model_shape import Widths
+from elastic_train.planner.plan import Mesh
 from elastic_train.train.collectives.gradient_reduction import CONTEXT_SHARD
 from elastic_train.train.model.build import Blueprint
 from elastic_train.train.model.dropout import Slice
@@ -60,14 +61,21 @@ def find_attention(model: nn.Module, rules: Rules) -> dict[str, nn.Module]:
     return found
 
 
-def check_context(model: nn.Module, rules: Rules, ranks: int, tp: int) -> None:
-    """ConfigError where `ranks` of cp cannot divide the model, each of whose tp ranks has 1 / tp of heads."""
-    if not find_attention(model, rules):
+def check_context(model: nn.Module, rules: Rules, size: Mesh) -> Collection[str]:
+    """The modules in which positions meet, by fqn; ConfigError where cp cannot divide the model."""
+    found = find_attention(model, rules)
+    if not found:
         raise ConfigError(
             field="parallelism.cp",
             problem=f"nothing says in which modules of {type(model).__name__} positions meet.",
             remedy="Name what is given query, key and value with Rules(attention=...) in parallelize(), or "
             "use Parallelism(cp=1).",
+        )
+    if size.ep > 1:
+        raise ConfigError(
+            field="parallelism.ep",
+            problem="experts move between ranks that have whole sequences, and cp divides those.",
+            remedy="Use Parallelism(cp=1) or Parallelism(ep=1).",
         )
     for path, module in model.named_modules():
         if isinstance(module, _NormBase):
@@ -76,8 +84,8 @@ def check_context(model: nn.Module, rules: Rules, ranks: int, tp: int) -> None:
                 problem=f"{canonical(path)!r} is a {type(module).__name__}, which normalises over positions.",
                 remedy="Use a norm of each position, as LayerNorm or RMSNorm, or Parallelism(cp=1).",
             )
-    widths = widths_of(model)
-    problem = widths.heads_problem(tp, ranks)
+    widths, tp = widths_of(model), size.tp
+    problem = widths.heads_problem(tp, size.cp)
     if problem:
         legal = [n for n in range(1, widths.heads // tp + 1) if not widths.heads_problem(tp, n)]
         raise ConfigError(
@@ -85,11 +93,12 @@ def check_context(model: nn.Module, rules: Rules, ranks: int, tp: int) -> None:
             problem=f"{problem}.",
             remedy=f"Legal are {', '.join(map(str, legal))}.",
         )
+    return found.keys()
 
 
 def cut_context(
     blueprint: Blueprint,
-    rules: Rules,
+    attention: Collection[str],
     mesh: DeviceMesh,
     device: torch.device,
     *,
@@ -98,14 +107,15 @@ def cut_context(
 ) -> None:
     """Give the model a part of the positions, and its attention all of them for some heads.
 
-    To be called after `cut_positions`, which divides this part over tp. Whole activations go in and out at
-    the ends of a stage.
+    `attention` is what `check_context` found in the whole model. To be called after `cut_positions`, which
+    divides this part over tp. Whole activations go in and out at the ends of a stage.
     """
     group = mesh.get_group()
     part = Slice(mesh.get_local_rank(), mesh.size())
     model = blueprint.model
-    for fqn, module in find_attention(model, rules).items():
-        module.forward = _exchanging(module.forward, fqn, group, device)
+    for path, module in model.named_modules():
+        if (fqn := canonical(path)) in attention:
+            module.forward = _exchanging(module.forward, fqn, group, device)
     if first:
         model.register_forward_pre_hook(_divided_input(model, part), prepend=True, with_kwargs=True)
     else:

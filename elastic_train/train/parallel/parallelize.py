@@ -56,8 +56,7 @@ def divide(
     spread = plan.sequence_parallel and size.tp > 1
     if spread:
         check_sequence(blueprint.model, rules, chosen)
-    if size.cp > 1:
-        check_context(blueprint.model, rules, size.cp, size.tp)
+    attention = check_context(blueprint.model, rules, size) if size.cp > 1 else ()
     stages: Stages = {}
     if size.pp > 1:
         blueprint, stages = cut_stage(blueprint, rules, plan.stages, size.coordinate(rank)["pp"])
@@ -67,7 +66,7 @@ def divide(
     if spread and mesh is not None:
         cut_positions(blueprint, rules, mesh["tp"], **ends)
     if size.cp > 1 and mesh is not None:
-        cut_context(blueprint, rules, mesh["cp"], device, **ends)
+        cut_context(blueprint, attention, mesh["cp"], device, **ends)
     if chosen and mesh is not None:
         blueprint, regions = cut_tensors(blueprint, rules, chosen, mesh["tp"], device, spread=spread)
     if size.dp_shard > 1 and mesh is not None:
@@ -103,7 +102,7 @@ def check_rules(task: Task, spec: RunSpec, plan: Plan) -> None:
         if plan.sequence_parallel:
             check_sequence(blueprint.model, rules, chosen)
     if plan.mesh.cp > 1:
-        check_context(blueprint.model, rules, plan.mesh.cp, plan.mesh.tp)
+        check_context(blueprint.model, rules, plan.mesh)
     if plan.mesh.pp > 1:
         cut_stage(blueprint, rules, plan.stages, 0)
 

@@ -211,6 +211,37 @@ class Read(et.Task):
 
 et.ElasticTrainer(Read(), batch=et.Batch(global_size=8, micro_size=2), max_steps=1).fit()
 """
+SEQUENCES = """
+{block}
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inward, self.outward, self.mix = nn.Linear(8, 24), nn.Linear(8, 8), Mix()
+    def forward(self, x):
+        heads = (t.unflatten(-1, (2, 4)) for t in self.inward(x).chunk(3, -1))
+        return x + self.outward(self.mix(*heads).flatten(-2))
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places, self.head = nn.Embedding(11, 8), nn.Embedding(6, 8), nn.Linear(8, 11)
+        self.blocks = nn.ModuleList([Block(), Block()])
+    def forward(self, tokens):
+        x = self.words(tokens) + self.places(et.position_numbers(tokens))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+class Told(Sequences):
+    def model(self):
+        return Net()
+    def optimizer(self, named_params):
+        return torch.optim.SGD([p for _, p in named_params], lr=0.1)
+    def dataset(self):
+        return TensorDataset(torch.randint(11, (8, 6)), torch.randint(11, (8, 6)))
+
+et.ElasticTrainer(Told(), batch=et.Batch(global_size=4, micro_size=2), max_steps=1).fit()
+"""
 OF_THE_README = {
     "model(self)": "return build()",
     "optimizer(self, named_params)": "return torch.optim.AdamW([p for _, p in named_params], lr=1e-3)",
@@ -261,6 +292,7 @@ class Program:
 PROGRAMS = {
     "README": Program(page="README.md"),
     "your own model": Program(page="docs/your-own-model.md", language="diff"),
+    "long sequences": Program(page="docs/your-own-model.md", number=1, around=SEQUENCES),
     "a loop": Program(page="docs/loops.md", before=LOOP),
     "columns of text": Program(page="docs/loops.md", number=1, before=LOOP, around=CARRY, depth=1),
     "L-BFGS": Program(page="docs/loops.md", number=2, before=LOOP, around=CLOSURE, depth=3),
@@ -346,7 +378,7 @@ def test_the_whole_program_of_your_own_model_runs_as_it_stands_and_goes_on(
     address: str, tmp_path: Path
 ) -> None:
     page = ROOT / "docs" / "your-own-model.md"
-    (block,) = blocks(page, "python")
+    block, _ = blocks(page, "python")
     (tmp_path / "digits.py").write_text(block)
     lines = re.findall(r"`((?:python|elastic-train run) digits\.py[^`]*)`", page.read_text())
     assert len(lines) == 2

@@ -49,8 +49,6 @@ PLANS = {
     "fsdp4": Plan(parallelism=Parallelism(dp_replicate=1, dp_shard=4), least=4, ranks=4),
     "pp2": Plan(parallelism=Parallelism(pp=2, dp_shard=1, dp_replicate=1), least=2, ranks=2),
     "pp2dp2": Plan(parallelism=Parallelism(pp=2, dp_shard=1), least=2, ranks=4),
-    "cp2": Plan(parallelism=Parallelism(cp=2), least=2, ranks=2),
-    "cp2pp2": Plan(parallelism=Parallelism(cp=2, pp=2), least=4, ranks=4),
     "tp2pp2": Plan(parallelism=Parallelism(tp=2, pp=2), least=4, ranks=4),
 }
 KINDS = ("rank 0", "rank 1", "stopped", "node", "broken", "memory")
@@ -131,12 +129,7 @@ def test_a_slow_node_is_named_where_its_ranks_compute_alone_and_ends_nowhere(run
     slow = {short(runs.cluster.nodes[1].node_id)} & set(formed.nodes)
     if plan == "pp2":  # a stage of one rank has nobody to be compared with
         slow = set()
-    if plan in (
-        "pp2dp2",
-        "tp2pp2",
-        "cp2",
-        "cp2pp2",
-    ):  # if both ranks of a stage are on it, neither is slower than the other
+    if plan in ("pp2dp2", "tp2pp2"):  # if both ranks of a stage are on it, neither is slower than the other
         assert reported <= slow
     else:
         assert reported == slow, "it is named, and no other"

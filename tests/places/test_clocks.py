@@ -22,6 +22,7 @@ from tests.places.conftest import saved
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 
 STEPS, LEASE_S = 60, 8.0  # of the small job
+PATIENT = ("--wait-for-capacity-s", "300")
 
 
 class Clock:
@@ -71,7 +72,7 @@ def test_the_clock_of_one_node_is_a_minute_ahead(clock: Clock, tmp_path: Path) -
         cluster.add_node()
         jobs = Jobs(cluster, tmp_path, copied=False)
         where = ("--address", cluster.address, "--storage", str(tmp_path), "--name", "skewed")
-        few = ("--max-steps", "20", "--workers", "2:2", "--standby", "0")
+        few = ("--max-steps", "20", "--workers", "2:2", "--standby", "0", *PATIENT)
         with small_job(environment, tmp_path / "skewed.log", *where, *few) as (process, log):
             assert process.wait(400.0) == FINISHED, log.read_text()
         print(log.read_text())
@@ -84,7 +85,7 @@ def test_a_clock_that_is_set_under_a_run(clock: Clock, tmp_path: Path) -> None:
     with RayProcesses(environment, head_cpus=2) as cluster:
         jobs = Jobs(cluster, tmp_path, copied=False)
         where = ("--address", cluster.address, "--storage", str(tmp_path), "--name", "set")
-        slow = ("--max-steps", str(STEPS), "--workers", "2:2", "--standby", "0")
+        slow = ("--max-steps", str(STEPS), "--workers", "2:2", "--standby", "0", *PATIENT)
         with small_job(environment, tmp_path / "set.log", *where, *slow, "--seconds-per-sample", "0.1") as (
             process,
             log,

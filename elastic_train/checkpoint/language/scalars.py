@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from elastic_train.checkpoint.document import Json
@@ -27,19 +27,28 @@ def map_document(document: Mapping[str, Json], resolved: Resolved, *, url: str) 
     return made
 
 
-def _origins(resolved: Resolved) -> dict[str, list[str]]:
-    """Our parameter -> the stored ones that it is made of."""
-    return {
-        tensor: sorted({t.source.tensor for t in virtual.tiles if t.source is not None})
-        for (tensor, state), virtual in resolved.tensors.items()
-        if state == PARAM
+def _origins(resolved: Resolved, told: Collection[str]) -> dict[str, list[str]]:
+    """Our parameter -> the stored ones that it is made of; where nothing is told of these, the one that its
+    moments are of: they may be kept whole, under another name than the parts of its value.
+    """
+    made = {
+        tensor: _sources(virtual) for (tensor, state), virtual in resolved.tensors.items() if state == PARAM
     }
+    known = set(told)
+    for (tensor, state), virtual in resolved.tensors.items():
+        if state != PARAM and not known & {*made.get(tensor, ())} and known & {*_sources(virtual)}:
+            made[tensor] = _sources(virtual)
+    return made
+
+
+def _sources(virtual: Virtual) -> list[str]:
+    return sorted({t.source.tensor for t in virtual.tiles if t.source is not None})
 
 
 def _trainable(trainable: list[str], resolved: Resolved, url: str) -> list[str]:
     known = set(trainable)
     found: list[str] = []
-    for tensor, origins in _origins(resolved).items():
+    for tensor, origins in _origins(resolved, known).items():
         if _one(tensor, "trainable", [o in known for o in origins], url):
             found.append(tensor)
     return found
@@ -48,11 +57,7 @@ def _trainable(trainable: list[str], resolved: Resolved, url: str) -> list[str]:
 def _optimizer(optimizer: Mapping[str, Any], resolved: Resolved, url: str) -> dict[str, Any]:
     made = dict(optimizer)
     group_of = {fqn: i for i, group in enumerate(optimizer["groups"]) for fqn in group["params"]}
-    origins = _origins(resolved)
-    for (tensor, state), virtual in resolved.tensors.items():
-        if state != PARAM and not group_of.keys() & origins.get(tensor, ()):
-            # Its moments are kept whole, under another name than the parts of its value.
-            origins[tensor] = sorted({t.source.tensor for t in virtual.tiles if t.source is not None})
+    origins = _origins(resolved, group_of)
     place = {fqn: i for group in optimizer["groups"] for i, fqn in enumerate(group["params"])}
     members: list[list[str]] = [[] for _ in optimizer["groups"]]
     scalars: dict[str, Any] = {}

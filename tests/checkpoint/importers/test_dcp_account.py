@@ -145,6 +145,7 @@ def test_moments_of_a_parameter_that_is_kept_in_parts_are_its_own(tmp_path: Path
     assert {t for t, _ in ours.tensors} == {"a.wqkv.weight"}
     assert np.array_equal(ours.read("a.wqkv.weight", "param"), whole.numpy())
     assert np.array_equal(ours.read("a.wqkv.weight", "exp_avg"), whole.numpy() + 1)
+    assert ours.document["trainable"] == ["a.wqkv.weight"]
     optimizer = ours.document["optimizer"]
     assert [g["params"] for g in optimizer["groups"]] == [["a.wqkv.weight"]]
     assert optimizer["scalars"]["a.wqkv.weight"]["step"]["value"] == 7.0

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Timing,
     )
     from elastic_train.integrations import lightning as lightning
+    from elastic_train.integrations import torchtitan as torchtitan
     from elastic_train.integrations import tune as tune
     from elastic_train.train.custom.context import Context
     from elastic_train.train.model.positions import own_positions, position_numbers
@@ -77,7 +78,7 @@ _HOMES = {
 }
 
 
-_ROOMS = {"lightning": "integrations.lightning", "tune": "integrations.tune"}
+_ROOMS = {name: f"integrations.{name}" for name in ("lightning", "torchtitan", "tune")}
 """What is written for users of other libraries, each under its name."""
 
 

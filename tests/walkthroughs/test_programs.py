@@ -261,6 +261,8 @@ NOT_RUN = {
     ("docs/language.md", "python", 0): "one option, whose checkpoints the tests of importers open",
     ("docs/sizing.md", "python", 0): "run by the tests of the pages",
     ("docs/ray-tune.md", "diff", 0): "the search of jobs/tune_sweep.py, which the tests of faults run",
+    ("docs/torchtitan.md", "diff", 0): "needs torchtitan, with which its own tests run the same",
+    ("docs/torchtitan.md", "python", 0): "the same, from a checkpoint",
     ("docs/your-own-model.md", "python", 0): "run below, as it stands",
 }
 

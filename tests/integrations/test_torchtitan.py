@@ -1,0 +1,185 @@
+"""torchtitan's configs under this engine: losses of its own parts alone, its checkpoints both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from ray.train import RunConfig, ScalingConfig
+
+import elastic_train as et
+from elastic_train.checkpoint.begin import begin
+from elastic_train.errors import ConfigError, TensorMismatch
+from elastic_train.planner.plan import Mesh
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.testing.single_process_run import train_alone
+from tests.train.test_train_from_foreign import restored
+
+pytest.importorskip("torchtitan", reason="the extra torchtitan is not installed")
+with warnings.catch_warnings():  # of torch's own modules, which torchtitan imports
+    warnings.simplefilter("ignore")
+    from tests.tasks.titan import LENGTH, STEPS, Titan, config, windows
+
+pytestmark = [pytest.mark.ring2, pytest.mark.timeout(1000), pytest.mark.filterwarnings("default")]
+SAVED = 3
+
+
+def trainer(made: Any, **options: Any) -> et.ElasticTrainer:
+    return et.torchtitan.trainer(
+        made,
+        options.pop("dataset", windows()),
+        scaling_config=ScalingConfig(num_workers=(1, 4)),
+        run_config=RunConfig(name="titan", storage_path="/nowhere"),
+        **options,
+    )
+
+
+def test_losses_are_those_of_torchtitans_own_parts() -> None:
+    ours = trainer(config())
+    found = train_alone(ours.task, ours.spec)
+    theirs = Titan(config())
+    expected = theirs.train(windows(), ours.spec.batch, 1, STEPS)
+    np.testing.assert_allclose([r.loss for r in found], expected, rtol=1e-6)
+    assert [r.rates[0] for r in found] == pytest.approx(theirs.rates_of_steps, rel=1e-12)
+
+
+def test_labels_that_torchtitan_ignores_count_nowhere() -> None:
+    pairs = [(w[:-1], w[1:].clone()) for w in windows()]
+    for number, (_, labels) in enumerate(pairs):
+        labels[: number % LENGTH] = -100
+    ours = trainer(config(), dataset=pairs)
+    found = train_alone(ours.task, ours.spec)
+    expected = Titan(config()).train(pairs, ours.spec.batch, 1, STEPS)
+    np.testing.assert_allclose([r.loss for r in found], expected, rtol=1e-6)
+
+
+@pytest.fixture
+def titan_pool(pool: GlooPool) -> GlooPool:
+    """Of processes that have imported torchtitan, which takes long where others are at work."""
+    pool.run(loaded, timeout=900.0)
+    return pool
+
+
+def loaded(state: dict[str, Any]) -> None:
+    Titan(config())
+
+
+PLANS = [
+    (Mesh(dp_replicate=2), {}),
+    (Mesh(dp_shard=3), {}),
+    (Mesh(tp=2), {}),
+    (Mesh(dp_shard=2, tp=2), {"sequence_parallel": True}),
+]
+
+
+@pytest.mark.parametrize(("mesh", "changes"), PLANS, ids=str)
+def test_every_plan_computes_what_one_process_does(
+    titan_pool: GlooPool, mesh: Mesh, changes: dict[str, Any]
+) -> None:
+    ours = trainer(config())
+    gang = Gang(titan_pool, ours.task, ours.spec)
+    gang.form(gang.plan_on(mesh, **changes))
+    found = gang.run()
+    expected = Titan(config()).train(windows(), ours.spec.batch, 1, STEPS)
+    np.testing.assert_allclose([r.loss for r in found], expected, rtol=1e-5)
+
+
+def test_a_run_goes_on_from_torchtitans_checkpoint_and_torchtitan_from_a_runs(
+    titan_pool: GlooPool, tmp_path: Path
+) -> None:
+    """Each time with the next losses of the other's own."""
+    ours, theirs = trainer(config()), Titan(config())
+    theirs.train(windows(), ours.spec.batch, 1, SAVED)
+    saved = theirs.save(tmp_path / "theirs", SAVED)
+    expected = theirs.train(windows(), ours.spec.batch, SAVED + 1, STEPS)
+
+    given = et.ResumeFrom(url=str(saved), specification=et.torchtitan.specification(config()), copy=True)
+    run = str(tmp_path / "run")
+    assert begin(open_store(run), given, holder="test").step == SAVED
+    gang = Gang(titan_pool, ours.task, ours.spec)
+    plan = gang.plan(1, 2)
+    gang.join(plan, range(plan.world_size))
+    assert len({digest for digest, _ in titan_pool.run(restored, run, ranks=gang.processes)}) == 1
+    found = gang.run()
+    assert [r.step for r in found] == [*range(SAVED + 1, STEPS + 1)]
+    np.testing.assert_allclose([r.loss for r in found], expected, rtol=1e-6)
+
+    back = Titan(config())
+    written = et.torchtitan.save_checkpoint(run, tmp_path / "back", config())
+    assert written.name == f"step-{SAVED}"
+    assert back.load(tmp_path / "back") == SAVED
+    assert back.train(windows(), ours.spec.batch, SAVED + 1, STEPS) == pytest.approx(expected, rel=1e-6)
+    larger = config()
+    larger.model_spec.model.layers.append(larger.model_spec.model.layers[-1])
+    with pytest.raises(TensorMismatch, match=r"layers\.2\..* and none of it in the run"):
+        et.torchtitan.save_checkpoint(run, tmp_path / "other", larger)
+
+
+def _changed(path: str, value: Any) -> Any:
+    made = config()
+    at, _, name = path.rpartition(".")
+    owner = made
+    for part in filter(None, at.split(".")):
+        owner = getattr(owner, part)
+    setattr(owner, name, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("training.global_batch_size", -1),
+        ("training.dtype", "bfloat16"),
+        ("training.enable_cpu_offload", True),
+        ("parallelism.pipeline_parallel_degree", 2),
+        ("parallelism.context_parallel_degree", 2),
+        ("parallelism.expert_parallel_degree", 2),
+        ("model_spec.post_optimizer_build_fn", print),
+        ("optimizer.implementation", "fused_opt_states_bf16"),
+        ("compile.enable", True),
+        ("override.imports", ["somewhere"]),
+        ("validator.enable", True),
+        ("checkpoint.initial_load_path", "outputs"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_the_name_of_its_field(path: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as refused:
+        trainer(_changed(path, value))
+    assert refused.value.field == f"config.{path}"
+
+
+def test_other_losses_optimizers_and_models_are_refused_by_name() -> None:
+    from torchtitan.components.loss import MSELoss
+
+    made = config()
+    made.optimizer.param_groups[0].optimizer_name = "DistMuon"
+    for refused, field in (
+        (_changed("loss", MSELoss.Config()), "config.loss"),
+        (made, "config.optimizer.param_groups"),
+        (object(), "torchtitan.trainer(config)"),
+    ):
+        with pytest.raises(ConfigError) as told:
+            trainer(refused)
+        assert told.value.field == field
+
+
+def test_sizes_and_degrees_are_the_configs_and_options_win() -> None:
+    made = config(tensor_parallel_degree=2, data_parallel_shard_degree=4)
+    made.checkpoint.enable, made.checkpoint.interval = True, 7
+    spec = trainer(made).spec
+    assert spec.batch == et.Batch(global_size=8, micro_size=2, seed=made.debug.seed)
+    assert (spec.max_steps, spec.clip_norm, spec.precision) == (STEPS, 1.0, "fp32")
+    assert spec.parallelism == et.Parallelism(tp=2, dp_shard=4)
+    assert spec.checkpoints.every == 7
+    own = trainer(made, max_steps=9, parallelism=et.Parallelism()).spec
+    assert (own.max_steps, own.parallelism) == (9, et.Parallelism())
+    halves = dataclasses.replace(made.training, mixed_precision_param="bfloat16")
+    assert trainer(_changed("training", halves)).spec.precision == "bf16"
+    assert torch.float32 == next(trainer(made).task.model().parameters()).dtype

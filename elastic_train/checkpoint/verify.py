@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from elastic_train.checkpoint.verify_ledger import VerifyLedger
 from elastic_train.checkpoint.verify_rows import RANGE, Progress, RowBatch, RowColumns, reported
 from elastic_train.errors import CheckpointDeleted, CheckpointError, ChecksumMismatch, StorageError
 from elastic_train.geometry.fragments import Fragments
+from elastic_train.storage.posix_store import PosixStore
 
 MOST_REPORTED = 1000
 """Damaged fragments that are put in words."""
@@ -79,7 +81,10 @@ def verify(
             progress(done, total)
         return bad
 
-    with notes.open() if notes is not None else nullcontext(), ThreadPoolExecutor(THREADS) as pool:
+    with (
+        notes.open() if notes is not None else nullcontext(),
+        ThreadPoolExecutor(_threads(checkpoint)) as pool,
+    ):
         bad = [row for found in pool.map(look, enumerate(rows.batches())) for row in found]
     for same in rows.last():  # without checksums all that can be seen is that the bytes are there
         if _problem(checkpoint, manifest.row(int(same[0]))) is not None:
@@ -101,6 +106,15 @@ def verify(
             len(bad) - MOST_REPORTED,
         ),
     )
+
+
+def _threads(checkpoint: Checkpoint) -> int:
+    """Files of this machine come as fast as they are summed: more threads than cores wait in turn,
+    with as much in the caches again.
+    """
+    store, _ = checkpoint.files.place
+    cores = os.cpu_count() or THREADS
+    return min(THREADS, cores + 1) if isinstance(store, PosixStore) else THREADS
 
 
 def _wrong(checkpoint: Checkpoint, rows: RowColumns, batch: RowBatch) -> list[int]:

@@ -89,6 +89,7 @@ def _reported_again(state: State, event: StepCommitted) -> Outcome:
 def _noted(facts: Facts, event: StepCommitted) -> Facts:
     lineage, saves, failures = facts.lineage, facts.saves, facts.failures
     metrics = (("loss", event.loss), *event.metrics)
+    partial = failures.partial == (event.generation, event.step)
     return replace(
         facts,
         lineage=replace(
@@ -101,10 +102,10 @@ def _noted(facts: Facts, event: StepCommitted) -> Facts:
         saves=replace(saves, metrics=(*saves.metrics[1 - METRICS_KEPT :], (event.step, metrics))),
         measured=_timed(facts.measured, event.seconds),
         failures=replace(
-            progressed(failures, event.generation),
+            progressed(failures, event.generation, event.step),
             not_finite=row_with(failures.not_finite, event.step, skipped=event.skipped),
             restarts=0,
-            deterministic=() if event.step > failures.last_step else failures.deterministic,
+            deterministic=failures.deterministic if partial or event.step <= failures.last_step else (),
         ),
     )
 

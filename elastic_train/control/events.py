@@ -118,6 +118,7 @@ class GroupReady:
     far_bytes: int = 0  # from memory of other nodes
     by_module: bool | None = None  # how initial values were given, where any were
     parts: tuple[tuple[str, float], ...] = ()  # of `seconds`, in order: what they went to
+    late: int = 0  # ranks that are given their state beside the first step, which the others compute
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

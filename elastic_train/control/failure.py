@@ -276,7 +276,8 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
         )
     failures = facts.failures
     walls = tuple(c for c in phase.causes if c.kind in WALLS)
-    met = next((c for c in walls if any(_same(e, c) for e in failures.deterministic)), None)
+    alone = failures.partial[1] if failures.partial else None
+    met = next((c for c in walls if any(_same(e, c, alone) for e in failures.deterministic)), None)
     failures = replace(
         failures,
         last_step=max(failures.last_step, facts.lineage.step),
@@ -324,13 +325,20 @@ def _within_budget(state: State, cause: Cause, policy: Policy) -> Outcome:
     return Outcome(state=state, reason=f"cause: {cause.kind}, {cause.detail}; {count}")
 
 
-def _same(earlier: Cause, cause: Cause) -> bool:
-    """Whether the run met the same wall twice. Memory runs out by phase, whatever the step."""
+def _same(earlier: Cause, cause: Cause, alone: int | None) -> bool:
+    """Whether the run met the same wall twice. Memory runs out by phase, whatever the step.
+
+    A step that others computed `alone` is one that the rank did not come to: its wall is in the next one.
+    """
     if cause.kind == "memory":
         return earlier.kind == "memory" and earlier.phase == cause.phase
+    if earlier.step != cause.step:
+        behind = earlier.step == alone == cause.step - 1 and earlier.rank == cause.rank
+        if not behind:
+            return False
     if cause.kind == "hang":  # who hung, and for how long, differs
-        return (earlier.kind, earlier.step, earlier.phase) == (cause.kind, cause.step, cause.phase)
-    return (earlier.kind, earlier.step, earlier.detail) == (cause.kind, cause.step, cause.detail)
+        return (earlier.kind, earlier.phase) == (cause.kind, cause.phase)
+    return (earlier.kind, earlier.detail) == (cause.kind, cause.detail)
 
 
 def _heard(state: State, name: str, error: Cause | None) -> Outcome:

@@ -210,6 +210,9 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
         ),
         saves=replace(saves, asked=at) if saves.asked is None else saves,
         measured=measured,
+        failures=replace(
+            facts.failures, partial=(event.generation, lineage.step + 1) if event.late else None
+        ),
     )
     slow = state.facts.membership.evicted
     commands: list[Command] = [Go(generation=lineage.generation)]

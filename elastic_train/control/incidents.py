@@ -4,7 +4,8 @@ An incident begins with the first sign that a group is over. Everything that is 
 words, and every loss of a member that only shows while the survivors form the next group, belongs to it.
 Whether it counts is a function of the set of its causes: trouble of storage, a notice that was given and a
 controller that was replaced are nobody's failure, and a collective explains nothing by itself. Incidents are
-forgotten once a later group committed a step: that is progress, wherever the run had been before.
+forgotten once a later group committed a step that all of its ranks had a part in: that is progress, wherever
+the run had been before.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ def ended(facts: Facts, group: Settling, policy: Policy) -> Facts:
     lineage, failures = facts.lineage, facts.failures
     start = dict(lineage.chain).get(lineage.generation, 0)
     if lineage.step > start:  # somebody's final report may be the first to tell of the progress
-        failures = progressed(failures, lineage.generation)
+        failures = progressed(failures, lineage.generation, lineage.step)
     new = Incident(
         generation=lineage.generation, members=group.plan.workers, causes=group.causes, at=group.since
     )
@@ -123,8 +124,12 @@ def notice(facts: Facts, leaving: Collection[str]) -> Facts:
     return replace(facts, failures=counted(failures, incidents, facts.lineage.step))
 
 
-def progressed(failures: Failures, generation: int) -> Failures:
-    """A generation committed a step: what ended groups before it is over."""
+def progressed(failures: Failures, generation: int, step: int) -> Failures:
+    """A generation committed a step: what ended groups before it is over, if all of its ranks had a part in
+    it. What ended them may be a rank that is still given its state.
+    """
+    if failures.partial == (generation, step):
+        return failures
     left = tuple(i for i in failures.incidents if i.generation >= generation)
     if len(left) == len(failures.incidents):
         return failures

@@ -177,6 +177,7 @@ class Failures:
     uncovered: int = 0  # failures after which storage was read, or nothing was left
     repeated: tuple[int, int] = (0, 0)  # the step of the last failure, and how many in a row were at it
     last_step: int = 0  # the newest step at which the run ever failed
+    partial: tuple[int, int] | None = None  # generation and step that not all of its ranks have a part in
     deterministic: tuple[Cause, ...] = ()  # engine and memory causes, until a step beyond that one
     not_finite: tuple[int, int] | None = None  # the row of steps without a finite loss up to the newest
     restarts: int = 0  # of the controller without a committed step between them

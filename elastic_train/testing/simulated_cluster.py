@@ -276,7 +276,13 @@ class SimulatedCluster(SimulatedMachines):
             group.fill()
             self.say(
                 group.workers[0],
-                GroupReady(at=0.0, generation=group.generation, step=group.step, seconds=1.0),
+                GroupReady(
+                    at=0.0,
+                    generation=group.generation,
+                    step=group.step,
+                    seconds=1.0,
+                    late=len(group.late),
+                ),
             )
 
     def _begin_step(self, group: SimulatedGroup) -> None:

@@ -121,12 +121,13 @@ class Play:
             self.step(number)
         return self
 
-    def go(self) -> Outcome:
+    def go(self, *, late: int = 0) -> Outcome:
         return self(
             GroupReady,
             generation=self.facts.lineage.generation,
             step=self.facts.lineage.step,
             seconds=1.0,
+            late=late,
         )
 
     def step(self, number: int, **values: Any) -> Outcome:

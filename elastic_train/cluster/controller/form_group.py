@@ -67,6 +67,7 @@ class FormResult:
     far_bytes: int = 0  # and of other nodes
     by_module: bool | None = None  # how initial values were given, where any were
     parts: tuple[tuple[str, float], ...] = ()  # what the seconds went to
+    late: int = 0  # ranks that are given their state beside the first step
 
 
 def form(command: Form, participants: Participants, store: tuple[str, int], patience: Patience) -> FormResult:
@@ -307,7 +308,7 @@ def _from_held(
     took = [after - before for before, after in itertools.pairwise(marks)]
     parts = tuple(zip(("offered", "joined", "filled"), took, strict=True))
     found = replace(_agree(filled, expected), near_bytes=near, far_bytes=far, parts=parts)
-    return replace(found, transfer_s=0.0) if late else found
+    return replace(found, transfer_s=0.0, late=len(late)) if late else found
 
 
 def late_ranks(

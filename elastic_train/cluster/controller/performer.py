@@ -267,6 +267,7 @@ class Performer:
             far_bytes=formed.far_bytes,
             by_module=formed.by_module,
             parts=formed.parts,
+            late=formed.late,
         )
 
     def _participants(self) -> Participants:

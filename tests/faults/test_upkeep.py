@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch.distributed as dist
@@ -44,17 +45,14 @@ class Flipped(Hooked):
     """One value of one replica is changed behind everybody's back, once."""
 
     AT = 20  # forwards of rank 1
+    forwards: ClassVar = itertools.count(1)  # outside of the model, whose forward may change nothing
 
     def mischief(self, model: nn.Module) -> Callable[[nn.Module, Any], None]:
-        seen = 0
-
         def hook(module: nn.Module, inputs: Any) -> None:
-            nonlocal seen
             if not model.training or not dist.is_initialized() or dist.get_rank() != 1:
                 return
-            seen += 1
             if (
-                seen >= self.AT
+                next(self.forwards) >= self.AT
                 and claimed(self.mark) == os.getpid()
                 and not Path(self.mark + ".done").exists()
             ):

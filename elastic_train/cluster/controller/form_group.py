@@ -1,8 +1,8 @@
 """Perform Form: every member joins, fetches its part of the state from the origin, and verifies it.
 
 The order is fixed: holders settle at one step and say what they hold; members rendezvous and say what they
-need; the transfer plan says which bytes go where; members fetch from each other over
-connections of their own, and what came is compared with what the holders have. Nothing here chooses.
+need; the transfer plan says which bytes go where; members fetch them over connections of their own, and what
+came is compared with what the holders have. Nothing here chooses.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic_train.checkpoint.importers.deepspeed_files import Tag
-from elastic_train.checkpoint.importers.foreign_rows import FileSlice, Patch, flat_rows, whole_row
+from elastic_train.checkpoint.importers.foreign_rows import FileSlice, Patch, flat_parts, flat_rows, whole_row
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
 from elastic_train.checkpoint.importers.torch_file import TorchFile, check_readable, is_contiguous
 from elastic_train.checkpoint.importers.tp_patterns import Shape
@@ -185,7 +185,8 @@ def _fused_row(
     )
     elements = math.prod(ref.shape)
     flat = TensorRef(ref.storage, ref.dtype, ref.offset, (elements,), (1,))
-    yield from flat_rows(file, name, tensor, {"param": flat}, at=0, first=0, count=elements, of=part)
+    parts = flat_parts(file, {"param": flat})
+    yield from flat_rows(file, name, tensor, parts, at=0, first=0, count=elements, of=part)
 
 
 def _prefixes(file: TorchFile, number: int, placed: Mapping[str, Any]) -> Iterator[str]:

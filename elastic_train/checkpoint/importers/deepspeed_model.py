@@ -9,7 +9,7 @@ from typing import Any
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.importers.deepspeed_files import Tag
 from elastic_train.checkpoint.importers.foreign_document import plain
-from elastic_train.checkpoint.importers.foreign_rows import FileSlice, flat_rows, whole_row
+from elastic_train.checkpoint.importers.foreign_rows import FileSlice, flat_parts, flat_rows, whole_row
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
 from elastic_train.checkpoint.importers.torch_file import TorchFile, check_readable, is_contiguous
 from elastic_train.checkpoint.importers.tp_patterns import Shape, TensorParallel
@@ -139,9 +139,8 @@ def _whole(tag: Tag, name: str, parallel: TensorParallel) -> Iterator[Row]:
                 raise FormatUnsupported(url=file.url, problem=f"{name} is a slice that isn't contiguous.")
             count = math.prod(ref.shape)
             flat = TensorRef(ref.storage, ref.dtype, ref.offset, (count,), (1,))
-            yield from flat_rows(
-                file, tag.name(file), name, {"param": flat}, at=0, first=0, count=count, of=part
-            )
+            parts = flat_parts(file, {"param": flat})
+            yield from flat_rows(file, tag.name(file), name, parts, at=0, first=0, count=count, of=part)
 
 
 def _partitioned(tag: Tag, name: str, shape: Shape) -> Iterator[Row]:
@@ -159,9 +158,8 @@ def _partitioned(tag: Tag, name: str, shape: Shape) -> Iterator[Row]:
             )
         if count or (not numel and rank == 0):
             first, of = rank * share, FileSlice.whole(shape)
-            yield from flat_rows(
-                file, tag.name(file), name, {"param": part}, at=0, first=first, count=count, of=of
-            )
+            parts = flat_parts(file, {"param": part})
+            yield from flat_rows(file, tag.name(file), name, parts, at=0, first=first, count=count, of=of)
 
 
 def _check_layers(tag: Tag, known: set[str]) -> None:

@@ -83,11 +83,34 @@ def whole_row(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlatPart:
+    """A flat buffer in a file: its elements are `item` bytes each from byte `start` on."""
+
+    dtype: str
+    item: int
+    start: int
+    numel: int
+
+
+def flat_parts(file: TorchFile, buffers: Mapping[str, TensorRef]) -> dict[str, FlatPart]:
+    """Where the buffers of some states lie, which have one dimension and no gaps."""
+    found: dict[str, FlatPart] = {}
+    for state, buffer in buffers.items():
+        check_readable(buffer, f"the flat {state}", url=file.url)
+        if len(buffer.shape) != 1 or not is_contiguous(buffer):
+            raise damaged(file.url, f"the flat {state} has shape {buffer.shape} and strides {buffer.strides}")
+        item = element(buffer.dtype, url=file.url).bytes
+        start, numel = file.place(buffer), buffer.shape[0]
+        found[state] = FlatPart(dtype=buffer.dtype, item=item, start=start, numel=numel)
+    return found
+
+
 def flat_rows(
     file: TorchFile,
     name: str,
     tensor: str,
-    buffers: Mapping[str, TensorRef],
+    parts: Mapping[str, FlatPart],
     *,
     at: int,
     first: int,
@@ -100,17 +123,15 @@ def flat_rows(
     if first < 0 or first + count > of.numel:
         raise damaged(file.url, f"{tensor} has more elements than its shape")
     pieces = tuple(_pieces(of, first, count))
-    for state, buffer in buffers.items():
-        check_readable(buffer, f"{tensor} ({state})", url=file.url)
-        if len(buffer.shape) != 1 or not is_contiguous(buffer) or at < 0 or at + count > buffer.shape[0]:
+    for state, part in parts.items():
+        if at < 0 or at + count > part.numel:
             raise damaged(file.url, f"{tensor} ({state}) isn't all in the buffer that should hold it")
-        item = element(buffer.dtype, url=file.url).bytes
-        byte = file.place(buffer) + at * item
+        item, byte = part.item, part.start + at * part.item
         for box, offset, strides in pieces:
             yield Row(
                 tensor=tensor,
                 state=state,
-                dtype=buffer.dtype,
+                dtype=part.dtype,
                 shape=of.shape,
                 box=box,
                 file=name,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +19,7 @@ from elastic_train.checkpoint.importers.full_optimizer import Parameters
 from elastic_train.checkpoint.importers.full_pt import aliases_in, is_state_dict, model_in
 from elastic_train.checkpoint.importers.imported import Imported, imported
 from elastic_train.checkpoint.importers.safetensors_header import Header, read_header
+from elastic_train.checkpoint.importers.side_by_side import each
 from elastic_train.checkpoint.importers.torch_file import open_files
 from elastic_train.checkpoint.importers.trainer_state import beside_weights
 from elastic_train.checkpoint.importers.weight_files import (
@@ -39,7 +39,6 @@ from elastic_train.storage.store import Store
 CONFIG = "config.json"
 BLOCKS = "DCP_SHARDING_INFO"
 """Where a rank's file says at which offsets its blocks lie."""
-THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +99,8 @@ def _path(at: str, name: str) -> str:
 def _safe(store: Store, at: str, files: WeightFiles) -> Weights:
     url = f"{store.url}/{at}".rstrip("/")
     paths = list(files.names)
-    with ThreadPoolExecutor(THREADS) as pool:
-        headers = dict(zip(paths, pool.map(lambda p: read_header(store, _path(at, p)), paths), strict=True))
+    found = each(store, lambda path: read_header(store, _path(at, path)), paths)
+    headers = dict(zip(paths, found, strict=True))
     unlisted = _check_map(headers, files.listed, url)
     ranks = all(BLOCKS in header.words for header in headers.values())
     if files.listed is None and len(paths) > 1 and not ranks:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +12,11 @@ import numpy as np
 
 from elastic_train.checkpoint.dtypes import ELEMENTS, element
 from elastic_train.checkpoint.importers.pickle_free import OddTensor, TensorRef, unpickle
-from elastic_train.checkpoint.importers.zip_index import damaged, read_index
+from elastic_train.checkpoint.importers.side_by_side import each
+from elastic_train.checkpoint.importers.zip_index import ZipIndex, damaged, read_index
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported
 from elastic_train.storage.store import Store
 
-THREADS = 8
 SMALL = 4096
 """Bytes of a storage up to which it is read whole for one number in it."""
 _RECORDS = ("data.pkl", "byteorder", "version", ".format_version")
@@ -74,10 +73,37 @@ class TorchFile:
         return np.frombuffer(data, dtype=kind.numpy, count=1, offset=place - start)[0].item()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Contents:
+    """What was read of a file: its index, its structure as it is pickled, the first bytes of its storages."""
+
+    index: ZipIndex
+    pickled: bytes
+    starts: Mapping[str, int]
+
+
 def open_file(store: Store, path: str) -> TorchFile:
     """Index one file. Nothing in it is run, and no tensor is read."""
+    found = _contents(store, path)
+    return _file(found, unpickle(found.pickled, url=found.index.url))
+
+
+def open_files(store: Store, paths: Iterable[str]) -> dict[str, TorchFile]:
+    """Several files side by side, by path. Those with the same structure, as ranks often write them, have one
+    `tree`: nobody may change it.
+    """
+    paths = list(paths)
+    contents = each(store, lambda path: _contents(store, path), paths)
+    trees: dict[bytes, Any] = {}
+    for found in contents:
+        if found.pickled not in trees:
+            trees[found.pickled] = unpickle(found.pickled, url=found.index.url)
+    return {path: _file(own, trees[own.pickled]) for path, own in zip(paths, contents, strict=True)}
+
+
+def _contents(store: Store, path: str) -> _Contents:
     index = read_index(store, path)
-    url = f"{store.url}/{path}"
+    url = index.url
     if "data.pkl" not in index.entries:
         problem = (
             "it is a TorchScript archive"
@@ -89,24 +115,20 @@ def open_file(store: Store, path: str) -> TorchFile:
     records = index.read(_RECORDS)
     _check_versions(records, url)
     storages = [n for n, e in index.entries.items() if n.startswith("data/") and e.size]
+    return _Contents(index=index, pickled=records["data.pkl"], starts=index.starts(storages))
+
+
+def _file(found: _Contents, tree: Any) -> TorchFile:
+    index = found.index
     return TorchFile(
-        store=store,
-        path=path,
-        url=url,
-        tree=unpickle(records["data.pkl"], url=url),
-        starts={name.removeprefix("data/"): start for name, start in index.starts(storages).items()},
-        sizes={name.removeprefix("data/"): index.entries[name].size for name in storages},
-        sums={name.removeprefix("data/"): index.entries[name].crc for name in storages},
+        store=index.store,
+        path=index.path,
+        url=index.url,
+        tree=tree,
+        starts={name.removeprefix("data/"): start for name, start in found.starts.items()},
+        sizes={name.removeprefix("data/"): index.entries[name].size for name in found.starts},
+        sums={name.removeprefix("data/"): index.entries[name].crc for name in found.starts},
     )
-
-
-def open_files(store: Store, paths: Iterable[str]) -> dict[str, TorchFile]:
-    """Several files side by side, by path."""
-    paths = list(paths)
-    if len(paths) < 2:
-        return {path: open_file(store, path) for path in paths}
-    with ThreadPoolExecutor(THREADS) as pool:
-        return dict(zip(paths, pool.map(lambda path: open_file(store, path), paths), strict=True))
 
 
 def check_readable(value: Any, what: str, *, url: str) -> None:

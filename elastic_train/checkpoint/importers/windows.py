@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import cast
 
+from elastic_train.checkpoint.importers.side_by_side import each
 from elastic_train.errors import ChecksumMismatch, FragmentMissing, StorageNotFound
 from elastic_train.storage.store import Store, exactly
 
@@ -14,7 +14,6 @@ HEAD = 1024
 """Bytes read of a large item; the index of a tensor that torch.save wrote is in them."""
 WHOLE = 8192
 """Items up to this size are read as a whole."""
-THREADS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,9 +59,8 @@ def windows(store: Store, items: Mapping[str, Item]) -> dict[str, Window]:
     files: dict[str, list[str]] = {}
     for name, item in items.items():
         files.setdefault(item.file, []).append(name)
-    with ThreadPoolExecutor(THREADS) as pool:
-        parts = pool.map(lambda f: _of_file(store, f, {n: items[n] for n in files[f]}), files)
-        return {name: window for part in parts for name, window in part.items()}
+    parts = each(store, lambda f: _of_file(store, f, {n: items[n] for n in files[f]}), list(files))
+    return {name: window for part in parts for name, window in part.items()}
 
 
 def _of_file(store: Store, file: str, items: Mapping[str, Item]) -> dict[str, Window]:

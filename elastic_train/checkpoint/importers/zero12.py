@@ -40,7 +40,7 @@ def read_zero12(tag: Tag, parallel: TensorParallel, experts: Experts) -> tuple[l
     """Rows and scalars of everything that the optimizer files hold."""
     dp, mp = tag.ranks
     held = {rank: _buffers(tag, rank) for rank in sorted(tag.optimizers)}
-    numbers = common_numbers(held.values(), url=tag.url)
+    numbers = common_numbers(tag.model().store, held.values(), url=tag.url)
     every = [_degrees(tag, rank, experts, len(numbers)) for rank in held]
     degrees = every[0]
     if any(own != degrees for own in every):

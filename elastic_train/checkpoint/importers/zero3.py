@@ -38,7 +38,7 @@ def read_zero3(tag: Tag, experts: Experts) -> tuple[list[Row], OptimizerState]:
         )
     shapes = agreed_shapes(tag)
     held = [_buffers(tag, rank) for rank in range(dp)]
-    numbers = common_numbers(held, url=tag.url)
+    numbers = common_numbers(tag.model().store, held, url=tag.url)
     if len(numbers) != len(shapes):
         raise TensorMismatch(
             url=tag.url,
@@ -58,7 +58,7 @@ def agreed_shapes(tag: Tag) -> list[dict[str, Shape]]:
     """The shapes by sub-group, which every rank's model file repeats."""
     shapes = shapes_by_group(tag.model())
     for file in tag.models.values():
-        if shapes_by_group(file) != shapes:
+        if file.tree is not tag.model().tree and shapes_by_group(file) != shapes:
             raise TensorMismatch(
                 url=file.url,
                 problem="its parameters aren't those of rank 0: the files are of two checkpoints.",

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from elastic_train.checkpoint.document import Json
 from elastic_train.checkpoint.importers.foreign_document import scalar
+from elastic_train.checkpoint.importers.foreign_rows import FlatPart, flat_parts
 from elastic_train.checkpoint.importers.pickle_free import TensorRef
-from elastic_train.checkpoint.importers.torch_file import THREADS, TorchFile, check_readable
+from elastic_train.checkpoint.importers.side_by_side import each
+from elastic_train.checkpoint.importers.torch_file import TorchFile, check_readable
 from elastic_train.errors import ChecksumMismatch, FormatUnsupported, TensorMismatch
+from elastic_train.storage.store import Store
 
 Scalars = Mapping[str, dict[str, Json]]
 
@@ -22,12 +24,12 @@ class FlatBuffer:
     """One group's flat buffers on one rank: the parameters as `param`, elementwise states by their names."""
 
     file: TorchFile
-    parts: Mapping[str, TensorRef]
+    parts: Mapping[str, FlatPart]
     numbers: Mapping[str, Any]  # states that are one number for the whole group
 
     @property
     def numel(self) -> int:
-        return math.prod(self.parts["param"].shape)
+        return self.parts["param"].numel
 
 
 def buffers(file: TorchFile, master: Sequence[Any], states: Mapping[Any, Any]) -> list[FlatBuffer]:
@@ -58,7 +60,7 @@ def buffers(file: TorchFile, master: Sequence[Any], states: Mapping[Any, Any]) -
                     "value per "
                     "element, and how it belongs to the parameters isn't recorded."
                 )  # fmt: skip
-        found.append(FlatBuffer(file=file, parts=parts, numbers=numbers))
+        found.append(FlatBuffer(file=file, parts=flat_parts(file, parts), numbers=numbers))
     return found
 
 
@@ -70,13 +72,10 @@ def optimizer_of(file: TorchFile) -> Mapping[str, Any]:
     return found
 
 
-def common_numbers(ranks: Iterable[Sequence[FlatBuffer]], *, url: str) -> list[Scalars]:
+def common_numbers(store: Store, ranks: Iterable[Sequence[FlatBuffer]], *, url: str) -> list[Scalars]:
     """The numbers of each group, if every rank has the same ones: files of two checkpoints don't."""
     ranks = list(ranks)
-    with ThreadPoolExecutor(THREADS) as pool:
-        said = list(
-            pool.map(lambda own: [{k: scalar(b.file, v) for k, v in b.numbers.items()} for b in own], ranks)
-        )
+    said = each(store, lambda own: [{k: scalar(b.file, v) for k, v in b.numbers.items()} for b in own], ranks)
     for own, found in zip(ranks, said, strict=True):
         if found != said[0]:
             raise ChecksumMismatch(

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from elastic_train.checkpoint.importers.deepspeed import open_deepspeed
-from elastic_train.checkpoint.importers.torch_file import open_file
+from elastic_train.checkpoint.importers.torch_file import open_file, open_files
 from elastic_train.checkpoint.importers.ucp import open_universal
 from elastic_train.checkpoint.importers.zip_index import read_index
 from elastic_train.checkpoint.reader import Checkpoint, open_checkpoint
@@ -207,3 +207,16 @@ def test_a_copy_under_another_name_still_opens(deepspeed: Path, tmp_path: Path) 
     atom = deepspeed / "z1/global_step4_u/zero/emb.weight/fp32.pt"
     shutil.copy(atom, tmp_path / "mine.pt")
     assert isinstance(open_checkpoint(str(tmp_path / "mine.pt")), Checkpoint)
+
+
+def test_files_of_one_structure_share_it_and_have_numbers_of_their_own(tmp_path: Path) -> None:
+    places = {"a.pt": 1.0, "b.pt": 2.0, "other.pt": 3.0}
+    for name, number in places.items():
+        more = {"more": [name] * 100} if name == "other.pt" else {}
+        torch.save(
+            {"step": torch.tensor(number), "weight": torch.full((100,), number), **more}, tmp_path / name
+        )
+    found = open_files(open_store(str(tmp_path)), places)
+    assert found["a.pt"].tree is found["b.pt"].tree
+    assert found["other.pt"].tree.keys() == {"step", "weight", "more"}
+    assert {name: file.scalar(file.tree["step"]) for name, file in found.items()} == places

@@ -61,6 +61,7 @@ class Offer:
     document: Mapping[str, Any]
     undone: frozenset[str] = frozenset()  # tensors that are right up to the rounding of an undo
     steady: bool = False  # parameters and optimizer state stay as they are until a step's vote
+    computed: tuple[int, ...] = ()  # micro-batches of the next step whose gradients the holder keeps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -119,6 +119,7 @@ class GroupReady:
     by_module: bool | None = None  # how initial values were given, where any were
     parts: tuple[tuple[str, float], ...] = ()  # of `seconds`, in order: what they went to
     late: int = 0  # ranks that are given their state beside the first step, which the others compute
+    computed: int = 0  # micro-batches of the first step whose gradients ranks have since before a failure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -215,6 +215,7 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
         ),
     )
     slow = state.facts.membership.evicted
+    kept = f"; {event.computed} micro-batches of the next step are there already" if event.computed else ""
     commands: list[Command] = [Go(generation=lineage.generation)]
     commands += [
         StopWorker(worker=w.name, reason=f"node {w.node} is {'slow' if w.node in slow else 'draining'}")
@@ -227,7 +228,12 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
             facts=facts, phase=Running(plan=phase.plan, since=at, final_since=at, stands=phase.paused)
         ),
         commands=tuple(commands),
-        reason=f"generation {lineage.generation} trains on from step {lineage.step}: {phase.plan}",
+        reason=f"generation {lineage.generation} trains on from step {lineage.step}: {phase.plan}"
+        + (
+            f"; {event.computed} micro-batches of the next step are computed already"
+            if event.computed
+            else ""
+        ),
     )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import islice
 
 from elastic_train.planner.plan import Mesh, WorkerSlot, even_shares
 
@@ -66,6 +67,25 @@ def shares_without(shares: Sequence[Sequence[int]], absent: Collection[int]) -> 
     counts = dict(zip(there, quotas(total, [max(len(shares[i]), 1) for i in there], 0), strict=True))
     starts = [sum(counts.get(j, 0) for j in range(i)) for i in range(len(shares))]
     return tuple(tuple(range(start, start + counts.get(i, 0))) for i, start in enumerate(starts))
+
+
+def shares_left(
+    shares: Sequence[Sequence[int]], computed: Mapping[int, Sequence[int]], absent: Collection[int]
+) -> tuple[tuple[int, ...], ...]:
+    """What each data-parallel index still runs of `shares`, where `computed`, by index, is there already.
+
+    Everybody goes on with its own share where what is there is of it and nobody is `absent`: sums keep their
+    order then. Else those who are there share what is left in proportion to their shares.
+    """
+    done = {i for found in computed.values() for i in found}
+    if not absent and all(set(found) <= set(shares[index]) for index, found in computed.items()):
+        return tuple(tuple(i for i in share if i not in done) for share in shares)
+    left = sorted({i for share in shares for i in share} - done)
+    there = [index for index in range(len(shares)) if index not in absent]
+    counts = quotas(len(left), [max(len(shares[index]), 1) for index in there], 0)
+    given = iter(left)
+    parts = {index: tuple(islice(given, n)) for index, n in zip(there, counts, strict=True)}
+    return tuple(parts.get(index, ()) for index in range(len(shares)))
 
 
 def slowest_end(shares: Sequence[Sequence[int]], mesh: Mesh, ranks: Sequence[WorkerSlot]) -> float:

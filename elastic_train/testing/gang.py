@@ -1,21 +1,15 @@
-"""A group of members in pool processes, driven as the controller drives workers, without Ray.
-
-The functions that run in the processes come first; `Gang` calls them.
-"""
+"""A group of members in pool processes, driven as the controller drives workers, without Ray."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
 from elastic_train.checkpoint.merging import merged
-from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.config import RunSpec
 from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.digest import combine
@@ -24,112 +18,22 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, plan_transfer
 from elastic_train.planner.plan import Mesh, Plan, Recompute, even_shares
 from elastic_train.recovery.evidence import LocalState, Vote
+from elastic_train.testing.gang_member import (
+    abort,
+    ask_for_pause_at,
+    call,
+    has_come_to,
+    run,
+    set_first_step,
+    stand_at,
+    stands,
+    start,
+    waits_for_others,
+)
 from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
-from elastic_train.train.member import Member, RunEnd, StepReport
+from elastic_train.train.member import StepReport
 from elastic_train.train.rank_assignment import RankAssignment
-from elastic_train.train.snapshot.stopping_saver import StoppingSaver
 from elastic_train.train.task import Task
-
-State = dict[str, Any]
-
-AFTER_THE_UPDATE = ("compare", "save", "evaluation")
-"""Phases of a step that is committed already."""
-
-
-def start(state: State, task: Task, spec: RunSpec) -> None:
-    """A new member in this process, in place of an older one."""
-    end(state)
-    state["reports"], state["saved"] = [], []
-    state["member"] = Member(
-        task,
-        spec,
-        on_step=lambda report: state.get("on_step", state["reports"].append)(report),
-        saving=lambda described: StoppingSaver(
-            described, lambda snapshot: state["saved"].append(_kept(snapshot))
-        ),
-        faults=lambda phase, step, micro: state.get("faults", _no_fault)(phase, step, micro),
-    )
-
-
-def _kept(snapshot: Snapshot) -> tuple[int, list[Any], Any]:
-    pieces = [(p.tensor, p.state, p.dtype, p.shape, p.box, bytes(p.bytes())) for p in snapshot.pieces()]
-    return snapshot.step, pieces, snapshot.document
-
-
-def end(state: State) -> None:
-    if "member" in state:
-        state.pop("member").close()
-    state.pop("faults", None)
-    state.pop("on_step", None)
-
-
-def call(state: State, method: str, *args: Any) -> Any:
-    """Call a method of the member, or of a part of it: "held.read"."""
-    return attrgetter(method)(state["member"])(*args)
-
-
-def take(state: State, name: str) -> Any:
-    """What the member left under a name, handed over."""
-    found = list(state[name])
-    state[name].clear()
-    return found
-
-
-def run(state: State) -> tuple[RunEnd | None, str, list[StepReport]]:
-    """Run until an end or an error; which, as text, and the reports."""
-    outcome, error = None, ""
-    try:
-        outcome = state["member"].run()
-    except Exception as raised:  # noqa: BLE001 - handed to the test
-        error = f"{type(raised).__name__}: {raised}"
-    return outcome, error, take(state, "reports")
-
-
-def _no_fault(phase: str, step: int, micro_batch: int) -> None:
-    return None
-
-
-def stand_at(state: State, phase: str, step: int, number: int) -> None:
-    """Stand still at a phase of a step, once, from micro-batch `number` on, until the group is broken."""
-    stands = state["stands"] = threading.Event()
-
-    def fault(now: str, at: int, micro_batch: int) -> None:
-        if (now, at) == (phase, step) and micro_batch >= number and not stands.is_set():
-            stands.set()
-            state["member"]._entry.group._broken.wait()
-
-    state["faults"] = fault
-
-
-def stands(state: State) -> bool:
-    return state["stands"].is_set()
-
-
-def has_come_to(state: State, phase: str, step: int) -> bool:
-    """Whether the member runs a step, or a later one, and has reported the one before; of that step itself
-    where the phase comes after its update.
-    """
-    now = state["member"].progress()
-    if now.phase in ("forming", "settled") or now.step != step:
-        return now.step > step and now.phase not in ("forming", "settled")
-    return phase not in AFTER_THE_UPDATE or now.phase in AFTER_THE_UPDATE
-
-
-def set_late(state: State, late: frozenset[int], continued: int) -> None:
-    """Which ranks are filled during the first step, and from which generation's state."""
-    shards = state["member"].forming.shards
-    shards.late, shards.proved = late, shards.rank not in late
-    state["member"].continued = continued
-
-
-def waits_for_others(state: State, step: int) -> bool:
-    """Whether the member has computed its part of a step."""
-    now = state["member"].progress()
-    return (now.step, now.phase) == (step, "reduce")
-
-
-def abort(state: State, generation: int) -> None:
-    state["member"].abort(generation)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +91,14 @@ class Gang:
         processes = tuple(processes or range(plan.world_size))
         document, transfers, expected = None, None, None
         haves: list[Fragments] = []
+        computed: dict[int, tuple[int, ...]] = {}
         if origin is not None:
             undone = self._all(
                 origin.holders, "roll", origin.generation, origin.step, origin.vote, origin.undo
             )
             haves = exact_first(self._all(origin.holders, "held.table", origin.generation), undone)
             document = merged(self._all(origin.holders, "document", origin.generation))
+            computed = self._computed(plan, processes, origin)
         self.join(plan, processes)
         if origin is None:
             self._all(processes, "forming.initialise")
@@ -202,6 +108,7 @@ class Gang:
             transfers = _transfers(needs, haves, plan, processes, origin)
             self._move(transfers, origin, processes)
             self._all(processes, "load", document)
+            self.pool.run(set_first_step, frozenset[int](), computed, origin.generation, ranks=processes)
             expected = self._digest_of(origin, haves)
         digests = set(self._all(processes, "forming.digest"))
         assert len(digests) == 1, "the ranks see different states"
@@ -310,13 +217,14 @@ class Gang:
         """
         haves = self._all(origin.holders, "held.table", origin.generation)
         document = merged(self._all(origin.holders, "document", origin.generation))
+        computed = self._computed(plan, processes, origin, late)
         self.join(plan, processes)
         needs = self._all(processes, "forming.needs", Fragments.concat(haves))
         transfers = _transfers(needs, haves, plan, processes, origin)
         there = [rank for rank in range(plan.world_size) if rank not in late]
         self._move(transfers, origin, processes, there)
         self._all(processes, "load", document)
-        self.pool.run(set_late, late, origin.generation, ranks=processes)
+        self.pool.run(set_first_step, late, computed, origin.generation, ranks=processes)
         first, then = [processes[rank] for rank in there], [processes[rank] for rank in sorted(late)]
         self._all(first, "go")
         running = self.pool.call_async(run, ranks=first)
@@ -328,6 +236,18 @@ class Gang:
         for end_, error, _ in outcomes:
             assert end_ is not None, error
         return outcomes[0][2]
+
+    def _computed(
+        self, plan: Plan, processes: Sequence[int], origin: From, late: frozenset[int] = frozenset()
+    ) -> dict[int, tuple[int, ...]]:
+        """The micro-batches of the next step that are not run again, by rank."""
+        if plan.mesh.dp_replicate < plan.world_size:
+            return {}
+        found = self._all(origin.holders, "computed", origin.generation, origin.step)
+        there = dict(zip(origin.holders, found, strict=True))
+        return {
+            rank: own for rank, p in enumerate(processes) if rank not in late and (own := there.get(p, ()))
+        }
 
     def _move(
         self,
@@ -370,16 +290,6 @@ class Gang:
 
     def _all(self, processes: Sequence[int], method: str, *args: Any) -> list[Any]:
         return self.pool.run(call, method, *args, ranks=processes, timeout=self._timeout)
-
-
-def ask_for_pause_at(state: State, at: int) -> None:
-    """From now on ask for a pause in the forward of a step."""
-
-    def fault(phase: str, step: int, micro_batch: int) -> None:
-        if phase == "forward" and step == at:
-            state["member"].request(pause=True)
-
-    state["faults"] = fault
 
 
 def _transfers(

@@ -126,6 +126,11 @@ class Member:
         found = [self._described(held) for held in self.held.of(generation)]
         return found[0] if len(found) == 1 else merged(found)
 
+    def computed(self, generation: int, step: int) -> tuple[int, ...]:
+        """The micro-batches of the step after `step` whose gradients a local state at it comes with."""
+        kept = self.held.kept(generation, step + 1)
+        return kept.micro_batches if kept is not None else ()
+
     def roll(self, generation: int, step: int, vote: Vote | None, undo: bool = False) -> frozenset[str]:
         """Bring a local state to `step`, as far as it gets there: forward with `vote`, or back by an undo.
 
@@ -243,6 +248,11 @@ class Member:
     def go(self) -> None:
         """The new shards become the state; earlier local states are dropped."""
         shards = self.forming.shards
+        if own := shards.computed.get(shards.rank):
+            assert self.continued is not None
+            shards.kept = self.held.kept(self.continued, (shards.step or 0) + 1)
+            assert shards.kept is not None, "what was offered is held until the next group goes"
+            assert shards.kept.micro_batches == own
         shards.log = follow(shards, self.held.every(), self.continued, self._spec)
         shards.spare_memory = [memory for old in self.held.every() for memory in old.gradient_memory]
         self.held.replace(shards, continued=self.continued)

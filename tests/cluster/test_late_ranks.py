@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from elastic_train.cluster.controller.form_group import late_ranks
+from elastic_train.cluster.controller.first_step import computed_by, late_ranks
 from elastic_train.cluster.messages import Offer
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.coverage import whole
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan, even_shares
-from elastic_train.planner.quotas import shares_without
+from elastic_train.planner.quotas import shares_left, shares_without
 
 pytestmark = pytest.mark.ring0
 
@@ -68,3 +68,51 @@ def test_every_micro_batch_of_the_first_step_is_computed_once(
     found = shares_without(shares, absent)
     assert tuple(map(len, found)) == counts
     assert [i for share in found for i in share] == list(range(sum(map(len, shares))))
+
+
+@pytest.mark.parametrize(
+    ("mesh", "late", "there"),
+    [
+        ({"dp_replicate": 3}, set(), {0: (0, 1), 2: (5,)}),
+        ({"dp_replicate": 3}, {2}, {0: (0, 1)}),
+        ({"dp_shard": 3}, set(), {}),
+        ({"dp_replicate": 2, "pp": 2}, set(), {}),
+    ],
+)
+def test_what_is_computed_counts_where_each_rank_holds_the_whole_model_and_has_a_part_in_the_step(
+    mesh: dict[str, int], late: set[int], there: dict[int, tuple[int, ...]]
+) -> None:
+    offers = [Offer(holds=EVERYTHING, document={}, computed=found) for found in ((0, 1), (), (5,))]
+    assert computed_by(plan(**mesh), offers, {0: 0, 1: 1, 2: 2}, late) == there
+
+
+@pytest.mark.parametrize(
+    ("shares", "computed", "absent", "left"),
+    [
+        # everybody goes on with what it had begun
+        (((0, 1, 2), (3, 4, 5)), {0: (0, 1), 1: (3,)}, set(), ((2,), (4, 5))),
+        (((0, 1, 2), (3, 4, 5)), {0: (0, 1, 2), 1: (3, 4, 5)}, set(), ((), ())),
+        # rank 1 of 3 is gone, and shares are others
+        (((0, 1, 2), (3, 4, 5)), {0: (0, 1), 1: (4, 5)}, set(), ((2,), (3,))),
+        # a newcomer has no state yet
+        (((0, 1), (2, 3), (4, 5)), {0: (0, 1), 1: (2,)}, {2}, ((3, 4), (5,), ())),
+        # one of them is twice as fast
+        (((0, 1, 2, 3), (4, 5), (6, 7)), {0: (0,), 1: (4,)}, {2}, ((1, 2, 3, 5), (6, 7), ())),
+        # fewer are left than there are ranks
+        (((0, 1), (2, 3), (4, 5)), {0: (0, 1, 2), 1: (3, 4)}, set(), ((), (), (5,))),
+    ],
+)
+def test_every_micro_batch_that_is_left_is_computed_once(
+    shares: tuple[tuple[int, ...], ...],
+    computed: dict[int, tuple[int, ...]],
+    absent: set[int],
+    left: tuple[tuple[int, ...], ...],
+) -> None:
+    found = shares_left(shares, computed, absent)
+    assert sorted(map(len, found)) == sorted(map(len, left))
+    assert found == left or absent or any(set(ids) - set(shares[i]) for i, ids in computed.items())
+    everything = sorted(i for share in shares for i in share)
+    assert sorted([*(i for part in found for i in part), *(i for ids in computed.values() for i in ids)]) == (
+        everything
+    )
+    assert all(not found[index] for index in absent)

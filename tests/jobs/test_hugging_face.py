@@ -22,7 +22,8 @@ from elastic_train.data.order import SampleOrder
 from elastic_train.errors import TensorMismatch
 from elastic_train.models.hugging_face import save_pretrained
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.testing.gang import Gang, take
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import take
 from elastic_train.testing.gloo_pool import GlooPool
 
 transformers = pytest.importorskip("transformers", reason="the models of these jobs come from transformers")

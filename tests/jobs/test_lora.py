@@ -24,7 +24,8 @@ from elastic_train.config import Checkpoints
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import Mesh
 from elastic_train.storage.memory_store import MemoryStore
-from elastic_train.testing.gang import Gang, take
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import take
 from elastic_train.testing.gloo_pool import GlooPool
 from jobs.finetune_hf import TINY, trainer
 

@@ -16,7 +16,8 @@ from torch import nn
 from elastic_train.checkpoint.document import decode, encode
 from elastic_train.config import Batch, RunSpec
 from elastic_train.data.order import SampleOrder
-from elastic_train.testing.gang import Gang, call
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
 from elastic_train.train.declaration.loop_task import LoopTask, task_of
 from elastic_train.train.model.collate import caller, collate

@@ -12,7 +12,8 @@ import torch
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.snapshot import Snapshot
 from elastic_train.config import Batch, Checkpoints, RunSpec
-from elastic_train.testing.gang import Gang, end, take
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import end, take
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.member import Member
 from elastic_train.train.snapshot.background_saver import BackgroundSaver

@@ -14,7 +14,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Plan
-from elastic_train.testing.gang import Gang, ask_for_pause_at, call
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import ask_for_pause_at, call
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.train.rank_assignment import RankAssignment
 from tests.train.group_calls import wait_until

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from elastic_train.config import Batch, RunSpec
-from elastic_train.testing.gang import From, Gang, call
+from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool
 from tests.tasks.tiny import TinyTask
 

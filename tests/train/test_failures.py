@@ -10,7 +10,8 @@ import torch
 
 from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import GroupBroken
-from elastic_train.testing.gang import From, Gang, abort, has_come_to
+from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gang_member import abort, has_come_to
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from tests.tasks.tiny import VOCABULARY, WIDTH, TinyData, TinyTask
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from elastic_train.errors import ConfigError, UserCodeError
 from elastic_train.planner.plan import Mesh
-from elastic_train.testing.gang import From, Gang, has_come_to
+from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gang_member import has_come_to
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
 from elastic_train.testing.single_process_run import train_alone

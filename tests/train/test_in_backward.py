@@ -12,7 +12,8 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.choose_recovery import Choice, Evidence, choose, holders
 from elastic_train.recovery.evidence import Live, LocalState
-from elastic_train.testing.gang import From, Gang, call
+from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.parallel import gradient_overlap
 from tests.tasks.tiny import TinyTask

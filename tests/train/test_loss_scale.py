@@ -13,7 +13,8 @@ import torch
 from elastic_train.config import LossScale, RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.errors import ConfigError
-from elastic_train.testing.gang import Gang, call
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.declaration.loop_task import task_of
 from elastic_train.train.model.collate import collate

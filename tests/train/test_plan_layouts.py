@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from elastic_train.planner.plan import Mesh
-from elastic_train.testing.gang import Gang, call
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.state.plan_layouts import held, plan_on
 from tests.tasks.fused import FusedTask

@@ -19,7 +19,8 @@ from elastic_train.checkpoint.writer import write_part
 from elastic_train.cluster.worker.restore_shards import restore
 from elastic_train.config import Batch, Checkpoints, RunSpec
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.testing.gang import Gang, take
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import take
 from elastic_train.testing.gloo_pool import GlooPool
 from tests.tasks.tiny import TinyTask
 

@@ -11,7 +11,8 @@ import pytest
 from elastic_train.config import Batch, Checkpoints, RunSpec
 from elastic_train.geometry.box import Box, tiles
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.testing.gang import Gang, call, take
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import call, take
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
 from tests.tasks.tiny import TinyTask
 

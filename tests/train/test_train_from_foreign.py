@@ -21,7 +21,8 @@ from elastic_train.config import Batch, ResumeFrom, RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh
 from elastic_train.storage.fsspec_store import open_store
-from elastic_train.testing.gang import Gang, call
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
 from elastic_train.train.task import Rules, Task
 from tests.tasks.fixture_model import HIDDEN, LENGTH, VOCABULARY, Block

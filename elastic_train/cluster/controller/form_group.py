@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import GetTimeoutError, RayTaskError
 
 from elastic_train.checkpoint.merging import merged
+from elastic_train.cluster.controller.first_step import computed_by, late_ranks
 from elastic_train.cluster.messages import Filled, Offer
 from elastic_train.cluster.ray_calls import FETCH_S, answer
 from elastic_train.cluster.stage_replays import StageReplay, stage_replays
@@ -27,7 +28,6 @@ from elastic_train.geometry.coverage import uncovered, whole
 from elastic_train.geometry.exact import exact_first
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.geometry.transfer import Transfers, Uncovered, plan_transfer
-from elastic_train.planner.plan import Plan
 from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Mixed, PeerSnapshot
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
 
@@ -68,6 +68,7 @@ class FormResult:
     by_module: bool | None = None  # how initial values were given, where any were
     parts: tuple[tuple[str, float], ...] = ()  # what the seconds went to
     late: int = 0  # ranks that are given their state beside the first step
+    computed: int = 0  # micro-batches of it whose gradients ranks have already
 
 
 def form(command: Form, participants: Participants, store: tuple[str, int], patience: Patience) -> FormResult:
@@ -284,6 +285,7 @@ def _from_held(
         haves = [
             have if i in serving else have.take(np.zeros(len(have), bool)) for i, have in enumerate(haves)
         ]
+    computed = {} if stored is not None else computed_by(command.plan, offers, same, late)
     moves = _plan(command, needs, haves, list(command.plan.nodes), nodes, same)
     calls = []
     for rank, worker in enumerate(command.plan.workers):
@@ -297,7 +299,7 @@ def _from_held(
         rest = None if stored is None else (stored, moves.boxes(mine & (moves.holder == len(holders))))
         calls.append(
             participants.handles[worker].gather.remote(
-                command.generation, live, own, others, document, rest=rest, late=late
+                command.generation, live, own, others, document, rest=rest, late=late, computed=computed
             )
         )
     filled = wait_all(calls, command.generation, patience)
@@ -307,26 +309,14 @@ def _from_held(
     near, far = _distances(moves, command.plan.nodes, nodes)
     took = [after - before for before, after in itertools.pairwise(marks)]
     parts = tuple(zip(("offered", "joined", "filled"), took, strict=True))
-    found = replace(_agree(filled, expected), near_bytes=near, far_bytes=far, parts=parts)
+    found = replace(
+        _agree(filled, expected),
+        near_bytes=near,
+        far_bytes=far,
+        parts=parts,
+        computed=sum(map(len, computed.values())),
+    )
     return replace(found, transfer_s=0.0, late=len(late)) if late else found
-
-
-def late_ranks(
-    plan: Plan, everything: Fragments, offers: Sequence[Offer], same: Mapping[int, int]
-) -> frozenset[int]:
-    """Ranks that get their state while the others compute the first step, instead of before it.
-
-    Where every rank holds everything, those that hold it already can compute a step without the others, who
-    join in the sums, as long as nothing that is read changes before the vote.
-    """
-    if plan.mesh.dp_replicate < plan.world_size:
-        return frozenset()
-    complete = {
-        rank
-        for rank, i in same.items()
-        if offers[i].steady and not offers[i].undone and uncovered(everything, offers[i].holds) is None
-    }
-    return frozenset(range(plan.world_size)) - complete if complete else frozenset()
 
 
 def _distances(moves: Transfers, need_nodes: Sequence[str], have_nodes: Sequence[str]) -> tuple[int, int]:

@@ -268,6 +268,7 @@ class Performer:
             by_module=formed.by_module,
             parts=formed.parts,
             late=formed.late,
+            computed=formed.computed,
         )
 
     def _participants(self) -> Participants:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -149,6 +150,7 @@ class Worker:
                 document=self._owner.document(origin.generation),
                 undone=undone,
                 steady=self._owner.steady,
+                computed=self._owner.computed(origin.generation, origin.step),
             )
 
         return self._on_training(origin.generation, settle)
@@ -204,11 +206,13 @@ class Worker:
         *,
         rest: tuple[Stored, Fragments] | None = None,
         late: frozenset[int] = frozenset(),
+        computed: Mapping[int, tuple[int, ...]] = MappingProxyType({}),
     ) -> Filled:
         """Fill the new shards from the own local state, from the holders named, and the rest from storage.
 
         A rank that is `late` gets what others have while these compute the first step: here it takes what a
-        forward may change, and with `go` everything else.
+        forward may change, and with `go` everything else. Ranks go on with what they have `computed` of that
+        step.
         """
 
         def fill() -> Filled:
@@ -217,7 +221,7 @@ class Worker:
             if rest is not None:
                 return self._from_storage_too(given, rest, document)
             shards = member.forming.shards
-            shards.late = late
+            shards.late, shards.computed = late, computed
             if shards.rank in late:
                 shards.proved = False
                 given, self._later = given.split("buffer")

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from elastic_train.errors import ConfigError
+from elastic_train.errors import ConfigError, GroupBroken
 from elastic_train.train.collectives.gradient_reduction import aligned, is_sharded
 from elastic_train.train.parallel.gradient_presence import refuse_sparse
 
@@ -46,10 +46,15 @@ class GradientSum:
         *,
         early: bool = True,
         spare: Sequence[torch.Tensor] = (),
+        keeps: bool = False,
     ) -> None:
         """Not `early`: nothing is begun before `start_rest`, and parameters may be frozen by then. `spare` is
-        memory that is used for buckets of its size.
+        memory that is used for buckets of its size. With `keeps` what parameters had before they got a sum is
+        in `own`, and a group that breaks lets a backward come to its end.
         """
+        self._keeps = keeps
+        self._failed: Exception | None = None  # in the last backward, and not raised yet
+        self.own: dict[str, torch.Tensor | None] = {}
         self._group, self._summed = group, summed
         whole = {fqn: p for fqn, p in parameters.items() if not is_sharded(p)}
         self._buckets = list(_buckets(whole, list(spare)))
@@ -67,13 +72,15 @@ class GradientSum:
     def arm(self) -> None:
         """The next backward is this rank's last of the step."""
         self._next = self._done = 0
-        self._armed = True
+        self._armed, self._failed, self.own = True, None, {}
         for bucket in self._buckets:
             bucket.work, bucket.begun = None, False
             bucket.missing = set(range(len(bucket.parameters)))
 
     def start_rest(self) -> None:
         """No more gradients come: start what waits for some."""
+        if self._failed is not None:
+            raise self._failed
         if not self._armed:
             self.arm()  # a rank without work
         self._armed = False
@@ -109,8 +116,13 @@ class GradientSum:
                 remedy="Use torch.utils.checkpoint with use_reentrant=False.",
             )
         bucket.missing.discard(at)
-        while self._next < len(self._buckets) and not self._buckets[self._next].missing:
-            self._start_next()
+        try:
+            while self._next < len(self._buckets) and not self._buckets[self._next].missing:
+                self._start_next()
+        except (RuntimeError, GroupBroken) as error:  # in the midst of a backward
+            if not self._keeps:
+                raise
+            self._armed, self._failed = False, error
         if self._summed is not None:
             while self._done < self._next and self._there():
                 self._tell(self._take())
@@ -131,6 +143,8 @@ class GradientSum:
         bucket.work = None
         self._done += 1
         parts = bucket.flat.split([_local(p).numel() for p in bucket.parameters])
+        if self._keeps:
+            self.own |= {fqn: p.grad for fqn, p in zip(bucket.names, bucket.parameters, strict=True)}
         for parameter, part in zip(bucket.parameters, parts, strict=True):
             _set_gradient(parameter, part)
         return bucket

@@ -14,6 +14,7 @@ from elastic_train.recovery.replayable_steps import Sent
 from elastic_train.train.boundary.boundary_log import BoundaryLog
 from elastic_train.train.state.carried_logs import reported
 from elastic_train.train.state.fragment_index import FragmentIndex
+from elastic_train.train.state.kept_gradients import KeptGradients
 from elastic_train.train.state.live_fragments import parts
 from elastic_train.train.state.shards import Shards
 
@@ -100,6 +101,12 @@ class LocalStates:
         if not own and not helped:
             raise GroupBroken(generation=generation, reason="this worker keeps no log of it")
         return (*own, *helped)
+
+    def kept(self, generation: int, step: int) -> KeptGradients | None:
+        """What was computed here of a step that broke, if the local state is right before it."""
+        held = [s for s in self.every() if s.generation == generation and s.step == step - 1]
+        kept = held[0].kept if len(held) == 1 else None
+        return kept if kept is not None and kept.step == step else None
 
     def logs(self) -> tuple[Sent, ...]:
         """What is kept for the replay of other stages. Waits a moment for what is being copied."""

@@ -24,6 +24,7 @@ from elastic_train.train.model.moving_state import Moving
 from elastic_train.train.model.optimizer import Groups
 from elastic_train.train.model.registered_state import Registered
 from elastic_train.train.parallel.tensor_parallel import Regions
+from elastic_train.train.state.kept_gradients import KeptGradients
 from elastic_train.train.undo.partial_update import Progressive
 
 
@@ -67,7 +68,8 @@ class Shards:
     Parameters and buffers are those of this rank's stage. `step` is None while a change is under way: such
     shards are torn and are no evidence. Tensors in `absent` are not at `step`, those in `undone` are only up
     to the rounding of an undo. `by_module` says whether the run's initial values are given to each module
-    alone or taken from the whole model; None where that is to be chosen.
+    alone or taken from the whole model; None where that is to be chosen. `computed` are micro-batches of the
+    generation's first step that ranks have the gradients of, by rank.
     """
 
     generation: int
@@ -90,6 +92,8 @@ class Shards:
     by_module: bool | None = None
     late: frozenset[int] = frozenset()  # ranks that are filled during this generation's first step
     proved: bool = True  # what came from others was compared with theirs; else it is no evidence
+    computed: Mapping[int, tuple[int, ...]] = field(default_factory=dict[int, tuple[int, ...]])
+    kept: KeptGradients | None = None  # of the step after `step`, whose group broke
     step: int | None = None
     applied: Vote | None = None
     pending: PendingStep = field(default_factory=PendingStep)
@@ -109,6 +113,11 @@ class Shards:
     def model(self) -> nn.Module:
         assert self.blueprint is not None
         return self.blueprint.model
+
+    @property
+    def whole_here(self) -> bool:
+        """Whether this rank, like every other, holds all of the model."""
+        return self.plan.mesh.dp_replicate == self.plan.world_size
 
     @property
     def elsewhere(self) -> frozenset[str]:

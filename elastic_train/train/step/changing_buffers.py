@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -115,6 +116,15 @@ class ChangingBuffers:
             for name, fqn in norm.fqns.items()
             if name != _COUNT or isinstance(norm.module, _BatchNorm)
         )
+
+    @property
+    def rows(self) -> Mapping[int, Tensor]:
+        """What layers saw in this step, by micro-batch, until it is folded."""
+        return self._rows
+
+    def begin(self, rows: Mapping[int, Tensor] = MappingProxyType({})) -> None:
+        """A step begins, with what was seen of it already."""
+        self._rows = dict(rows)
 
     @contextmanager
     def watch(self, index: int, filler: bool) -> Iterator[None]:

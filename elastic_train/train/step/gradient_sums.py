@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+import torch
 from torch import nn
 
 from elastic_train.train.boundary.crossing import KeptCrossings
@@ -30,11 +31,19 @@ class GradientSums:
     """Of one generation's shards. `replayed` stands for the other stages: nothing is sent to them then."""
 
     def __init__(
-        self, shards: Shards, group: Group, replayed: KeptCrossings | None, *, overlaps: bool = True
+        self,
+        shards: Shards,
+        group: Group,
+        replayed: KeptCrossings | None,
+        *,
+        overlaps: bool = True,
+        keeps: bool = False,
     ) -> None:
-        """Unless it `overlaps`, sums over data are not begun in a backward, and `over_data` is None."""
+        """Unless it `overlaps`, sums over data are not begun in a backward, and `over_data` is None. Where it
+        `keeps`, this rank's own gradients stay beside the sums until they are forgotten.
+        """
         assert shards.blueprint is not None
-        self._group, self._overlaps = group, overlaps
+        self._group, self._overlaps, self._keeps = group, overlaps, keeps
         self._shards, self._place, self._replayed = shards, shards.place, replayed
         self.presence = Presence(shards.blueprint)
         self.trainable: dict[str, nn.Parameter] = {}
@@ -50,7 +59,7 @@ class GradientSums:
         self.over_data = None
         spare, self._shards.spare_memory = self._shards.spare_memory, []
         if place.data is not None and self._overlaps:
-            self.over_data = GradientSum(trainable, place.data, self.ready, spare=spare)
+            self.over_data = GradientSum(trainable, place.data, self.ready, spare=spare, keeps=self._keeps)
             self._shards.gradient_memory = self.over_data.memory
 
     def arm(self) -> None:
@@ -61,6 +70,18 @@ class GradientSums:
     def came(self) -> Iterable[str]:
         """Parameters whose sums were complete when the step was broken off."""
         return self.over_data.came() if self.over_data is not None else ()
+
+    def own(self) -> dict[str, torch.Tensor]:
+        """This rank's own gradients, where they are kept, whatever of them is summed by now."""
+        own = {fqn: p.grad for fqn, p in self.trainable.items()}
+        if self.over_data is not None:
+            own |= self.over_data.own
+        return {fqn: gradient for fqn, gradient in own.items() if gradient is not None}
+
+    def forget_own(self) -> None:
+        """The step's sums are what counts now."""
+        if self.over_data is not None:
+            self.over_data.own = {}
 
     def reduce(self, step: int) -> None:
         """This rank's gradients become the whole step's."""

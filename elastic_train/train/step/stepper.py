@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from elastic_train.data.order import MicroBatch, ids_digest
-from elastic_train.planner.quotas import shares_without
+from elastic_train.planner.quotas import shares_left, shares_without
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.boundary.sender import Sender
@@ -29,6 +29,7 @@ from elastic_train.train.parallel.trained_parts import TrainedParts
 from elastic_train.train.parallel.unit_calls import UnitCalls
 from elastic_train.train.parallel.vocabulary_parallel_loss import of_parts, whole, whole_output
 from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.broken_step import BrokenStep
 from elastic_train.train.step.changing_buffers import ChangingBuffers
 from elastic_train.train.step.checked_loss import checked_loss
 from elastic_train.train.step.gradient_sums import GradientSums
@@ -70,7 +71,8 @@ class Stepper:
         self._beside = rules.beside
         self._call = caller(shards.model, rules.beside, "" if place.last else rules.hands_on)
         self._place, data = shards.place, shards.place.data
-        self._sums = GradientSums(shards, context.group, replayed, overlaps=self.OVERLAPS)
+        keeps = replayed is None and self.OVERLAPS and not spec.optimizer_in_backward and shards.whole_here
+        self._sums = GradientSums(shards, context.group, replayed, overlaps=self.OVERLAPS, keeps=keeps)
         assert shards.blueprint is not None
         self.trained = TrainedParts(shards.blueprint, shards.parameters)
         self._tally = Tally()
@@ -97,6 +99,7 @@ class Stepper:
         self._takes_step, self._here = takes_step(task), here_of(shards.place)
         self._casts = spec.precision in COMPUTED and not is_compiled(shards.model)
         self.measured = TrainingMetrics(task, shards) if measures(task) and replayed is None else None
+        self.broken = BrokenStep(shards, self._sums, self._buffers, self.measured, on=keeps)
         self._randomness = Randomness(
             shards.model,
             seed=spec.batch.seed,
@@ -145,9 +148,7 @@ class Stepper:
     def _gradients(self, step: int) -> StepStatistics:
         self._shards.drop_gradients()
         self._sums.presence.reset()
-        self._tally = Tally()
-        if self.measured is not None:
-            self.measured.begin()
+        self._tally = self.broken.begin(step)
         work = self.work(step)
         before = versions(self._shards.parameters) if self._updates is None else {}
         for _ in self.passes(step, work):
@@ -233,10 +234,13 @@ class Stepper:
         """
         plan = self._shards.plan
         micro_batches = self._order.micro_batches(step)
-        planned = plan.shares
-        if self._late and step == self._first:  # who has no state yet takes part in the sums alone
-            planned = shares_without(planned, {plan.mesh.dp_index(rank) for rank in self._late})
+        planned, computed = plan.shares, self._shards.computed
+        late = {plan.mesh.dp_index(rank) for rank in self._late}
+        if late and step == self._first and not computed:  # they take part in the sums alone
+            planned = shares_without(planned, late)
         shares = [[i for i in share if i < len(micro_batches)] for share in planned]
+        if computed and step == self._first:
+            shares = shares_left(shares, computed, late)
         own = shares[plan.mesh.dp_index(self._shards.rank)]
         rounds = max(map(len, shares)) if plan.mesh.dp_shard > 1 else len(own)
         fillers = [Work(micro_batch=micro_batches[own[0] if own else 0], filler=True)] * (rounds - len(own))
@@ -254,7 +258,8 @@ class Stepper:
         ahead: deque[Flight] = deque()
         behind: deque[Flight] = deque()
         for kind, number in passes_of(schedule, len(work), stage=place.stage, stages=place.mesh.pp):
-            self._group.check()
+            if kind == "forward" or not self.broken.on:  # else what is begun is ended, and kept
+                self._group.check()
             if kind == "forward":
                 upcoming = [] if rehearsed else self._upcoming(step, work, number)
                 ahead.append(self._forward(step, work[number], upcoming, boundary))
@@ -361,6 +366,7 @@ class Stepper:
         else:
             return
         with (
+            self.broken.backward(flight.job, self._tally),
             self._randomness.backward(flight.draws),
             self._buffers.watch(micro.index, filler=True),
             divided_positions(self._here),

@@ -166,18 +166,19 @@ class Loop:
 
     def _committed(self, step: int) -> tuple[StepStatistics, StepReport]:
         began = time.monotonic()
-        statistics = self._stepper.gradients(step)
-        if edits(self._task):
-            self._mark("gradients", step, -1)
-            statistics = edited(self._task, self._shards, step, statistics, self._spec, self._guard)
-        pause, save = self._requests.pause, self._requests.save
-        statistics = replace(statistics, pause=float(pause), save=float(save))
-        if self._saver is not None:
-            self._saver.count_step()
-            self._wait_for(self._saver)
-            busy, behind = self._saver.busy(storage=False), self._saver.busy(storage=True)
-            statistics = replace(statistics, busy=float(busy), behind=float(behind))
-        vote = self._stepper.vote(step, statistics)
+        with self._stepper.broken.keeping():
+            statistics = self._stepper.gradients(step)
+            if edits(self._task):
+                self._mark("gradients", step, -1)
+                statistics = edited(self._task, self._shards, step, statistics, self._spec, self._guard)
+            pause, save = self._requests.pause, self._requests.save
+            statistics = replace(statistics, pause=float(pause), save=float(save))
+            if self._saver is not None:
+                self._saver.count_step()
+                self._wait_for(self._saver)
+                busy, behind = self._saver.busy(storage=False), self._saver.busy(storage=True)
+                statistics = replace(statistics, busy=float(busy), behind=float(behind))
+            vote = self._stepper.vote(step, statistics)
         # Only what entered this vote is done; a request that came during it waits for the next.
         self._requests.pause ^= pause
         self._requests.save ^= save

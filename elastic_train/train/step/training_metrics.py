@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,8 +32,14 @@ class TrainingMetrics:
         self._names: tuple[str, ...] | None = None
         self._sums: dict[str, tuple[float, float]] = {}
 
-    def begin(self) -> None:
-        self._sums = {}
+    @property
+    def sums(self) -> Mapping[str, tuple[float, float]]:
+        """Of this rank's micro-batches so far: by name a sum and what it is a sum over."""
+        return self._sums
+
+    def begin(self, sums: Mapping[str, tuple[float, float]] = MappingProxyType({})) -> None:
+        """A step begins, with what was measured of it already."""
+        self._sums = dict(sums)
 
     def add(self, output: Any, micro_batch: Any) -> None:
         """Of a micro-batch that counts."""

@@ -228,12 +228,7 @@ def group_ready(state: State, event: GroupReady, policy: Policy) -> Outcome:
             facts=facts, phase=Running(plan=phase.plan, since=at, final_since=at, stands=phase.paused)
         ),
         commands=tuple(commands),
-        reason=f"generation {lineage.generation} trains on from step {lineage.step}: {phase.plan}"
-        + (
-            f"; {event.computed} micro-batches of the next step are computed already"
-            if event.computed
-            else ""
-        ),
+        reason=f"generation {lineage.generation} trains on from step {lineage.step}: {phase.plan}{kept}",
     )
 
 

@@ -1,7 +1,9 @@
-"""A peer store that stands still costs nobody's checkpoint, and its end leaves no memory behind."""
+"""A peer store that stands still costs nobody's checkpoint, its end leaves no memory behind, and generations
+use its memory one after the other."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import queue
 import signal
@@ -109,3 +111,73 @@ def test_checkpoints_go_on_beside_a_peer_store_that_stands_still(cluster: None, 
         os.kill(pid, signal.SIGCONT)
     answer(peer_store.stop.remote(), WAIT_S)
     assert not (segments.DIRECTORY / mine).exists()
+
+
+def complete(tier: SharedMemoryTier, arena: Arena, generation: int, step: int) -> None:
+    """One snapshot on its whole way through the tier, in the arena's next free slot."""
+    slot = arena.take()
+    assert slot is not None, "a generation has room for its snapshots"
+    taken, _ = sealed(step, arena, slot)
+    buffer = dataclasses.replace(taken.buffer, release=lambda: arena.give_back(slot))
+    tier.begun(step)
+    tier.deliver(dataclasses.replace(taken, generation=generation, storage=False, buffer=buffer))
+    assert tier.ready(WAIT_S)
+
+
+def test_a_generation_snapshots_into_the_memory_of_the_one_before(cluster: None, tmp_path: Path) -> None:
+    spec = RunSpec(
+        name="run",
+        storage_path=str(tmp_path),
+        batch=Batch(global_size=4, micro_size=1),
+        max_steps=9,
+        min_workers=1,
+        max_workers=1,
+    )
+    notes: list[str] = []
+    direct = DirectTier(PartWriter(spec, lambda word: None, clock=lambda: 0.0), notes.append)
+    tier = SharedMemoryTier("w0001", direct, every=1, note=notes.append)
+    controller = remote(Controller, num_cpus=0).remote()
+    made = remote(PeerStore, concurrency_groups=CONCURRENCY, num_cpus=0)
+    peer_store = made.remote(run="again", node="n1", spec=spec, controller=controller)
+    tier.meet(peer_store)
+
+    def held() -> list[tuple[int, int]]:
+        return [(s.generation, s.step) for s in answer(peer_store.reported.remote(), WAIT_S).snapshots]
+
+    def files() -> list[str]:
+        return sorted(path.name for path in segments.DIRECTORY.glob(f"{segments.PREFIX}again-*"))
+
+    try:
+        first = tier.memory(1, 3 * 4096)
+        (file,) = files()
+        for step in (1, 2):
+            tier.count_step()
+            complete(tier, first, 1, step)
+        assert held() == [(1, 1), (1, 2)]
+
+        assert tier.memory(2, 2 * 4096) is first, "a smaller share fits"
+        assert first.free == 2
+        assert files() == [file]
+        tier.count_step()
+        complete(tier, first, 2, 3)
+        assert held()[-2:] == [(1, 2), (2, 3)], "what the generation before had may still be needed"
+        tier.count_step()
+        complete(tier, first, 2, 4)
+        assert held() == [(2, 3), (2, 4)]
+        assert first.free == 2, "only the newest is kept here"
+
+        assert tier.memory(3, 4096) is not first, "less than half of it would be of use"
+        tier.count_step()
+        other = tier.memory(3, 4 * 4096)
+        assert len(files()) == 2, "the old one, and one of the size that was asked for last"
+        assert other.size == 4 * 4096
+        for step in (5, 6):
+            tier.count_step()
+            complete(tier, other, 3, step)
+        assert held() == [(3, 5), (3, 6)]
+        assert len(files()) == 1
+        assert file not in files()
+        assert [note for note in notes if "on this node only" not in note] == []
+    finally:
+        answer(peer_store.stop.remote(), WAIT_S)
+    assert files() == []

@@ -108,12 +108,12 @@ def test_a_copy_makes_room_in_a_full_object_store_and_what_fits_in_no_way_is_ref
     snapshot_store.put(sealed(arena, 3, rank=1, step=7))  # of this node: in its segment, not in the store
     for each in copies[:2]:
         snapshot_store.put(each)
-    snapshot_store.make_room(copies[2], 5 * used)
+    snapshot_store.make_room(copies[2], 4 * used)
     assert [s.step for s in snapshot_store.evidence() if s.rank == 0] == [7, 8]
-    snapshot_store.make_room(copies[2], 4 * used)  # of which a little has to stay free
+    snapshot_store.make_room(copies[2], 3 * used)  # of which a little has to stay free
     assert [s.step for s in snapshot_store.evidence() if s.rank == 0] == [8]
-    with pytest.raises(MemoryTooSmall, match=f"{3 * used / 1e6:,.1f} MB in the object store"):
-        snapshot_store.make_room(copies[2], 2 * used)
+    with pytest.raises(MemoryTooSmall, match=f"{2 * used / 1e6:,.1f} MB in the object store"):
+        snapshot_store.make_room(copies[2], used)
     assert [s.step for s in snapshot_store.evidence() if s.rank == 0] == [8], "the newest stays"
 
 

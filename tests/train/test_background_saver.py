@@ -76,6 +76,10 @@ class Collecting:
         self._open: set[int] = set()
         self._changed = threading.Condition()
 
+    @property
+    def binding(self) -> bool:
+        return self._copies
+
     def memory(self, generation: int, size: int) -> Arena:
         return Arena.private(size, slots=2)
 

@@ -1,17 +1,22 @@
-"""Memory for snapshots, allocated before the first step: slots of equal size.
+"""Memory for snapshots, allocated as a whole: slots of equal size.
 
-Memory that is missing must be missed before training begins, so every page is allocated here. Those of a
-segment are mapped into a process where it first uses them: the copy of the first snapshot in each slot, which
-runs beside a step, takes longer, and no generation waits for slots that nobody may need.
+Memory that is missing must be missed before a snapshot is under way, so every page is allocated here. Those
+of a segment are mapped into a process where it first uses them: the copy of the first snapshot in each slot,
+which runs beside a step, takes longer, and no generation waits for slots that nobody may need.
 
 Each slot has a stamp: odd while it is written, even and new once it is whole. Another process that reads the
 slot and finds the same even stamp before and after has read a whole snapshot.
+
+The engines of one generation after another may use the same arena: a slot is taken until whoever has its
+snapshot gives it back.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import threading
+from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -54,6 +59,9 @@ class Arena:
         self._mapping = mapping
         self._view = memoryview(mapping)
         self._stamps = self._view[slots * size : slots * size + ALIGN].cast("Q")
+        self._free = deque(range(slots))  # the one that was given back first is used first
+        self._news = threading.Condition()
+        self.pins: object | None = None  # what a device's driver knows of the memory, as long as it is used
 
     @classmethod
     def private(cls, size: int, *, slots: int) -> Arena:
@@ -89,6 +97,26 @@ class Arena:
             return cls(mapping, slots=slots, size=size)
         finally:
             os.close(descriptor)
+
+    @property
+    def free(self) -> int:
+        """Slots that nobody uses."""
+        with self._news:
+            return len(self._free)
+
+    def take(self, timeout: float | None = 0.0) -> int | None:
+        """A slot that nobody uses, waited for `timeout` seconds, or without end; None where there is none."""
+        with self._news:
+            return self._free.popleft() if self._news.wait_for(lambda: bool(self._free), timeout) else None
+
+    def give_back(self, number: int) -> None:
+        with self._news:
+            self._free.append(number)
+            self._news.notify_all()
+
+    def fits(self, size: int) -> bool:
+        """Whether slots for snapshots of this size are here, and not much more than that."""
+        return aligned(size) <= self.size <= 2 * aligned(size)
 
     def slot(self, number: int) -> memoryview:
         return self._view[number * self.size : (number + 1) * self.size]

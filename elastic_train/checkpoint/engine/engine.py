@@ -14,7 +14,6 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -52,8 +51,7 @@ class Engine:
         self._lane: CopyLane = lane or AtOnce()
         self._arena, self._deliver, self._note, self._dropped = arena, deliver, note, dropped
         self._counts = Counts()
-        self._free = deque(range(arena.slots))  # the one that was given back first is used first
-        self._news = threading.Condition()  # guards _free and _counts
+        self._lock = threading.Lock()  # guards _counts
         self._current: Copying | None = None
         self._eager: set[str] = set()
         self._copies: queue.SimpleQueue[tuple[int, Copying, Snapshot] | None] = queue.SimpleQueue()
@@ -67,14 +65,13 @@ class Engine:
 
     @property
     def counts(self) -> Counts:
-        with self._news:
+        with self._lock:
             return self._counts
 
     @property
     def free(self) -> int:
         """Slots that nobody uses."""
-        with self._news:
-            return len(self._free)
+        return self._arena.free
 
     def begin(self, snapshot: Snapshot, sources: Sequence[Source], *, wait: bool = False) -> bool:
         """Start to fill a snapshot that has no bytes yet; False where every slot is in use.
@@ -93,7 +90,7 @@ class Engine:
         self._lane.follow()
         copying = Copying(sources, memory, checked, eager=self._eager, lane=self._lane)
         if copying.nbytes > self._arena.size:
-            self._give_back(slot)
+            self._arena.give_back(slot)
             raise MemoryTooSmall(
                 what="a snapshot", where="its slot", needed=copying.nbytes, free=self._arena.size
             )
@@ -132,19 +129,11 @@ class Engine:
     # -- private
 
     def _slot(self, wait: bool) -> int | None:
-        with self._news:
-            if not self._free and not wait:
-                self._add(skipped=1)
-                return None
-            if not self._free:
-                self._add(waited=1)
-                self._news.wait_for(lambda: bool(self._free))
-            return self._free.popleft()
-
-    def _give_back(self, slot: int) -> None:
-        with self._news:
-            self._free.append(slot)
-            self._news.notify_all()
+        slot = self._arena.take()
+        if slot is not None:
+            return slot
+        self._count(**{"waited" if wait else "skipped": 1})
+        return self._arena.take(None) if wait else None
 
     def _copy_all(self) -> None:
         while (job := self._copies.get()) is not None:
@@ -167,11 +156,11 @@ class Engine:
                     arena=self._arena,
                     slot=slot,
                     stamp=self._arena.seal(slot),
-                    release=_once(lambda slot=slot: self._give_back(slot)),
+                    release=_once(lambda slot=slot: self._arena.give_back(slot)),
                 )
                 self._whole.put(replace(snapshot, buffer=buffer, seconds=seconds))
                 continue
-            self._give_back(slot)
+            self._arena.give_back(slot)
             self._dropped(step)
         self._lane.close()
         self._whole.put(None)
@@ -207,11 +196,8 @@ class Engine:
         self._note(f"the snapshot of step {step} failed: {problem}")
 
     def _count(self, **more: float) -> None:
-        with self._news:
-            self._add(**more)
-
-    def _add(self, **more: float) -> None:
-        self._counts = replace(self._counts, **{k: getattr(self._counts, k) + v for k, v in more.items()})
+        with self._lock:
+            self._counts = replace(self._counts, **{k: getattr(self._counts, k) + v for k, v in more.items()})
 
 
 def _listed(names: Sequence[str]) -> str:

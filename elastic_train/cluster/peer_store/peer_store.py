@@ -94,15 +94,27 @@ class PeerStore:
     # -- from the workers of this node
 
     @ray.method(concurrency_group=CONTROL)
-    def reserve(self, worker: str, generation: int, size: int, slots: int) -> str:
-        """Shared memory for a worker's snapshots in a generation; its path. May raise MemoryTooSmall."""
+    def reserve(self, worker: str, generation: int, size: int, slots: int, present: str = "") -> str:
+        """Shared memory for a worker's snapshots in a generation; its path. May raise MemoryTooSmall.
+
+        `present` is the path of what the worker has of an older generation, and goes on with where it is
+        still here: what it holds stays until newer snapshots are complete.
+        """
         name = self._segment_name(f"{worker}-{generation}-{os.getpid()}")
         with self._lock:
-            old = self._segments.pop((worker, generation), None)
-        if old is not None:  # the state has outgrown it
-            old.drop()
-        held = self._snapshot_store.generations()
+            theirs = [one for (of, _), one in self._segments.items() if of == worker]
+            kept = next((one for one in theirs if str(one.path) == present), None)
+            outgrown = self._segments.pop((worker, generation), None)
+            if kept is not None:
+                self._segments[worker, generation] = kept
+            if outgrown in self._segments.values():
+                outgrown = None
+        if outgrown is not None:
+            outgrown.drop()
+        held = self._snapshot_store.generations() | {generation}
         self._drop_segments(lambda key: key[0] == worker and key[1] not in held)
+        if kept is not None:
+            return str(kept.path)
         segment = segments.create(name, size, slots=slots)
         with self._lock:
             self._segments[worker, generation] = segment
@@ -221,7 +233,7 @@ class PeerStore:
 
     def _sizes(self) -> SnapshotSizes:
         with self._lock:
-            own = sum(segment.arena.size * segment.arena.slots for segment in self._segments.values())
+            own = sum(segment.size for segment in set(self._segments.values()))
         copies = self._snapshot_store.copied_bytes()
         return SnapshotSizes(
             own=own, copies=copies, room=self._store_bytes, spilled=spilled_bytes(self._node)
@@ -230,7 +242,8 @@ class PeerStore:
     def _drop_segments(self, due: Callable[[tuple[str, int]], bool]) -> None:
         with self._lock:
             gone = [key for key in self._segments if due(key) and key not in self._flushing]
-            dropped = [self._segments.pop(key) for key in gone]
+            popped = {self._segments.pop(key) for key in gone}
+            dropped = popped - set(self._segments.values())
         for segment in dropped:
             segment.drop()
 
@@ -240,7 +253,7 @@ class PeerStore:
     def _drop_all(self) -> None:
         """This process ends: names go, those of segments that are being written from, too."""
         with self._lock:
-            dropped, self._segments = list(self._segments.values()), {}
+            dropped, self._segments = set(self._segments.values()), {}
         for segment in dropped:
             segment.drop()
 

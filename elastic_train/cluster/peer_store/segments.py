@@ -29,6 +29,11 @@ class Segment:
     arena: Arena
     lock: int  # descriptor
 
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.arena.slots * self.arena.size
+
     def drop(self) -> None:
         """Its name goes now, its memory when nobody maps it any more."""
         self.path.unlink(missing_ok=True)

@@ -56,9 +56,10 @@ class SnapshotStore:
         """Before a copy comes into an object store of `free` bytes: MemoryTooSmall where it would not fit.
 
         Copies that are held are never spilled, so a store that is full would keep everybody waiting. An older
-        step of the same rank goes for it, as long as one stays. Room for what this node sends on stays free.
+        step of the same rank goes for it, as long as one stays. Bytes come on a socket into memory of the
+        peer store, so that they are in the object store once.
         """
-        needed = 2 * snapshot.buffer.nbytes
+        needed = snapshot.buffer.nbytes
         with self._lock:
             copies = sorted((s for s in self._snapshots.values() if _is_copy(s)), key=lambda s: s.step)
             held = sum(copy.buffer.nbytes for copy in copies)

@@ -21,12 +21,21 @@ class DirectTier:
 
     def __init__(self, writer: PartWriter, note: Callable[[str], None]) -> None:
         self._writer, self._note = writer, note
+        self._arena: Arena | None = None
         self._writing: set[Snapshot] = set()
         self._lock = threading.Lock()
         self._threads = ThreadPoolExecutor(max_workers=2 * SLOTS, thread_name_prefix="to storage")
 
+    @property
+    def binding(self) -> bool:
+        return False
+
     def memory(self, generation: int, size: int) -> Arena:
-        return Arena.private(size, slots=SLOTS)
+        """What was there before where it fits: what is in use of it is being written."""
+        if self._arena is None or not self._arena.fits(size):
+            self._arena = None  # before there is another
+            self._arena = Arena.private(size, slots=SLOTS)
+        return self._arena
 
     def count_step(self) -> None:
         return None

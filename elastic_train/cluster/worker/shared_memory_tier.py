@@ -26,6 +26,9 @@ from elastic_train.control.events import StepCommitted
 SLOTS = 3
 """Two generations of snapshots, and one that storage is being written from."""
 
+ROOM = 2
+"""Slots that a generation needs until two of its snapshots are complete: then those of older ones go."""
+
 LOOK_S = 5.0
 """How long a peer store may take before it is asked whether it is still there."""
 
@@ -55,7 +58,11 @@ class SharedMemoryTier:
         self._peer_store: Any = None
         self._generation = 0
         self._shared = False  # whether this generation's slots are in a segment of the peer store
+        self._segment: tuple[str, Arena] | None = None  # the path, and what is there
         self._used: Snapshot | None = None  # the newest that is complete
+        self._older: set[Snapshot] = set()  # complete ones of older generations, in this one's arena
+        self._replaced = False  # whether this generation has two that are complete, and needs no older ones
+        self._pending: set[Snapshot] = set()  # whole, and not complete yet
         self._open: set[int] = set()  # steps of those under way
         self._flushing: set[Snapshot] = set()  # by the peer store
         self._first = True
@@ -71,23 +78,45 @@ class SharedMemoryTier:
 
     # -- asked by the saver
 
+    @property
+    def binding(self) -> bool:
+        with self._lock:
+            return self._cadence.binding
+
     def memory(self, generation: int, size: int) -> Arena:
-        """In the peer store's segment if it has room, else here."""
+        """In the peer store's segment if it has room, else here. What the generation before had is used again
+        where it fits and enough of its slots are free.
+        """
         with self._lock:
             self._generation = generation
+            if self._used is not None:
+                self._older.add(self._used)
             self._used, self._open, self._first, self._said = None, set(), True, 0
+            self._replaced = False
             self._cadence.restart()
             self._shared = False
         if self._peer_store is not None:
+            present, arena = self._segment or ("", None)
+            if arena is None or not arena.fits(size) or arena.free < ROOM:
+                present = ""
             aligned_size = aligned(size)
             try:
-                reserving = self._peer_store.reserve.remote(self._worker, generation, aligned_size, SLOTS)
+                reserving = self._peer_store.reserve.remote(
+                    self._worker, generation, aligned_size, SLOTS, present=present
+                )
                 path = self._answer(reserving)
-                self._shared = True
-                return Arena.attach(Path(path), aligned_size, slots=SLOTS)
+                again = arena is not None and path == present
+                there = arena if again else Arena.attach(Path(path), aligned_size, slots=SLOTS)
+                with self._lock:
+                    if not again:
+                        self._older = set()  # their slots are of no use any more
+                    self._shared, self._segment = True, (path, there)
+                return there
             except RayError as error:
                 why = error.cause if isinstance(error, RayTaskError) else error
                 self._note(f"no snapshots in peer memory: {why}")
+        with self._lock:
+            self._segment, self._older = None, set()
         return self._direct.memory(generation, size)
 
     def count_step(self) -> None:
@@ -127,6 +156,7 @@ class SharedMemoryTier:
 
     def deliver(self, snapshot: Snapshot) -> None:
         with self._lock:
+            self._pending.add(snapshot)
             if snapshot.storage:
                 self._flushing.add(snapshot)
             shared = self._shared
@@ -221,15 +251,25 @@ class SharedMemoryTier:
     def _complete(self, snapshot: Snapshot, *, shared: bool) -> None:
         """The snapshot is where it should be. The one before it may go: nothing new begins before a vote.
 
-        Nothing begins any more in the arena of an older generation, so its slots need no release.
+        Those of an older generation stay until there are two of this one, of which the first is complete on
+        all ranks.
         """
         with self._lock:
+            self._pending.discard(snapshot)
             if snapshot.generation != self._generation:
+                if shared and not self._replaced:
+                    self._older.add(snapshot)
+                elif snapshot not in self._flushing:
+                    snapshot.buffer.release()
                 return
-            self._first = False
+            self._replaced |= shared and not self._first
+            self._first &= not shared
             pair = sorted((s for s in (self._used, snapshot if shared else None) if s), key=lambda s: s.step)
             self._used = pair[-1] if pair and shared else None
             gone = [s for s in pair if s is not self._used and s not in self._flushing]
+            if self._replaced:
+                gone += [s for s in self._older if s not in self._flushing]
+                self._older = set()
         for before in gone:
             before.buffer.release()
         self.dropped(snapshot.step)  # it is under way no more, and there is a slot for the next one
@@ -237,7 +277,7 @@ class SharedMemoryTier:
     def _flushed(self, snapshot: Snapshot) -> None:
         with self._lock:
             self._flushing.discard(snapshot)
-            done = snapshot is not self._used and snapshot.step not in self._open
+            done = snapshot is not self._used and snapshot not in self._older | self._pending
         if done:
             snapshot.buffer.release()
 

@@ -1,6 +1,7 @@
 """Snapshots that are copied in the background while the next step computes.
 
-Their memory is reserved while a generation's first step computes, whose vote waits for it.
+Their memory is reserved beside a generation's first steps. One in which a snapshot may not be left out waits
+for it; until it is there, and may not be, the others take none.
 """
 
 from __future__ import annotations
@@ -57,9 +58,12 @@ class BackgroundSaver:
     def step_took(self, seconds: float) -> None:
         self._tier.step_took(seconds)
 
-    def ready(self, timeout: float) -> bool:
-        if self._arena is not None and wait([self._arena], timeout).not_done:
-            return False
+    def ready(self, timeout: float, *, storage: bool) -> bool:
+        if self._arena is not None and not self._arena.done():
+            if not storage and not self._tier.binding:
+                return True
+            if wait([self._arena], timeout).not_done:
+                return False
         self._meet_engine()
         return self._tier.ready(timeout)
 

@@ -7,6 +7,7 @@ that writes over it. Small tensors are gathered on the device and cross the bus 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,9 +34,10 @@ class DeviceLane:
         self._device, self._side = device, side or side_stream(device)
         self._block = torch.empty(BLOCK + ALIGN, dtype=torch.uint8, device=device)
         self._one = threading.Lock()  # of the threads that enqueue: the block is filled and sent by one
-        self._addresses = [address for n in range(arena.slots) if (address := pin(device, arena.slot(n)))]
-        self._arena = arena  # stays mapped while it is pinned
-        self.pinned = len(self._addresses) == arena.slots
+        if not isinstance(arena.pins, Pins):
+            arena.pins = Pins(device, arena)
+        self._pins: Pins | None = arena.pins
+        self.pinned = arena.pins.whole
 
     def follow(self) -> None:
         self._side.follow()
@@ -81,9 +83,26 @@ class DeviceLane:
 
     def close(self) -> None:
         self._side.wait()
-        for address in self._addresses:
-            _runtime(self._device).cudaHostUnregister(address)
-        self._addresses = []
+        self._pins = None
+
+
+class Pins:
+    """An arena's slots, registered with the driver of a device until neither a lane nor the arena needs them.
+
+    `whole`: whether the driver took all of them.
+    """
+
+    def __init__(self, device: torch.device, arena: Arena) -> None:
+        slots = [arena.slot(number) for number in range(arena.slots)]
+        addresses = [address for slot in slots if (address := pin(device, slot))]
+        self.whole = len(addresses) == arena.slots
+        # The memory stays mapped while it is registered. A process that ends takes all of it with it.
+        weakref.finalize(self, _unpin, device, addresses, slots).atexit = False
+
+
+def _unpin(device: torch.device, addresses: Sequence[int], _mapped: Sequence[memoryview]) -> None:
+    for address in addresses:
+        _runtime(device).cudaHostUnregister(address)
 
 
 def pin(device: torch.device, memory: memoryview) -> int:

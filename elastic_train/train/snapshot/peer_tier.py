@@ -17,6 +17,11 @@ class PeerTier(Protocol):
 
     every_step: bool
 
+    @property
+    def binding(self) -> bool:
+        """Whether a snapshot is due by a number of steps, so that none may be left out."""
+        ...
+
     def memory(self, generation: int, size: int) -> Arena:
         """Slots of `size` bytes for a generation's snapshots, before its first step."""
         ...

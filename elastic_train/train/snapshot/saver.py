@@ -28,8 +28,10 @@ class Saver(Protocol):
         """A step ended, with its vote and its update."""
         ...
 
-    def ready(self, timeout: float) -> bool:
-        """Where no snapshot may be left out: whether the one before is whole, within `timeout` seconds."""
+    def ready(self, timeout: float, *, storage: bool) -> bool:
+        """Where no snapshot may be left out, such as one for `storage`: whether there is memory for it and
+        the one before is whole, within `timeout` seconds.
+        """
         ...
 
     def busy(self, *, storage: bool) -> bool:

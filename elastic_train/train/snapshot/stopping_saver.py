@@ -28,7 +28,7 @@ class StoppingSaver:
     def step_took(self, seconds: float) -> None:
         return None
 
-    def ready(self, timeout: float) -> bool:
+    def ready(self, timeout: float, *, storage: bool) -> bool:
         return True
 
     def busy(self, *, storage: bool) -> bool:

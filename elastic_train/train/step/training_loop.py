@@ -175,7 +175,7 @@ class Loop:
             statistics = replace(statistics, pause=float(pause), save=float(save))
             if self._saver is not None:
                 self._saver.count_step()
-                self._wait_for(self._saver)
+                self._wait_for(self._saver, step)
                 busy, behind = self._saver.busy(storage=False), self._saver.busy(storage=True)
                 statistics = replace(statistics, busy=float(busy), behind=float(behind))
             vote = self._stepper.vote(step, statistics)
@@ -221,10 +221,13 @@ class Loop:
             self._mark("save", step, -1)
             self._saver.take(self._shards, storage=True, wait=True)
 
-    def _wait_for(self, saver: Saver) -> None:
-        """Where a snapshot belongs to every so many steps, the one before has to be whole on all ranks."""
-        give_up = time.monotonic() + SNAPSHOT_S
-        while not saver.ready(POLL_S) and time.monotonic() < give_up:
+    def _wait_for(self, saver: Saver, step: int) -> None:
+        """Where a snapshot belongs to every so many steps, there has to be memory for it, and the one before
+        has to be whole on all ranks.
+        """
+        give_up, every = time.monotonic() + SNAPSHOT_S, self._spec.checkpoints.every
+        due = step == self._spec.max_steps or (isinstance(every, int) and step % every == 0)
+        while not saver.ready(POLL_S, storage=due) and time.monotonic() < give_up:
             self._group.check()
 
     def _evaluate(self, report: StepReport) -> None:
@@ -316,7 +319,7 @@ class Loop:
         give_up = time.monotonic() + self._spec.timing.stall_s / 2
         while saver.busy(storage=True) and time.monotonic() < give_up:
             self._group.check()
-            saver.ready(POLL_S)
+            saver.ready(POLL_S, storage=True)
             time.sleep(POLL_S)
 
     def _metrics_of(self, outcome: StepStatistics) -> dict[str, float]:

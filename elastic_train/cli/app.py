@@ -109,6 +109,7 @@ def plan(
     inside: Annotated[float | None, _above_zero("GB/s between workers of a node; 5.")] = None,
     between: Annotated[float | None, _above_zero("GB/s of a node to the others; 1.")] = None,
     latency: Annotated[float | None, _above_zero("Microseconds of a message; 100.")] = None,
+    run: Annotated[str, typer.Option(help="A run's URL: what its steps took stands beside.")] = "",
     as_json: Json = False,
 ) -> None:
     """The candidates for a job on given nodes, and why one is chosen. Exits with 4 where none is possible.
@@ -131,6 +132,7 @@ def plan(
             machines=Machines.of(
                 hardware, memory=memory, tflops=tflops, inside=inside, between=between, latency=latency
             ),
+            measured=run,
             as_json=as_json,
         )
         if not feasible:

@@ -7,7 +7,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 import typer
@@ -15,8 +15,10 @@ import typer
 from elastic_train.checkpoint.read_plan import ReadShare
 from elastic_train.cli.job_file import jobs_own_errors, load_job
 from elastic_train.cli.output import say, say_json
+from elastic_train.cluster.run_reading import summary
 from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
+from elastic_train.observe.costs import Costs
 from elastic_train.observe.text_columns import columns
 from elastic_train.planner.accelerators import PLAIN, PLAIN_FLOPS_PER_S, accelerator
 from elastic_train.planner.choose_plan import choose
@@ -29,6 +31,7 @@ from elastic_train.planner.problem import Problem
 from elastic_train.recovery.boundary_groups import curve
 from elastic_train.recovery.logging_forecast import boundaries, sentences
 from elastic_train.recovery.selective_logging import steps_between
+from elastic_train.storage.fsspec_store import open_store
 
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer
@@ -96,9 +99,12 @@ def show_plan(
     nodes: str,
     before: str,
     machines: Machines,
+    measured: str = "",
     as_json: bool,
 ) -> bool:
-    """Print the explanation; whether there is a plan. `before` are the nodes that the run is on now."""
+    """Print the explanation; whether there is a plan. `before` are the nodes that the run is on now,
+    `measured` the URL of a run whose steps are shown beside the predicted ones.
+    """
     from elastic_train.train.profile import profiled_shape
 
     trainer = _made(load_job(job), arguments, f"elastic-train plan {job}")
@@ -127,14 +133,16 @@ def show_plan(
     )
     explanation = explain(problem)
     logs = _logs(explanation, problem, spec)
+    costs = summary(open_store(measured)).costs if measured else Costs()
     if as_json:
-        reported = {"nodes": nodes, "before": before, **explanation.json(), "logs": logs}
+        paces = {mesh: asdict(pace) for mesh, pace in costs.paces.items()}
+        reported = {"nodes": nodes, "before": before, **explanation.json(), "logs": logs, "measured": paces}
         say_json(reported)
         return explanation.feasible
     if explanation.rows:
-        say(columns(explain_table(explanation.rows)) + "\n")
+        say(columns(explain_table(explanation.rows, {m: p.mean_s for m, p in costs.paces.items()})) + "\n")
     say(explanation.reason)
-    for line in (*explanation.limits, *logs):
+    for line in (*explanation.limits, *logs, *([costs.words] if costs.words else ())):
         say(f"  {line}")
     return explanation.feasible
 

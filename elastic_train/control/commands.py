@@ -77,7 +77,9 @@ class Form:
     `lineage` lists (generation, step it started from), oldest first, this generation last. `holders` are the
     workers that serve fragments although they may get no rank (draining nodes). `replayed` is the plan whose
     lost stages the origin replays. `by_module` says how the run's initial values were given, if any were yet.
-    `prepared` is the number of the preparation that made this group ready, 0 where none did.
+    `prepared` is the number of the preparation that made this group ready, 0 where none did. `step_s` and
+    `switch_s` are what a step and the switch are taken to cost, where that is known: they are compared with
+    what they took.
     """
 
     generation: int
@@ -88,6 +90,8 @@ class Form:
     replayed: Plan | None = None
     by_module: bool | None = None
     prepared: int = 0
+    step_s: float | None = None
+    switch_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

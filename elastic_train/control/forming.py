@@ -27,6 +27,7 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.states import Facts, Forming, Outcome, Running, State, Waiting, Worker
 from elastic_train.control.stopping import end_stopped
 from elastic_train.control.storage_trouble import blocked, over, rests, unblocked
+from elastic_train.control.switch_cost import expected_s, expected_step_s
 from elastic_train.control.unanswered_commits import read_log
 from elastic_train.planner.plan import Infeasible, Plan, counted
 from elastic_train.planner.question import Planned, Question
@@ -104,7 +105,7 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         return Outcome(state=state)
     made = phase.prepared
     if made is not None and preparation.holds(made, facts):
-        planned = Planned(plan=made.plan, reason=made.reason, moved=made.moved)
+        planned = Planned(plan=made.plan, reason=made.reason, moved=made.moved, step_s=made.step_s)
     else:
         made, planned = None, best_plan(to_form(facts, held(facts), policy, at), policy)
     if isinstance(planned, Infeasible) and facts.membership.evicted:
@@ -285,6 +286,8 @@ def _form(
     chain = extend(facts.lineage.chain, choice.origin, generation)
     from_memory = isinstance(choice.origin, Live | Mixed)
     serving = holders(evidence(facts), choice.origin)
+    step_s = expected_step_s(facts.measured, last_plan(facts), plan, planned.step_s)
+    switch_s = expected_s(facts.measured) if paused is not None else None
     facts = replace(
         facts,
         lineage=replace(
@@ -307,6 +310,7 @@ def _form(
             facts.measured,
             saving_s=None,
             moving_bytes=planned.moved,
+            planned_s=planned.step_s,
             reconfigurations=facts.measured.reconfigurations + (before > 0),
         ),
         failures=replace(
@@ -319,7 +323,7 @@ def _form(
     )
     return Outcome(
         state=State(facts=facts, phase=phase),
-        commands=(form_command(facts, phase),),
+        commands=(replace(form_command(facts, phase), step_s=step_s, switch_s=switch_s),),
         reason=f"generation {generation} is formed as {plan}, {choice.reason}; planned: {planned.reason}",
         planned=planned.reason,
     )

@@ -63,6 +63,7 @@ def begin(
         number=phase.preparations + 1,
         plan=keep_places(planned.plan, phase.plan, at_hand(facts)),
         moved=planned.moved,
+        step_s=planned.step_s,
         purpose=purpose,
         reason=reason,
         since=at,

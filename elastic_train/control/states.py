@@ -198,6 +198,7 @@ class Measurements:
     switch_s: float = 0.0  # that the last graceful switch stood still, beside the step that it did
     formed_s: float = 0.0  # the last group, from its order to its go
     first_s: float = 0.0  # its first step
+    planned_s: float | None = None  # a step of the newest plan, by the planner's own rates
     resized: float | None = None  # when the last growth or drain was done
     reconfigurations: int = 0
     moving_bytes: float = 0.0  # that the worker which receives most of the newest plan's state receives
@@ -247,6 +248,7 @@ class Preparation:
     number: int
     plan: Plan
     moved: float  # as of a Planned
+    step_s: float | None = None  # the same
     purpose: Purpose
     reason: str
     since: float

@@ -36,6 +36,8 @@ class FormedGroup:
     workers: tuple[str, ...]
     nodes: tuple[str, ...]  # by rank
     groups: tuple[tuple[int, int], ...] = ()  # of stages that log nothing between them
+    step_s: float | None = None  # that a step was expected to take
+    switch_s: float | None = None  # that the switch was expected to take beside its step
 
     @property
     def plan(self) -> str:
@@ -151,6 +153,8 @@ def _formed_from_json(plain: Mapping[str, Any]) -> FormedGroup:
         workers=tuple(plain["workers"]),
         nodes=tuple(plain["nodes"]),
         groups=tuple((start, stop) for start, stop in plain.get("groups", ())),
+        step_s=plain.get("step_s"),
+        switch_s=plain.get("switch_s"),
     )
 
 
@@ -174,4 +178,6 @@ def _formed(form: Form) -> FormedGroup:
         workers=form.plan.workers,
         nodes=form.plan.nodes,
         groups=form.plan.groups,
+        step_s=form.step_s,
+        switch_s=form.switch_s,
     )

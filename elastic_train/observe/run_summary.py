@@ -11,6 +11,7 @@ from typing import Any
 
 from elastic_train.control.dataclass_json import plain, reader
 from elastic_train.control.events import GroupReady, PeersHeld, StepCommitted
+from elastic_train.observe.costs import Costs
 from elastic_train.observe.goodput import GoodputAccount
 from elastic_train.observe.journal_records import Record
 from elastic_train.observe.ledger import LedgerEntry, entry_of
@@ -34,6 +35,7 @@ class RunSummary:
     account: GoodputAccount = field(default_factory=GoodputAccount)
     figures: Figures = field(default_factory=Figures)
     timeline: Timeline = field(default_factory=Timeline)
+    costs: Costs = field(default_factory=Costs)
     losses: dict[int, float] = field(default_factory=dict[int, float])  # of the newest kept steps
     metrics: dict[str, float] = field(default_factory=dict[str, float])  # of the newest of them
     head: list[LedgerEntry] = field(default_factory=list[LedgerEntry])  # of the ledger, ascending
@@ -64,6 +66,7 @@ class RunSummary:
             new=new,
             done=done,
         )
+        self.costs.add(record)
         self.last = record
         if record.planned:
             self.planned = record

@@ -52,10 +52,16 @@ def status_numbers(told: RunSummary, config: Mapping[str, Any]) -> tuple[Number,
     records = told.telling
     last, account = records[-1].wall, told.account.told()
     plan, cadence = planning(records), saving(config, records)
+    switch = told.costs.switch
+    costs = {
+        "steps": {mesh: asdict(pace) for mesh, pace in told.costs.paces.items()},
+        "switch": None if switch is None else asdict(switch),
+    }
     _, trouble = told.timeline.troubled or (0.0, None)
     return (
         Number("last_event", last, f"last event {last}: {plain(told.progress.reason)}"),
         Number("plan", plan, f"plan: {plan}" if plan else ""),
+        Number("costs", costs, f"costs: {told.costs.words}" if told.costs.words else ""),
         Number("cadence", cadence, cadence),
         Number("storage_trouble", trouble, f"storage fails: {plain(trouble)}" if trouble else ""),
         Number("goodput", asdict(account), words(account)),

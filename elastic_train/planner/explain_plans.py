@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -68,11 +68,14 @@ def explain(problem: Problem, rows: int = 12) -> Explanation:
     return Explanation(reason=reason, rows=table, limits=_limits(known), feasible=True)
 
 
-def table(rows: Sequence[ExplainedPlan]) -> list[tuple[str, ...]]:
-    """Rows as text, the header first."""
-    header = ("mesh", "ranks", "idle", "stages", "schedule", "recompute", "memory", "step", "bubble", "moves")
+def table(
+    rows: Sequence[ExplainedPlan], measured: Mapping[str, float] | None = None
+) -> list[tuple[str, ...]]:
+    """Rows as text, the header first. `measured` are seconds that a step took, by mesh."""
+    header = ("mesh", "ranks", "idle", "stages", "schedule", "recompute", "memory", "step")
+    took = () if not measured else ("measured",)
     return [
-        (*header, "why not"),
+        (*header, *took, "bubble", "moves", "why not"),
         *(
             (
                 row.mesh,
@@ -83,6 +86,7 @@ def table(rows: Sequence[ExplainedPlan]) -> list[tuple[str, ...]]:
                 row.recompute,
                 bytes_text(row.memory),
                 f"{row.step_s:.3g} s",
+                *(() if not measured else (f"{measured[row.mesh]:.3g} s" if row.mesh in measured else "",)),
                 f"{row.bubble:.0%}",
                 bytes_text(row.moved),
                 row.why_not or "chosen",

@@ -39,13 +39,15 @@ class Planned:
     """A plan and the sentence that explains it.
 
     `moves_live` is False where the old shards don't fit in memory beside the new ones. `moved` are the bytes
-    that the worker which receives most has to receive.
+    that the worker which receives most has to receive. `step_s` is what a step takes by the rates that the
+    planner goes by, where it knows the layers.
     """
 
     plan: Plan
     reason: str
     moves_live: bool = True
     moved: float = 0.0
+    step_s: float | None = None
 
 
 Planner = Callable[[Question], Planned | Infeasible]

@@ -48,7 +48,13 @@ class Search:
         if isinstance(chosen, Infeasible):
             return chosen
         scored, reason = chosen
-        return Planned(plan=scored.plan, reason=reason, moves_live=scored.moves_live, moved=scored.moves.most)
+        return Planned(
+            plan=scored.plan,
+            reason=reason,
+            moves_live=scored.moves_live,
+            moved=scored.moves.most,
+            step_s=scored.cost.step_s,
+        )
 
     def _data_parallel(self, question: Question) -> Planned | Infeasible:
         plain = DataParallel(

@@ -13,6 +13,11 @@ from typer.testing import CliRunner
 from elastic_train.cli.app import app
 from elastic_train.cli.exit_codes import CHECKPOINT, FINISHED, USAGE
 from elastic_train.config import Batch, RunSpec
+from elastic_train.control.events import GroupReady, StepCommitted
+from elastic_train.observe.journal_records import FormedGroup, Record, to_json, wall_text
+from elastic_train.planner.plan import Mesh
+from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.journal import Journal
 from elastic_train.train.model.build import draw, tensors
 from elastic_train.train.profile import profiled_shape
 from jobs.pretrain_lm import trainer as pretrain
@@ -135,3 +140,44 @@ def test_what_a_plan_would_read_of_a_checkpoint_is_told_by_the_job(tmp_path: Pat
     text = ckpt_plan("--to", "tp=2", "--job", JOB, "--size", "tiny", code=CHECKPOINT)
     assert "is not in the checkpoint (did you mean layers.1." in text
     assert "no option --size" in ckpt_plan("--to", "dp_shard=2", "--size", "nano", code=USAGE)
+
+
+def test_what_a_run_measured_stands_beside_what_is_predicted(tmp_path: Path):
+    formed = FormedGroup(
+        generation=1,
+        step=0,
+        source="fresh",
+        mesh=str(Mesh(dp_replicate=5)),
+        dp=5,
+        workers=tuple(f"w{i}" for i in range(5)),
+        nodes=("n0",) * 5,
+        step_s=0.5,
+    )
+    journal = Journal(open_store(str(tmp_path)), 1)
+    ready = GroupReady(at=0.0, generation=1, step=0, seconds=1.0)
+    journal.append(
+        to_json(Record(seq=0, wall=wall_text(0.0), event=ready, reason="", phase="running", formed=formed))
+    )
+    for step, seconds in enumerate((9.0, 1.0, 2.0), start=1):
+        event = StepCommitted(
+            at=0.0,
+            generation=1,
+            step=step,
+            loss=1.0,
+            tokens=4.0,
+            grad_norm=1.0,
+            skipped=False,
+            seconds=seconds,
+            vote=(),
+        )
+        journal.append(
+            to_json(Record(seq=step, wall=wall_text(step), event=event, reason="", phase="running"))
+        )
+    journal.flush()
+    asked = ("--nodes", "2x2,1x1", "--size", "nano", "--run", str(tmp_path))
+    header, *rows = plan(*asked).output.splitlines()
+    assert header.split()[7:9] == ["step", "measured"]
+    (row,) = (row for row in rows if row.startswith(f"{Mesh(dp_replicate=5)} "))
+    assert "1.5 s" in row, "the mean of all but the first"
+    measured = json.loads(plan(*asked, "--json").output)["measured"]
+    assert list(measured.values()) == [{"steps": 2, "mean_s": 1.5, "expected_s": 0.5}]

@@ -58,6 +58,7 @@ COLUMNS = {
     "with all s": "kill_to_whole_s",
     "in steps": "kill_to_step_steps",
     "steps redone": "steps_redone",
+    "run again": "again_of_lost_share",
     "from": "from",
     "step s": "step_s",
     "load": "load",
@@ -106,6 +107,11 @@ def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
         prefix = "" if case == "node" else f"{case}_"
         numbers[f"{prefix}kill_to_step_s"] = of[OURS]
         steps = (in_steps(r) for r in results if r["case"] == case and r["system"] == OURS)
+        if CASES[case].at:
+            found = (
+                r.get("again_of_lost_share") for r in results if r["case"] == case and r["system"] == OURS
+            )
+            numbers[f"{case}_again_of_lost_share"] = record.median(found)
         label = case.removeprefix("at_") if case.startswith("at_") else case
         numbers[f"kill_to_step_steps_{label}"] = record.median(steps)
         if CASES[case].everybody:

@@ -22,7 +22,8 @@ class Case:
     """`workers` on 2 nodes of 2 CPUs, perhaps a third node with room; `planned` workers after the kill.
 
     Data parallel, unless an axis is given: those rows are ours alone, each for a rung of
-    the ladder back. `peers` is how often a snapshot goes to peer memory.
+    the ladder back. `peers` is how often a snapshot goes to peer memory. The kill comes at the share `at` of
+    a step.
     """
 
     name: str
@@ -41,11 +42,13 @@ class Case:
     peers: int | Literal["auto"] | None = "auto"
     size: str = "tiny"
     kill_after: int = KILL_AFTER
+    global_batch: int = GLOBAL_BATCH
+    at: float = 0.0
 
     @property
     def everybody(self) -> bool:
         """Whether peers can do the same."""
-        return self.dp_shard is None and self.pp is None
+        return self.dp_shard is None and self.pp is None and not self.at
 
     @property
     def systems(self) -> tuple[str, ...] | None:
@@ -105,6 +108,15 @@ CASES = {
             size="base",
             kill_after=11,
             **AT_SIZE,
+        ),
+        Case(
+            name="late",
+            says="one of four workers is killed at 90 % of a step of 16 micro-batches; nothing replaces it",
+            size="small",
+            kill_after=15,
+            global_batch=16 * MICRO_BATCH,
+            at=0.9,
+            **AT_SIZE | {"workers": 4, "nodes": 4, "planned": 3},
         ),
         Case(
             name="peer",

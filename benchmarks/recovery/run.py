@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -20,7 +21,6 @@ from benchmarks.recovery.cases import (
     CASES,
     CHECKPOINT_EVERY,
     GIVE_UP_S,
-    GLOBAL_BATCH,
     KEEP_ON,
     MICRO_BATCH,
     Case,
@@ -81,7 +81,9 @@ class Killer(Chaos):
         return bool(newest) and newest[-1] > self._case.kill_after and newest[-1] % CHECKPOINT_EVERY == 5
 
     def _kill(self, update: RunUpdate) -> None:
-        """The last rank, or everything on its node."""
+        """The last rank, or everything on its node, once so much of a step is over."""
+        steps = [r.event.seconds for r in self._records if isinstance(r.event, StepCommitted)]
+        time.sleep(self._case.at * statistics.median(steps[-5:]))
         victim = max(update.heartbeats, key=lambda s: s.rank)
         if self._case.kills == "worker":
             pids = [victim.pid]
@@ -130,6 +132,7 @@ def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[s
         "steps_redone": max(committed) - order.formed.step,
         "from": order.formed.source,
         "workers": len(order.formed.workers),
+        "computed": ready.event.computed if isinstance(ready.event, GroupReady) else 0,
         "groups_tried": len(formed),
     }
 
@@ -143,7 +146,7 @@ def run(case: Case) -> dict[str, Any]:
         spec = RunSpec(
             name=case.name,
             storage_path=storage,
-            batch=et.Batch(global_size=GLOBAL_BATCH, micro_size=MICRO_BATCH),
+            batch=et.Batch(global_size=case.global_batch, micro_size=MICRO_BATCH),
             max_steps=100_000,
             min_workers=case.least,
             max_workers=case.workers,
@@ -156,6 +159,9 @@ def run(case: Case) -> dict[str, Any]:
     killed_at = killer.killed_at
     found = measure(result.records, killed_at, case.planned) if killed_at is not None else None
     seconds = sorted(step.seconds for step in result.ledger.kept)
+    if found is not None:
+        again = case.global_batch // MICRO_BATCH - found["computed"]
+        found["again_of_lost_share"] = again / (case.global_batch / MICRO_BATCH / case.workers)
     return {
         **(found or {"problem": "never killed" if killed_at is None else "did not come back in time"}),
         "step_s": seconds[len(seconds) // 2] if seconds else None,

@@ -121,6 +121,7 @@ def complete(tier: SharedMemoryTier, arena: Arena, generation: int, step: int) -
     buffer = dataclasses.replace(taken.buffer, release=lambda: arena.give_back(slot))
     tier.begun(step)
     tier.deliver(dataclasses.replace(taken, generation=generation, storage=False, buffer=buffer))
+    tier.count_step()  # the next one is due, and waits
     assert tier.ready(WAIT_S)
 
 
@@ -151,28 +152,23 @@ def test_a_generation_snapshots_into_the_memory_of_the_one_before(cluster: None,
         first = tier.memory(1, 3 * 4096)
         (file,) = files()
         for step in (1, 2):
-            tier.count_step()
             complete(tier, first, 1, step)
         assert held() == [(1, 1), (1, 2)]
 
         assert tier.memory(2, 2 * 4096) is first, "a smaller share fits"
         assert first.free == 2
         assert files() == [file]
-        tier.count_step()
         complete(tier, first, 2, 3)
         assert held()[-2:] == [(1, 2), (2, 3)], "what the generation before had may still be needed"
-        tier.count_step()
         complete(tier, first, 2, 4)
         assert held() == [(2, 3), (2, 4)]
         assert first.free == 2, "only the newest is kept here"
 
         assert tier.memory(3, 4096) is not first, "less than half of it would be of use"
-        tier.count_step()
         other = tier.memory(3, 4 * 4096)
         assert len(files()) == 2, "the old one, and one of the size that was asked for last"
         assert other.size == 4 * 4096
         for step in (5, 6):
-            tier.count_step()
             complete(tier, other, 3, step)
         assert held() == [(3, 5), (3, 6)]
         assert len(files()) == 1

@@ -166,7 +166,7 @@ def test_where_nobody_is_lost_each_goes_on_with_its_own_share_and_no_bit_changes
     final = gang.whole()
     assert all(np.array_equal(final[name], state[name]) for name in state)
     again = [pool.run(ran, 3, ranks=[p])[0] for p in (0, 1, 2)]
-    assert again == ([[], [6, 7], []] if phase == "backward" else [[], [], []])
+    assert again == [[], [7] if phase == "backward" else [], []]
 
 
 def test_under_plans_that_cut_the_model_the_step_runs_again(pool: GlooPool) -> None:

@@ -38,32 +38,35 @@ from elastic_train.storage.store import Store
 
 
 class Killer(Chaos):
-    """Adds the spare node once the group trains, kills five steps after a checkpoint, stops when over."""
+    """Adds the spare node once the group trains, kills five steps after a checkpoint, stops when over.
 
-    def __init__(self, cluster: LocalCluster, case: Case) -> None:
+    With several `kills` the next one comes once the last is over and as many workers stand by as before.
+    """
+
+    def __init__(self, cluster: LocalCluster, case: Case, kills: int = 1) -> None:
         super().__init__(cluster, FaultSchedule(faults=()), lambda text: None)
-        self._case = case
+        self._case, self._left = case, kills
         self._records: list[Record] = []
         self._spare: str | None = None
         self._since = time.monotonic()
         self._stopped = False
-        self.killed_at: float | None = None
+        self.killed_at: list[float] = []
 
     def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         self._records += update.records
-        if time.monotonic() - self._since > GIVE_UP_S or self._over():
+        if time.monotonic() - self._since > GIVE_UP_S or (self._over() and not self._left):
             if not self._stopped:
                 controller.stop.remote("measured")
             self._stopped = True
-        elif self.killed_at is None and self._trains():
+        elif self._left and (not self.killed_at or self._over()) and self._trains():
             if self._case.spare and self._spare is None:
                 self._spare = self._cluster.add_node()
             elif self._standing_by() and self._now_is_the_time(update):
                 self._kill(update)
 
     def _over(self) -> bool:
-        found = self.killed_at and measure(self._records, self.killed_at, self._case.planned)
-        return bool(found) and self._steps()[-1] >= found["first_step"] + KEEP_ON
+        found = measure(self._records, self.killed_at[-1], self._case.planned) if self.killed_at else None
+        return found is not None and self._steps()[-1] >= found["first_step"] + KEEP_ON
 
     def _steps(self) -> list[int]:
         return [r.event.step for r in self._records if isinstance(r.event, StepCommitted)] or [0]
@@ -74,11 +77,14 @@ class Killer(Chaos):
 
     def _standing_by(self) -> bool:
         ready = [r for r in self._records if isinstance(r.event, WorkerReady)]
-        return len(ready) >= self._case.workers + self._case.standby
+        lost = len(self.killed_at)
+        return len(ready) >= self._case.workers + self._case.standby + lost
 
     def _now_is_the_time(self, update: RunUpdate) -> bool:
         newest = [r.event.step for r in update.records if isinstance(r.event, StepCommitted)]
-        return bool(newest) and newest[-1] > self._case.kill_after and newest[-1] % CHECKPOINT_EVERY == 5
+        if not newest or self.killed_at:
+            return bool(newest)
+        return newest[-1] > self._case.kill_after and newest[-1] % CHECKPOINT_EVERY == 5
 
     def _kill(self, update: RunUpdate) -> None:
         """The last rank, or everything on its node, once so much of a step is over."""
@@ -90,7 +96,8 @@ class Killer(Chaos):
         else:
             ids = (node.node_id for node in self._cluster.nodes)
             pids = self._cluster.processes(next(i for i in ids if i.startswith(victim.node)))
-        self.killed_at, self._since = sigkill(pids), time.monotonic()
+        self.killed_at.append(sigkill(pids))
+        self._since, self._left = time.monotonic(), self._left - 1
 
 
 def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[str, Any] | None:
@@ -137,7 +144,8 @@ def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[s
     }
 
 
-def run(case: Case) -> dict[str, Any]:
+def run(case: Case, kills: int = 1) -> dict[str, Any]:
+    """What the first kill cost, and with several of them the seconds of each."""
     prepare_local_environment()
     with (
         tempfile.TemporaryDirectory(prefix="et-bench-") as storage,
@@ -154,10 +162,11 @@ def run(case: Case) -> dict[str, Any]:
             parallelism=et.Parallelism(dp_shard=case.dp_shard, dp_replicate=case.dp_replicate, pp=case.pp),
             standby=case.standby,
         )
-        killer = Killer(cluster, case)
+        killer = Killer(cluster, case, kills)
         result = fit(Problem(size=case.size), spec, address=None, local_nodes=0, quiet=True, chaos=killer)
-    killed_at = killer.killed_at
+    killed_at = killer.killed_at[0] if killer.killed_at else None
     found = measure(result.records, killed_at, case.planned) if killed_at is not None else None
+    each = [measure(result.records, at, case.planned) for at in killer.killed_at]
     seconds = sorted(step.seconds for step in result.ledger.kept)
     if found is not None:
         again = case.global_batch // MICRO_BATCH - found["computed"]
@@ -165,6 +174,7 @@ def run(case: Case) -> dict[str, Any]:
     return {
         **(found or {"problem": "never killed" if killed_at is None else "did not come back in time"}),
         "step_s": seconds[len(seconds) // 2] if seconds else None,
+        "each_s": [one["kill_to_step_s"] if one is not None else None for one in each],
         "events": timeline(result.records, killed_at or result.records[0].seconds),
     }
 
@@ -181,9 +191,10 @@ def timeline(records: Sequence[Record], killed_at: float) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("case", choices=CASES)
+    parser.add_argument("--kills", type=int, default=1, help="One after the other, in one run.")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
-    given.json.write_text(json.dumps(run(CASES[given.case]), indent=1))
+    given.json.write_text(json.dumps(run(CASES[given.case], given.kills), indent=1))
 
 
 if __name__ == "__main__":

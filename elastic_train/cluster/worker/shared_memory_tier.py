@@ -105,10 +105,12 @@ class SharedMemoryTier:
                     self._worker, generation, aligned_size, SLOTS, present=present
                 )
                 path = self._answer(reserving)
-                again = arena is not None and path == present
-                there = arena if again else Arena.attach(Path(path), aligned_size, slots=SLOTS)
+                if arena is not None and path == present:
+                    there = arena
+                else:
+                    there = Arena.attach(Path(path), aligned_size, slots=SLOTS)
                 with self._lock:
-                    if not again:
+                    if there is not arena:
                         self._older = set()  # their slots are of no use any more
                     self._shared, self._segment = True, (path, there)
                 return there

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from elastic_train.cluster.driver.launch import fit
@@ -10,13 +15,14 @@ from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Parallelism
 from elastic_train.control.events import GroupBroken, StepCommitted, WorkerLost
 from elastic_train.control.fault_schedule import PREPARING, DrainNode, Fault, FaultSchedule, KillRank, Moment
-from elastic_train.testing.slow_samples import SlowSamples
+from elastic_train.data.numbered import NumberedSamples
 from jobs.pretrain_lm import Pretrain
 from tests.faults.conftest import TIMING, WHOLE, Runs, assert_same_training
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
 NODES, CPUS = 3, 1
-STEPS = 100  # a busy machine takes half a minute to start a process again
+STEPS = 60
+SLOWLY, QUICKLY = 0.2, 0.01  # seconds a sample: a busy machine takes a minute to start a process again
 OF_NEWCOMERS = ("entered", "taken up", "data", "warmed up", "built")
 IN_THE_SWITCH = ("swapping", "swapped")
 NEWCOMER, OTHER = 2, 0  # ranks of the next group
@@ -30,11 +36,29 @@ CASES = [
 ]
 
 
-class Slow(Pretrain):
-    """Takes a while for each step, so that processes come back meanwhile."""
+class UntilStruck:
+    """Samples that take a while until the strike was done, of which `marks` then holds a file."""
 
-    def dataset(self):
-        return SlowSamples(super().dataset(), 0.05)
+    def __init__(self, inner: NumberedSamples, marks: Path) -> None:
+        self._inner, self._marks, self._struck = inner, marks, False
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getitem__(self, sample: int) -> Any:
+        self._struck = self._struck or any(path.name != "0000" for path in self._marks.glob("*"))
+        time.sleep(QUICKLY if self._struck else SLOWLY)
+        return self._inner[sample]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow(Pretrain):
+    """Takes a while for each step until it is struck, so that processes come back before it ends."""
+
+    marks: str
+
+    def dataset(self) -> UntilStruck:
+        return UntilStruck(super().dataset(), Path(self.marks))
 
 
 def strike(runs: Runs, way: str, who: int, point: str) -> Result:
@@ -56,9 +80,10 @@ def strike(runs: Runs, way: str, who: int, point: str) -> Result:
     struck = range(NODES) if point in OF_NEWCOMERS else (who,)  # a newcomer may get any rank of a cut plan
     schedule = FaultSchedule(faults=(first, *(KillRank(when=when, rank=rank) for rank in struck)), seed=0)
     chaos = Chaos(runs.cluster, schedule, print)
-    rough = fit(Slow(**vars(task)), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    marks = str(runs.storage / spec.name / "chaos")
+    rough = fit(Slow(**vars(task), marks=marks), spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
     assert_same_training(rough, runs.calm(steps=STEPS))
-    happened = {path.name for path in (runs.storage / spec.name / "chaos").iterdir()}
+    happened = {path.name for path in Path(marks).iterdir()}
     assert happened - {"0000"}, "the strike happened"
     return rough
 

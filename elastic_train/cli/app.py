@@ -101,9 +101,7 @@ def plan(
     job: Annotated[str, typer.Argument(metavar="JOB", help="A job file; its own options may follow.")],
     nodes: Annotated[str, typer.Option(help="Nodes and workers on each, like 2x4,1x2. Required.")] = "",
     before: Annotated[str, typer.Option(help="The nodes that the run is on now: what has to move.")] = "",
-    hardware: Annotated[
-        str, typer.Option(help="A known accelerator, like h100: what is not given below.")
-    ] = "",
+    hardware: Annotated[str, typer.Option(help="A known accelerator, like h100; its rates.")] = "",
     memory: Annotated[float | None, _above_zero("GiB of memory of a worker.")] = None,
     tflops: Annotated[float | None, _above_zero("Tera-operations per second of a worker; 0.05.")] = None,
     inside: Annotated[float | None, _above_zero("GB/s between workers of a node; 5.")] = None,

@@ -7,7 +7,9 @@ Importing this package loads neither Ray nor torch; the names below load what th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from elastic_train.lazy_names import lazily
 
 if TYPE_CHECKING:
     from elastic_train.api import ElasticTrainer, open_checkpoint
@@ -77,22 +79,7 @@ _HOMES = {
     "Task": "train.task",
 }
 
-
 _ROOMS = {name: f"integrations.{name}" for name in ("lightning", "torchtitan", "tune")}
 """What is written for users of other libraries, each under its name."""
 
-
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        from importlib import import_module
-
-        return import_module(f"elastic_train.{_ROOMS[name]}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'elastic_train' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"elastic_train.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOMES, _ROOMS)

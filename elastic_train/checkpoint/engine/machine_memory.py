@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic_train.control_groups import control_groups
 from elastic_train.planner.plan import bytes_text
 
 _MEMINFO = Path("/proc/meminfo")
-_CGROUP = Path("/sys/fs/cgroup")
 _PROCESS = Path("/proc/self")
 UNLIMITED = 2**60  # the first version of control groups says so with a number
 SHORT = 0.05
@@ -61,26 +60,6 @@ def memory_now() -> MachineMemory:
     return MachineMemory(held=held, used=used, room=room)
 
 
-def memory_groups(process: Path = _PROCESS, mounted: Path = _CGROUP) -> Iterator[Path]:
-    """The control groups that bound the memory of a process, from its own to the outermost."""
-    for line in (process / "cgroup").read_text().splitlines():
-        _, controllers, path = line.split(":", 2)
-        if "memory" in controllers.split(","):
-            root = mounted / "memory"
-        elif not controllers and (mounted / "cgroup.controllers").exists():
-            root = mounted
-        else:
-            continue
-        group = root / path.lstrip("/")
-        if not group.is_dir():  # in a container its own group is the root
-            group = root
-        while group.is_dir():
-            yield group
-            if group == root:
-                break
-            group = group.parent
-
-
 def bound_of(group: Path) -> tuple[int, int] | None:
     """Bytes that are used of those allowed, without what the kernel would give back; None without a limit."""
     first = (group / "memory.limit_in_bytes").exists()
@@ -99,7 +78,7 @@ def bound_of(group: Path) -> tuple[int, int] | None:
 
 
 def _bounds() -> list[tuple[int, int]]:
-    return [bound for group in memory_groups() if (bound := bound_of(group)) is not None]
+    return [bound for group in control_groups("memory") if (bound := bound_of(group)) is not None]
 
 
 def _machine() -> dict[str, int]:

@@ -7,7 +7,7 @@ import subprocess
 import threading
 from pathlib import Path
 
-from elastic_train.checkpoint.engine.machine_memory import memory_groups
+from elastic_train.control_groups import control_groups
 
 ROOM = 256 * 2**20
 LEAK = 0.965
@@ -17,7 +17,7 @@ HELD_S = 2.5
 
 def why_not() -> str:
     """Why no process can be ended for memory here; empty if one can."""
-    group = next(memory_groups(), None)
+    group = next(control_groups("memory"), None)
     if group is None:
         return "control groups of memory are not mounted"
     probe = group / f"et-probe-{os.getpid()}"
@@ -31,7 +31,7 @@ def why_not() -> str:
 
 def exhaust() -> None:
     """Take memory until the kernel ends this process. It does not return."""
-    parent = next(memory_groups())
+    parent = next(control_groups("memory"))
     group = parent / f"et-{os.getpid()}"
     group.mkdir()
     remove = f"while kill -0 {os.getpid()} 2>/dev/null; do sleep 0.2; done; sleep 0.2; rmdir {group}"

@@ -27,17 +27,13 @@ calls `ElasticTrainer.fit`. There is no second engine.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from elastic_train.lazy_names import lazily
 
 if TYPE_CHECKING:
     from elastic_train.integrations.hf.trainer import Trainer
 
 __all__ = ["Trainer"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'elastic_train.integrations.hf' has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.trainer"), name)
+__getattr__, __dir__ = lazily(__name__, {"Trainer": "trainer"})

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.checkpoint.engine.machine_memory import bound_of, memory_groups, memory_now
+from elastic_train.checkpoint.engine.machine_memory import bound_of, memory_now
+from elastic_train.control_groups import control_groups
 
 pytestmark = pytest.mark.ring1
 MIB = 2**20
@@ -45,14 +46,14 @@ def test_every_group_around_the_process_counts_without_what_the_kernel_gives_bac
                 f"{root}/{group}/memory.stat": stat.format(30 * MIB, 20 * MIB) + "\n",
             },
         )
-    found = list(memory_groups(tmp_path / "self", tmp_path / "groups"))
+    found = list(control_groups("memory", tmp_path / "self", tmp_path / "groups"))
     assert [group.name for group in found] == ["box", "pod", Path(root).name]
     assert [bound_of(group) for group in found] == [None, (480 * MIB, 512 * MIB), None]
 
 
 def test_a_group_that_cannot_be_seen_from_inside_is_the_root(tmp_path: Path) -> None:
     write(tmp_path, {"self/cgroup": "0::/../outside\n", "groups/cgroup.controllers": "memory\n"})
-    assert list(memory_groups(tmp_path / "self", tmp_path / "groups")) == [tmp_path / "groups"]
+    assert list(control_groups("memory", tmp_path / "self", tmp_path / "groups")) == [tmp_path / "groups"]
 
 
 def test_this_process_is_weighed() -> None:

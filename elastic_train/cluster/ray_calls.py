@@ -51,6 +51,12 @@ def connect(address: str, **settings: Any) -> None:
         ) from error
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of HOST:PORT, where IPv6 is in brackets; port 0 where it has none."""
+    host, _, port = address.rpartition(":")
+    return host.removeprefix("[").removesuffix("]"), int(port) if port.isdecimal() else 0
+
+
 def disconnect() -> None:
     """Leave the cluster, if this process joined one."""
     ray.shutdown()
@@ -58,10 +64,10 @@ def disconnect() -> None:
 
 def _knock(address: str) -> None:
     """ConnectionRefusedError where nothing listens; whatever else may be wrong is Ray's to say."""
-    host, _, port = address.rpartition(":")
+    host, port = host_and_port(address)
     try:
-        if host and port.isdecimal():
-            socket.create_connection((host, int(port)), timeout=KNOCK_S).close()
+        if host and port:
+            socket.create_connection((host, port), timeout=KNOCK_S).close()
     except ConnectionRefusedError:
         raise
     except OSError:

@@ -28,6 +28,8 @@ DEFAULTS: Mapping[str, Options] = {
     "s3": {**FRESH, "max_concurrency": 1},  # more makes each small read two requests
     "s3a": {**FRESH, "max_concurrency": 1},
 }
+JAVA = ("libhdfs", "libjvm")
+"""What pyarrow can't load where Hadoop is not installed. It says so with an error of the system's."""
 
 
 def open_store(url: str, *, options: Options | None = None, retry: Retry | None = None) -> Store:
@@ -54,6 +56,14 @@ def _connect(url: str, protocol: str, arguments: Options) -> fsspec.AbstractFile
             field="storage_path",
             problem=f"{url!r} needs a driver that is not installed here ({error}).",
             remedy=f"Install it on every machine: pip install {package_of(protocol)}",
+        ) from error
+    except OSError as error:
+        if not any(library in str(error) for library in JAVA):
+            raise
+        raise ConfigError(
+            field="storage_path",
+            problem=f"{url!r} is read by Hadoop's own library, and that or its Java is not here.",
+            remedy="Install both on every machine, with JAVA_HOME, HADOOP_HOME and CLASSPATH set.",
         ) from error
     except (TypeError, ValueError) as error:
         raise ConfigError(

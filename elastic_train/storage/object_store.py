@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from fsspec import AbstractFileSystem
 from fsspec.asyn import AsyncFileSystem
 
-from elastic_train.errors import StorageNotFound
+from elastic_train.errors import StorageError, StorageNotFound
 from elastic_train.storage.failures import statuses
 from elastic_train.storage.retry import Retry, failures_ignored, failures_named
 from elastic_train.storage.store import Blocks, Buffer, Names, Sink, check_path, check_prefix, exactly, spread
@@ -25,8 +25,8 @@ BLOCK = 16 << 20
 
 
 class ObjectStore:
-    """Objects of any fsspec file system with a conditional create (`pipe_file(mode="create")`). A root that
-    begins with a slash is a path from the top of its system.
+    """Objects of any fsspec file system with a conditional create (`pipe_file(mode="create")`); of others it
+    reads, and creates nothing. A root that begins with a slash is a path from the top of its system.
     """
 
     def __init__(
@@ -81,6 +81,10 @@ class ObjectStore:
 
     def create(self, path: str, data: Buffer) -> None:
         key, value = self._key(path), bytes(data)
+        if not _creates(self._fs):
+            raise no_conditional_create(
+                self.url, "its driver looks whether an object is there and then writes"
+            )
 
         def work() -> None:
             try:
@@ -170,6 +174,16 @@ class ObjectStore:
         return f"{self._url}/{path}"
 
 
+def no_conditional_create(url: str, reason: str) -> StorageError:
+    """Of a store that can't hold runs. `reason` is a clause."""
+    return StorageError(
+        path=url,
+        operation="commit to",
+        problem=f"{reason}, so two controllers could both commit. Use a store with conditional writes: "
+        "a path, s3://, gs:// or abfs://.",
+    )
+
+
 class Publishing(Sink, Protocol):
     """A sink of which nothing is seen before `commit`, and nothing is left by `discard`."""
 
@@ -210,6 +224,13 @@ class _UploadSink:
         self._file.closed = True  # or the destructor would flush, and start an upload after all
         with failures_ignored():
             self._file.discard()
+
+
+def _creates(system: Any) -> bool:
+    """Whether a driver brings a create of its own; that of fsspec is no condition of the store's."""
+    if system.async_impl:
+        return type(system)._pipe_file is not AsyncFileSystem._pipe_file
+    return type(system).pipe_file is not AbstractFileSystem.pipe_file
 
 
 def _find(system: Any, top: str) -> Iterable[str]:

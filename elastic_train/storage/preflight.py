@@ -7,6 +7,7 @@ import shutil
 from dataclasses import dataclass
 
 from elastic_train.errors import AlreadyExists, StorageError
+from elastic_train.storage.object_store import no_conditional_create
 from elastic_train.storage.posix_store import PosixStore
 from elastic_train.storage.retry import failures_named
 from elastic_train.storage.store import Store
@@ -33,12 +34,7 @@ def probe(store: Store, *, needed_bytes: int = 0) -> Token:
     except AlreadyExists:
         pass
     else:
-        raise StorageError(
-            path=store.url,
-            operation="commit to",
-            problem="a conditional create overwrote an object that was there, so two controllers could both "
-            "commit. Use a store with conditional writes.",
-        )
+        raise no_conditional_create(store.url, "a conditional create overwrote an object that was there")
     with store.stream(token.path) as sink:
         sink.write(token.value)
     see(store, token)

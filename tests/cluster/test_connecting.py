@@ -15,7 +15,7 @@ from ray.train import RunConfig, ScalingConfig
 import elastic_train as et
 from elastic_train.cluster.driver.launch import joined
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.ray_calls import connect
+from elastic_train.cluster.ray_calls import connect, host_and_port
 from elastic_train.errors import ClusterNotStarted, ConfigError
 from tests.tasks.tiny import TinyTask
 
@@ -28,6 +28,19 @@ def test_an_address_where_nothing_listens_is_told() -> None:
         port = taken.getsockname()[1]  # bound, and nobody listens
         with pytest.raises(ConfigError, match=rf"no Ray cluster to join at 127\.0\.0\.1:{port}.*RAY_ADDRESS"):
             connect(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("10.0.0.1:6379", "10.0.0.1", 6379),
+        ("[fd00::1]:6379", "fd00::1", 6379),
+        ("head:6379", "head", 6379),
+        ("head:", "head", 0),
+    ],
+)
+def test_an_address_has_a_host_and_a_port(address: str, host: str, port: int) -> None:
+    assert host_and_port(address) == (host, port)
 
 
 def test_the_address_is_that_of_a_person_or_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

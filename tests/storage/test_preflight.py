@@ -51,6 +51,21 @@ def test_a_store_that_overwrites_on_create_is_refused() -> None:
         probe(Careless())
 
 
+@pytest.mark.parametrize("url", ["hf://me/model/runs", "webhdfs://namenode:9870/runs"])
+def test_a_driver_that_looks_before_it_writes_is_refused(url: str) -> None:
+    """Before it is asked for anything: what looks and then writes passes when nobody else writes."""
+    pytest.importorskip("huggingface_hub", reason="the driver of hf://")
+    with pytest.raises(StorageError, match=rf"cannot commit to {url}: .* could both commit"):
+        probe(open_store(url))
+
+
+def test_hadoop_that_is_not_installed_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    monkeypatch.setenv("HADOOP_HOME", "/nowhere")
+    with pytest.raises(ConfigError, match="Hadoop's own library"):
+        open_store("hdfs://namenode:8020/runs")
+
+
 def test_wrong_credentials_fail_fast(s3: S3Server) -> None:
     options = {**s3.options, "secret": "wrong"}
     store = open_store(f"{s3.bucket('preflight')}/run", options=options, retry=Retry(Backoff(attempts=2)))

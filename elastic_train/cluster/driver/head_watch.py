@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 
 from elastic_train.cluster.controller.probe_addresses import reachable
+from elastic_train.cluster.ray_calls import host_and_port
 from elastic_train.errors import HeadLost
 
 RAY_ENDS_S = 60.0
@@ -53,8 +54,8 @@ class HeadWatch:
         ends this process soon.
         """
         self._doubted = True
-        host, _, port = self._address.rpartition(":")
-        if not port.isdigit() or self._accepts(host.strip("[]"), int(port)):
+        host, port = host_and_port(self._address)
+        if not port or self._accepts(host, port):
             self._heard = max(self._heard, self._clock() - ANSWER_S)
             return
         silent_s = self._clock() - self._heard

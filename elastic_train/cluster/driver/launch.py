@@ -32,7 +32,7 @@ from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.label_selectors import selected
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.pickle_job import sent
-from elastic_train.cluster.ray_calls import connect, remote
+from elastic_train.cluster.ray_calls import connect, host_and_port, remote
 from elastic_train.config import Prints, ResumeFrom, RunSpec
 from elastic_train.errors import ConfigError, HeadLost
 from elastic_train.planner.plan import counted
@@ -218,13 +218,13 @@ def _check_connected(address: str | None) -> None:
         )
 
 
-def _resolved(address: str) -> str:
-    """The address with its host as a number, where it has one."""
-    host, _, port = address.rpartition(":")
+def _resolved(address: str) -> tuple[str, int]:
+    """Host and port, the host as a number where it has one."""
+    host, port = host_and_port(address)
     try:
-        return f"{socket.gethostbyname(host)}:{port}"
+        return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]), port
     except OSError:
-        return address
+        return host, port
 
 
 def _start(spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos | None) -> Any:

@@ -13,11 +13,30 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-NETWORK = "10.231.77"
 GCS_PORT = 6399
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Network:
+    """Addresses that begin with `prefix`, of which `bits` are the network's. `detour`: each host has another
+    interface first, which its default route leads to, with the same address everywhere and nobody behind it.
+    """
+
+    prefix: str
+    bits: int
+    detour: str = ""
+
+    def of(self, host: int) -> str:
+        return f"{self.prefix}{host + 1}"
+
+
+PLAIN = Network(prefix="10.231.77.", bits=24)
+IPV6_ALONE = Network(prefix="fd00:231:77::", bits=64)
+WRONG_FIRST = Network(prefix="10.231.77.", bits=24, detour="172.31.77.1/16")
 
 
 def why_not() -> str:
@@ -36,18 +55,20 @@ def why_not() -> str:
 class Hosts:
     """`count` hosts h0, h1, ... on one bridge, with a Ray cluster: h0 its head without CPUs, 1 CPU on others.
 
-    `environment` is the whole environment of its processes. Use as a context manager: it ends what runs
-    inside its namespaces, and nothing else.
+    `environment` is the whole environment of its processes. The head is told its address, the others find
+    theirs by the way to the head. Use as a context manager: it ends what runs inside its namespaces, and
+    nothing else.
     """
 
-    def __init__(self, count: int, environment: Mapping[str, str]) -> None:
-        self._count, self._environment = count, dict(environment)
+    def __init__(self, count: int, environment: Mapping[str, str], network: Network = PLAIN) -> None:
+        self._count, self._environment, self._network = count, dict(environment), network
         self._tag = f"et{os.getpid() % 100_000}"
         self._temporary = Path(tempfile.mkdtemp(prefix="et-", dir="/tmp"))
 
     @property
     def address(self) -> str:
-        return f"{NETWORK}.1:{GCS_PORT}"
+        head = self._network.of(0)
+        return f"[{head}]:{GCS_PORT}" if ":" in head else f"{head}:{GCS_PORT}"
 
     def name(self, host: int) -> str:
         return f"{self._tag}h{host}"
@@ -78,13 +99,20 @@ class Hosts:
         _ip("link", "add", f"{self._tag}b", "type", "bridge")
         _ip("link", "set", f"{self._tag}b", "up")
         for host in range(self._count):
-            space, outer = self.name(host), f"{self._tag}v{host}"
+            space, outer, net = self.name(host), f"{self._tag}v{host}", self._network
             _ip("netns", "add", space)
+            _ip("-n", space, "link", "set", "lo", "up")
+            if net.detour:
+                _ip("-n", space, "link", "add", "detour", "type", "veth", "peer", "name", "nobody")
+                _ip("-n", space, "addr", "add", net.detour, "dev", "detour")
+                _ip("-n", space, "link", "set", "detour", "up")
+                _ip("-n", space, "link", "set", "nobody", "up")
+                _ip("-n", space, "route", "add", "default", "dev", "detour")
             _ip("link", "add", outer, "type", "veth", "peer", "name", "eth0", "netns", space)
             _ip("link", "set", outer, "master", f"{self._tag}b", "up")
-            _ip("-n", space, "addr", "add", f"{NETWORK}.{host + 1}/24", "dev", "eth0")
+            at_once = ("nodad",) if ":" in net.prefix else ()  # no waiting whether others have it
+            _ip("-n", space, "addr", "add", f"{net.of(host)}/{net.bits}", "dev", "eth0", *at_once)
             _ip("-n", space, "link", "set", "eth0", "up")
-            _ip("-n", space, "link", "set", "lo", "up")
 
     def _start_ray(self) -> None:
         ray = str(Path(sys.executable).with_name("ray"))
@@ -94,7 +122,7 @@ class Hosts:
             ray,
             "start",
             "--head",
-            f"--node-ip-address={NETWORK}.1",
+            f"--node-ip-address={self._network.of(0)}",
             f"--port={GCS_PORT}",
             f"--temp-dir={self._temporary / self.name(0)}",
             "--num-cpus=0",
@@ -108,7 +136,6 @@ class Hosts:
                     ray,
                     "start",
                     f"--address={self.address}",
-                    f"--node-ip-address={NETWORK}.{host + 1}",
                     f"--temp-dir={self._temporary / self.name(host)}",
                     "--num-cpus=1",
                     *common,

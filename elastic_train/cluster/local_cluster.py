@@ -23,6 +23,7 @@ from ray.cluster_utils import Cluster
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import NAMESPACE
 from elastic_train.cluster.peer_store.segments import sweep
+from elastic_train.cluster.process_room import check_local_room, process_room
 from elastic_train.errors import ClusterNotStarted, ConfigError
 
 OBJECT_STORE_BYTES = 150 * 2**20
@@ -61,6 +62,7 @@ class LocalCluster:
                 problem="Ray starts a local cluster from the main thread alone.",
                 remedy="Call fit() there, or join a cluster: fit(address=...), or ray.init() before.",
             )
+        check_local_room(nodes, process_room())
         self._cpus, self._object_store_bytes = cpus, object_store_bytes
         self._temporary = _short_directory()
         self.nodes: list[Any] = []

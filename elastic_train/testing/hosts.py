@@ -77,6 +77,13 @@ class Hosts:
         """The command line that runs a command on a host."""
         return ["ip", "netns", "exec", self.name(host), *command]
 
+    def processes(self, host: int) -> list[int]:
+        """Ids of what runs on a host."""
+        found = subprocess.run(
+            ["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=False
+        )
+        return [int(pid) for pid in found.stdout.split()]
+
     def cut(self, host: int) -> None:
         """From now on nothing reaches the host and nothing leaves it."""
         _ip("-n", self.name(host), "link", "set", "eth0", "down")
@@ -158,12 +165,9 @@ class Hosts:
 
     def _close(self) -> None:
         for host in range(self._count):
-            found = subprocess.run(
-                ["ip", "netns", "pids", self.name(host)], capture_output=True, text=True, check=False
-            )
-            for pid in found.stdout.split():
+            for pid in self.processes(host):
                 with suppress(ProcessLookupError):
-                    os.kill(int(pid), signal.SIGKILL)
+                    os.kill(pid, signal.SIGKILL)
         for host in range(self._count):
             subprocess.run(["ip", "netns", "del", self.name(host)], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", f"{self._tag}b"], capture_output=True, check=False)

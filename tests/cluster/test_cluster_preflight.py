@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from elastic_train.cluster.driver.cluster_preflight import nodes, problems_of
+from elastic_train.cluster.driver.cluster_preflight import Problems, nodes, problems_of
 from elastic_train.cluster.driver.launch import prepare_local_environment
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.storage.fsspec_store import open_store
@@ -29,9 +29,9 @@ def test_what_a_node_cannot_see_is_told_by_node(cluster: LocalCluster, tmp_path:
     there = nodes()
     assert len(there) == 3  # the head is one
     token = probe(open_store(str(tmp_path)))
-    assert problems_of(str(tmp_path), token, there, within_s=60.0) == {}
+    assert problems_of(str(tmp_path), token, there, within_s=60.0) == Problems()
     never = Token(path="preflight/elsewhere", value=b"written on a disk of another machine")
-    problems = problems_of(str(tmp_path), never, there, within_s=60.0)
+    problems = problems_of(str(tmp_path), never, there, within_s=60.0).storage
     assert problems.keys() == there.keys()
     assert all("can't be seen here" in problem for problem in problems.values())
     assert open_store(str(tmp_path)).list() == [token.path]  # the nodes' own are gone

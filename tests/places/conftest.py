@@ -5,10 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+import pytest
+
 from elastic_train.checkpoint.run_directory import RunDirectory
+from elastic_train.control_groups import control_groups
 from elastic_train.storage.fsspec_store import open_store
 from tests.cluster.conftest import REPOSITORY, SMALL_JOB, environment_of
 
@@ -43,6 +49,31 @@ class Place:
         except OSError as error:
             return f"{self.name}: {error}"
         return f"{self.name}: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+@contextmanager
+def few_processes(most: int) -> Iterator[Path]:
+    """A control group in which so many processes and threads may be, as a container's. Skips where there can
+    be none. What is left in it is ended.
+    """
+    around = next(control_groups("pids"), None)
+    if around is None:
+        pytest.skip("no control group bounds processes here")
+    group = around / f"et-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / "pids.max").write_text(str(most))
+    except OSError as error:
+        pytest.skip(f"no control group for processes can be made here: {error}")
+    try:
+        yield group
+    finally:
+        left = [psutil.Process(int(pid)) for pid in (group / "cgroup.procs").read_text().split()]
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+        group.rmdir()
 
 
 def run_small_job(place: Place, storage: Path) -> subprocess.CompletedProcess[str]:

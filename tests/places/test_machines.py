@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from elastic_train.cli.exit_codes import FINISHED, USAGE
-from tests.places.conftest import STEPS, Place, run_small_job, saved
+from tests.places.conftest import STEPS, Place, few_processes, run_small_job, saved
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(400)]
 
@@ -52,3 +52,14 @@ def test_a_machine_whose_tmp_cannot_be_written_is_told_what_to_mount(tmp_path: P
     assert done.returncode == USAGE
     assert "docker run --tmpfs /tmp" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_machine_on_which_few_processes_may_begin_is_refused_and_trains_with_enough(tmp_path: Path) -> None:
+    """In 100 of them, which containers may have, Ray waits for itself and says nothing."""
+    with few_processes(100) as group:
+        done = run_small_job(Place(name="100 processes", made_by=f"echo $$ > {group}/cgroup.procs"), tmp_path)
+    assert done.returncode == USAGE
+    assert "--pids-limit" in done.stderr
+    assert "Traceback" not in done.stderr
+    with few_processes(900) as group:
+        trains(Place(name="900 processes", made_by=f"echo $$ > {group}/cgroup.procs"), tmp_path)

@@ -1,17 +1,27 @@
-"""Preflight: try the run's storage from every node before the first step."""
+"""Preflight: try every node before the first step: the run's storage from there, and room for processes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from elastic_train.cluster.process_room import process_room, too_narrow
 from elastic_train.cluster.ray_calls import answer, connect, remote
 from elastic_train.errors import StorageError, StorageUnavailable
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.preflight import Token, probe, see
+
+
+@dataclass(frozen=True, slots=True)
+class Problems:
+    """What keeps a run from using a node, by node: its storage from there, or too little room to begin."""
+
+    storage: dict[str, str] = field(default_factory=dict[str, str])
+    room: dict[str, str] = field(default_factory=dict[str, str])
 
 
 def hosts() -> dict[str, str]:
@@ -26,11 +36,12 @@ def nodes() -> dict[str, str]:
 
 def problems_of(
     url: str, token: Token, nodes: Mapping[str, str], *, within_s: float, trouble_raises: bool = False
-) -> dict[str, str]:
-    """What keeps the storage at a URL from being used, by node; empty if nothing does.
+) -> Problems:
+    """What keeps a run with its storage at a URL from using the nodes.
 
-    Each node reads the token that was written elsewhere, and writes, creates, reads back and deletes its own.
-    Trouble that may pass is told as any other, or with `trouble_raises` as the StorageUnavailable that it is.
+    Each node reads the token that was written elsewhere, and writes, creates, reads back and deletes its own;
+    and more processes can begin there. Trouble that may pass is told as any other, or with `trouble_raises`
+    as the StorageUnavailable that it is.
     """
     calls = {
         name: remote(_try, num_cpus=0)
@@ -38,16 +49,18 @@ def problems_of(
         .remote(url, token)
         for name, node in nodes.items()
     }
-    found: dict[str, str] = {}
+    found = Problems()
     for name, call in calls.items():
         try:
-            answer(call, within_s)  # a process has to start there first
+            narrow = answer(call, within_s)  # a process has to start there first
+            if narrow is not None:
+                found.room[name] = narrow
         except StorageError as error:
             if trouble_raises and isinstance(error, StorageUnavailable):
                 raise
-            found[name] = str(error)
+            found.storage[name] = str(error)
         except (RayError, GetTimeoutError) as error:
-            found[name] = f"it did not answer: {type(error).__name__}"
+            found.storage[name] = f"it did not answer: {type(error).__name__}"
     return found
 
 
@@ -57,12 +70,14 @@ def try_everywhere(url: str, token: Token, *, address: str, within_s: float) -> 
     try:
         names = nodes()
         problems = problems_of(url, token, names, within_s=within_s)
-        return {name: problems.get(name) for name in sorted(names)}
+        told = problems.room | problems.storage
+        return {name: told.get(name) for name in sorted(names)}
     finally:
         ray.shutdown()
 
 
-def _try(url: str, token: Token) -> None:
+def _try(url: str, token: Token) -> str | None:
     store = open_store(url)
     see(store, token)
     store.delete([probe(store).path])
+    return too_narrow(process_room())

@@ -90,7 +90,7 @@ def fit(
             _say(f"page {served[1].url}", quiet=quiet)
         with signals_restored(), _cluster(address, local_nodes, cpus=_cpus(spec), quiet=quiet):
             try:
-                lasting.do(lambda: _check_nodes_see(spec, token))
+                lasting.do(lambda: _check_nodes(spec, token))
             finally:
                 lasting.do(lambda: store.delete([token.path]))
             if resume_from is not None:
@@ -285,17 +285,24 @@ def absolute(path: str) -> str:
     return str((Path.home() if copied else Path.cwd()) / address.root)
 
 
-def _check_nodes_see(spec: RunSpec, token: Token) -> None:
-    """Refuse storage that some node cannot use, before step 1. StorageUnavailable where that may pass."""
+def _check_nodes(spec: RunSpec, token: Token) -> None:
+    """Refuse storage that some node cannot use, and nodes on which nothing can begin, before step 1.
+    StorageUnavailable where that may pass.
+    """
     there = hosts()
     if len(there) < 2:
         return
     url = child_url(spec.storage_path, spec.name)
     problems = problems_of(url, token, there, within_s=spec.timing.start_worker_s, trouble_raises=True)
-    if problems:
+    if problems.storage:
         raise ConfigError(
             field="run_config.storage_path",
-            problem=f"{spec.storage_path} can't be used from {', '.join(sorted(problems))}: "
-            f"{next(iter(problems.values()))}",
+            problem=f"{spec.storage_path} can't be used from {', '.join(sorted(problems.storage))}: "
+            f"{next(iter(problems.storage.values()))}",
             remedy="Use storage that every node sees, such as s3:// or a shared file system.",
+        )
+    if problems.room:
+        raise ConfigError(
+            field="address",
+            problem=f"{', '.join(sorted(problems.room))} can't be used: {next(iter(problems.room.values()))}",
         )

@@ -329,6 +329,9 @@ def _sync_directory(directory: Path) -> None:
     file = _open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(file)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # what a file system says that can't flush directories, as some mounts
+            raise
     finally:
         os.close(file)
 

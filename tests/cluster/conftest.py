@@ -47,6 +47,9 @@ def environment_of(home: Path) -> dict[str, str]:
         "RAY_AUTH_MODE": "disabled",
         "RAY_worker_niceness": "0",
         "OMP_NUM_THREADS": "1",
+        # Ray gives a node 30 s, and a head that answers 5 s: too little where tests run side by side.
+        "RAY_raylet_start_wait_time_s": "180",
+        "RAY_gcs_rpc_server_connect_timeout_s": "60",
     }
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from elastic_train.errors import StorageError, StorageUnavailable
 from elastic_train.storage.posix_store import PosixStore
+from elastic_train.storage.preflight import probe
 from elastic_train.storage.retry import Backoff, Retry
 
 pytestmark = pytest.mark.ring1
@@ -53,6 +54,41 @@ def test_bytes_are_durable_before_the_name_and_the_name_before_the_return(
         sink.write(b"x")
         sink.write(b"y")
     assert calls == ["write", "write", "fsync", "replace", "fsync directory"]
+
+
+def test_a_file_system_that_cannot_flush_directories_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fsync(2) says EINVAL then; of a file it is an error still."""
+    real, refused = os.fsync, [stat.S_ISDIR]
+
+    def fsync(file: int) -> None:
+        if any(kind(os.fstat(file).st_mode) for kind in refused):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    store = PosixStore(tmp_path)
+    store.write("new/a", b"x")
+    store.create("new/b", b"y")
+    assert store.list() == ["new/a", "new/b"]
+    refused.append(stat.S_ISREG)
+    with pytest.raises(StorageError, match="Invalid argument"):
+        store.write("new/c", b"z")
+    assert store.list() == ["new/a", "new/b"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
+def test_a_file_system_without_hard_links_is_refused_and_said(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*args: object, **kwargs: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(StorageError, match="A commit needs hard links"):
+        probe(PosixStore(tmp_path))
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
 def test_a_new_directory_is_durable_in_its_parent(tmp_path: Path, calls: list[str]) -> None:

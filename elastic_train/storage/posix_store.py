@@ -330,7 +330,7 @@ def _sync_directory(directory: Path) -> None:
     try:
         os.fsync(file)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # what a file system says that can't flush directories, as some mounts
+        if error.errno != errno.EINVAL:  # where it can't flush directories
             raise
     finally:
         os.close(file)

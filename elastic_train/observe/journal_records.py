@@ -1,7 +1,8 @@
 """Journal records: an event, the controller's reason and its outcome, as one line of JSON.
 
 Folds of records need neither the policy nor the planner: what a person wants to know of the decision is in
-the record. Durations are taken from the wall time of the records, because a new term's clock starts anew.
+the record. Durations are taken from the wall time of the records, because a new term's clock starts anew;
+within a term it goes on evenly, whatever is done to the machine's clock.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import signal
 import threading
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -44,8 +46,18 @@ class Stuck(Pretrain):
         mark = Path(self.mark)
         if dist.get_rank() == 1 and (calls >= self.CALLS or mark.exists()):
             mark.touch()
-            threading.Event().wait()
+            self.go_no_further()
         return super().loss(output, micro_batch)
+
+    def go_no_further(self) -> None:
+        threading.Event().wait()
+
+
+class Killed(Stuck):
+    """It dies instead, as one does that the kernel ends for want of memory."""
+
+    def go_no_further(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Slow(Pretrain):
@@ -67,6 +79,16 @@ def test_a_rank_that_always_hangs_at_the_same_step_ends_the_run_with_everybodys_
         assert event.cause.rank == 1
         assert len(event.stacks) == 2
         assert "in loss" in dict(event.stacks)[event.worker]
+
+
+def test_a_rank_that_always_dies_at_the_same_step_ends_the_run_when_its_failures_are_spent(
+    runs: Runs, tmp_path: Path
+) -> None:
+    task, spec = runs.spec("killed", workers="2:2", standby=1, max_failures=3)
+    with pytest.raises(InfrastructureError, match="4 failures"):
+        fit(Killed(**vars(task), mark=str(tmp_path / "mark")), spec, address=None, local_nodes=0, quiet=False)
+    records = runs.records("killed")
+    assert len([record for record in records if isinstance(record.event, WorkerLost)]) == 4
 
 
 def test_a_rank_that_wakes_up_when_it_was_replaced_ends_itself_and_writes_nothing(runs: Runs) -> None:

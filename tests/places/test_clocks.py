@@ -14,6 +14,7 @@ import pytest
 
 from elastic_train.cli.exit_codes import FINISHED
 from elastic_train.control.events import WorkerLost
+from elastic_train.observe.goodput import goodput
 from elastic_train.observe.ledger import ledger
 from elastic_train.testing.ray_processes import RayProcesses
 from tests.cluster.conftest import Jobs, environment_of, eventually, small_job
@@ -109,3 +110,4 @@ def trained_as_if_nothing_was(jobs: Jobs, name: str, steps: int) -> None:
     assert not [r.reason for r in records if isinstance(r.event, WorkerLost)]
     assert sum(r.formed is not None for r in records) == 1
     assert saved(jobs.storage, name) == steps
+    assert goodput(records).share <= 1.0

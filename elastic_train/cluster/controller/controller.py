@@ -91,6 +91,9 @@ class Controller:
         )
         self._spec, self._driver = spec, driver
         self._inbox = Inbox()
+        # Records have the wall time of this moment and what has passed since: a clock that is set meanwhile
+        # changes no duration.
+        self._wall_origin = time.time() - self._inbox.now()  # noqa: TID251 - for people
         self._board = Board()
         self._driver_watch = DriverWatch(spec.timing.lease_s)
         self._hook = EventHook(spec.on_event, spec.name) if spec.on_event else None
@@ -328,8 +331,8 @@ class Controller:
             self._plans.prepare(question)
 
     def _note(self, event: Event, outcome: Outcome) -> None:
-        now = wall_text(time.time())  # noqa: TID251 - for people
-        noted = self._board.put(lambda number: record(number, now, event, outcome))
+        wall = wall_text(self._wall_origin + self._inbox.now())
+        noted = self._board.put(lambda number: record(number, wall, event, outcome))
         self._chronicle.note(noted, outcome.state)
         if self._hook is not None:
             self._hook.hear(noted)

@@ -16,6 +16,7 @@ ElasticTrainError
 |-- ReplicasDiffer            ranks that should hold the same bits don't
 |-- UndoRefused               a step cannot be run backwards without guessing; nothing was changed
 |-- MemoryTooSmall            what is to be kept in memory does not fit
+|-- DeviceMemoryExceeded      a step, or what it begins with, does not fit into a device's memory
 |-- StorageError              a storage operation failed after its retries
 |   |-- StorageUnavailable    trouble that may pass: no answer, throttling, credentials that ended
 |   |-- StorageNotFound       nothing at that path
@@ -231,6 +232,22 @@ class MemoryTooSmall(ElasticTrainError):
             f"{self.what} of the state need {self.needed / 1e6:,.1f} MB in {self.where}, which has "
             f"{self.free / 1e6:,.1f} MB. Give it more memory, use more nodes, or turn snapshots off with "
             "Checkpoints(peers=None)."
+        )
+
+
+@dataclass(kw_only=True, eq=False)
+class DeviceMemoryExceeded(ElasticTrainError):
+    """Torch's own error of a device's memory, which it `said`, with the peak that was measured."""
+
+    device: str
+    said: str
+    peak: int  # bytes that tensors took at the most
+    room: int  # bytes of the device
+
+    def __str__(self) -> str:
+        return (
+            f"{self.said} Tensors took {self.peak:,} of the {self.room:,} bytes of {self.device} at the "
+            "most. A plan that needs less is tried where there is one; smaller micro-batches need less too."
         )
 
 

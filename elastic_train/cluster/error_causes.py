@@ -14,6 +14,7 @@ from elastic_train.control.events import Cause
 from elastic_train.errors import (
     CheckpointError,
     ConfigError,
+    DeviceMemoryExceeded,
     ElasticTrainError,
     Fenced,
     GroupBroken,
@@ -81,6 +82,8 @@ def cause_of(
             return Cause(kind="storage", detail=line, phase=phase, step=step, rank=rank, node=node)
         case CheckpointError():
             return Cause(kind="damage", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case DeviceMemoryExceeded(peak=peak):
+            return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node, peak=peak)
         case MemoryError() | MemoryTooSmall():
             return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node)
         case LoaderLost():  # mostly by its machine's memory

@@ -27,8 +27,8 @@ CauseKind = Literal[
 class Cause:
     """Why something ended. `detail` is one line; `traceback` the user's own where there is one.
 
-    After a corruption `trusted` is the last step at which replicas held the same. `worker` is whose process
-    ended, where one did.
+    After a corruption `trusted` is the last step at which replicas held the same. Where a device's memory was
+    too small `peak` is what tensors took of it, in bytes. `worker` is whose process ended, where one did.
     """
 
     kind: CauseKind
@@ -40,3 +40,4 @@ class Cause:
     traceback: str = ""
     trusted: int | None = None
     worker: str = ""
+    peak: int = 0

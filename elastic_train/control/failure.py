@@ -16,6 +16,7 @@ from elastic_train.control.causes import CauseKind
 from elastic_train.control.commands import Abort, StopWorker
 from elastic_train.control.ending import end, end_by_user_error
 from elastic_train.control.events import Cause, FinalReport, GroupBroken, Hung
+from elastic_train.control.exceeded_plans import with_exceeded
 from elastic_train.control.identity_cache import remembered
 from elastic_train.control.membership import find, noticed, without, without_all
 from elastic_train.control.policy import Policy
@@ -277,11 +278,16 @@ def verdict(state: State, policy: Policy, at: float) -> Outcome:
     failures = facts.failures
     walls = tuple(c for c in phase.causes if c.kind in WALLS)
     alone = failures.partial[1] if failures.partial else None
-    met = next((c for c in walls if any(_same(e, c, alone) for e in failures.deterministic)), None)
+    exceeded = with_exceeded(failures.exceeded, phase.plan, phase.causes)
+    # A plan that is found out to need too much is not chosen again: another one may do.
+    escaped = exceeded != failures.exceeded
+    again = (c for c in walls if not (escaped and c.peak))
+    met = next((c for c in again if any(_same(e, c, alone) for e in failures.deterministic)), None)
     failures = replace(
         failures,
         last_step=max(failures.last_step, facts.lineage.step),
         deterministic=(*failures.deterministic, *walls),
+        exceeded=exceeded,
     )
     state = State(facts=replace(facts, failures=failures), phase=waiting)
     if met is not None and met.kind == "memory":

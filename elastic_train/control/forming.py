@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from elastic_train.control import preparation
+from elastic_train.control import exceeded_plans, preparation
 from elastic_train.control.commands import AskPeers, Command, Form, Go, Save, StopWorker
 from elastic_train.control.ending import end
 from elastic_train.control.events import GroupReady, PeersReported
@@ -110,6 +110,9 @@ def try_form(state: State, policy: Policy, at: float) -> Outcome:
         made, planned = None, best_plan(to_form(facts, held(facts), policy, at), policy)
     if isinstance(planned, Infeasible) and facts.membership.evicted:
         return _too_few(state, policy, at)
+    if isinstance(planned, Infeasible) and facts.failures.exceeded and not coming:
+        why = f"{exceeded_plans.said(facts.failures.exceeded)}, and no plan needs less: {planned.reason}"
+        return end(state, "infrastructure", why)
     if isinstance(planned, Infeasible):
         if planned.reason == phase.problem:
             return Outcome(state=state)

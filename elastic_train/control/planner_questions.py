@@ -49,6 +49,7 @@ def to_form(facts: Facts, shards: Plan | None, policy: Policy, at: float) -> Que
             hysteresis=0.0,
             paces=_paces(facts.measured),
         ),
+        exceeded=tuple(plan for plan, _ in facts.failures.exceeded),
     )
 
 
@@ -71,6 +72,7 @@ def to_change(facts: Facts, phase: Running, policy: Policy, at: float) -> Questi
             lost_s=_lost_s(facts, policy, at),
             paces=_paces(facts.measured),
         ),
+        exceeded=tuple(plan for plan, _ in facts.failures.exceeded),
     )
 
 

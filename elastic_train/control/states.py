@@ -182,6 +182,7 @@ class Failures:
     not_finite: tuple[int, int] | None = None  # the row of steps without a finite loss up to the newest
     restarts: int = 0  # of the controller without a committed step between them
     preemptions: int = 0  # interruptions by machines that were taken away, with or without notice
+    exceeded: tuple[tuple[Plan, int], ...] = ()  # plans that a device's memory was too small for, and peaks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,15 @@ class Question:
     """Who is there, in order of preference, and what a change would cost.
 
     `held` is the plan whose shards the workers hold, None where the state comes from elsewhere. Where all of
-    its workers are there it may be the answer.
+    its workers are there it may be the answer. `exceeded` are plans that turned out not to fit into the
+    memory of a device: nothing that is predicted to need as much as one of them is an answer.
     """
 
     worker_slots: tuple[WorkerSlot, ...]
     most: int | None = None  # ranks that a plan may have
     held: Plan | None = None
     outlook: Outlook = field(default_factory=Outlook)
+    exceeded: tuple[Plan, ...] = ()
 
     @property
     def room(self) -> int:

@@ -239,6 +239,11 @@ class Scorer:
         return (0, *inner, layers)
 
 
+def memory_of(problem: Problem, plan: Plan) -> WorkerMemory:
+    """What a plan is predicted to need, whether or not it fits."""
+    return Scorer(problem, StageTable(problem.shape, problem.hardware))._memory_of(plan)
+
+
 def _blocks(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """Positions between layers as ranges of blocks: the first layer and the last are none."""
     last = positions[-1] - 2

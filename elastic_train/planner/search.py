@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from elastic_train.config import Parallelism, RunSpec
 from elastic_train.planner.choose_plan import choose
 from elastic_train.planner.data_parallel import DataParallel
 from elastic_train.planner.hardware import Hardware
+from elastic_train.planner.memory_model import memory_per_worker
 from elastic_train.planner.mesh_candidates import RECOMPUTES
 from elastic_train.planner.model_shape import ModelShape
-from elastic_train.planner.plan import Infeasible, Recompute
+from elastic_train.planner.plan import Infeasible, Plan, Recompute
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.question import Planned, Question
+from elastic_train.planner.scoring import memory_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +39,12 @@ class Search:
     data_first: bool = False
 
     def __call__(self, question: Question, /) -> Planned | Infeasible:
+        known = self
+        for plan in question.exceeded:
+            known = known._below(plan, question)
+        return known._chosen(question)
+
+    def _chosen(self, question: Question) -> Planned | Infeasible:
         problem = self.problem(question)
         if problem is None:
             return self._data_parallel(question)
@@ -55,6 +63,21 @@ class Search:
             moved=scored.moves.most,
             step_s=scored.cost.step_s,
         )
+
+    def _below(self, plan: Plan, question: Question) -> Search:
+        """With less memory than each model of it says that a plan needs which needed more than there is."""
+        if self.shape is None:
+            return self
+        known = self
+        if plan.mesh.dp == plan.mesh.size:
+            needed = memory_per_worker(self.shape, plan.mesh).training
+            known = replace(self, memory_bytes=_less(self.memory_bytes, needed))
+        problem = self.problem(replace(question, held=None))
+        if problem is not None and self.hardware is not None:
+            hardware = self.hardware
+            there = _less(hardware.memory_bytes, memory_of(problem, plan).training)
+            known = replace(known, hardware=replace(hardware, memory_bytes=there))
+        return known
 
     def _data_parallel(self, question: Question) -> Planned | Infeasible:
         plain = DataParallel(
@@ -83,6 +106,10 @@ class Search:
             recompute=self.recompute,
             zero_bubble=self.zero_bubble,
         )
+
+
+def _less(there: int | None, needed: int) -> int:
+    return needed - 1 if there is None else min(there, needed - 1)
 
 
 def planner_for(

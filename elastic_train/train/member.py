@@ -25,6 +25,7 @@ from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.custom.loop_runner import UsersLoop
 from elastic_train.train.dataset import Data, Dumps, build, check_at_start, described
 from elastic_train.train.declaration.loop_task import LoopTask
+from elastic_train.train.device_memory import begin_peak
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.next_group import NextGroup, group_of
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
@@ -248,6 +249,7 @@ class Member:
     def go(self) -> None:
         """The new shards become the state; earlier local states are dropped."""
         shards = self.forming.shards
+        begin_peak(self._device)
         if own := shards.computed.get(shards.rank):
             assert self.continued is not None
             shards.kept = self.held.kept(self.continued, (shards.step or 0) + 1)

@@ -118,8 +118,15 @@ class Gang:
 
     def join(self, plan: Plan, processes: Sequence[int], by_module: bool | None = None) -> None:
         """Ranks taken, nothing filled."""
+        assignments = self.assignments(plan, processes, by_module)
+        self.pool.run(call, "join", PerRank(assignments), ranks=processes, timeout=self._timeout)
+
+    def assignments(
+        self, plan: Plan, processes: Sequence[int], by_module: bool | None = None
+    ) -> list[RankAssignment]:
+        """The ranks of a new generation, which none of them has taken yet."""
         self.generation, self.processes = next(self.pool.generations), tuple(processes)
-        assignments = [
+        return [
             RankAssignment(
                 generation=self.generation,
                 rank=rank,
@@ -131,7 +138,6 @@ class Gang:
             )
             for rank in range(plan.world_size)
         ]
-        self.pool.run(call, "join", PerRank(assignments), ranks=processes, timeout=self._timeout)
 
     def begin(self) -> Pending:
         """Let all ranks train."""

@@ -25,6 +25,7 @@ def start(state: State, task: Task, spec: RunSpec) -> None:
     state["member"] = Member(
         task,
         spec,
+        device=state["device"],
         on_step=lambda report: state.get("on_step", state["reports"].append)(report),
         saving=lambda described: StoppingSaver(
             described, lambda snapshot: state["saved"].append(_kept(snapshot))

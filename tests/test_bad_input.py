@@ -60,6 +60,12 @@ def test_unknown_resources_are_refused() -> None:
         job(scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1, "licence": 1}))
 
 
+@pytest.mark.parametrize("gpus", [0.5, 2])
+def test_parts_of_gpus_and_several_of_them_for_one_worker_are_refused(gpus: float) -> None:
+    with pytest.raises(ConfigError, match=f"GPU={gpus:g}: a worker is one process on one whole GPU"):
+        job(scaling_config=ScalingConfig(num_workers=2, use_gpu=True, resources_per_worker={"GPU": gpus}))
+
+
 def test_a_budget_that_nobody_set_is_not_zero() -> None:
     assert job().spec.max_failures == 3
     config = RunConfig(name="a", failure_config=FailureConfig(max_failures=7))

@@ -51,10 +51,18 @@ def _short_directory() -> str:
 
 
 class LocalCluster:
-    """A head with 0 CPUs and `nodes` nodes of `cpus` CPUs. Use as a context manager, from the main thread."""
+    """A head with 0 CPUs and `nodes` nodes of `cpus` CPUs. Use as a context manager, from the main thread.
+
+    `gpus` are those that each node says it has; None: what Ray finds.
+    """
 
     def __init__(
-        self, nodes: int = 3, *, cpus: int = 1, object_store_bytes: int = OBJECT_STORE_BYTES
+        self,
+        nodes: int = 3,
+        *,
+        cpus: int = 1,
+        gpus: int | None = None,
+        object_store_bytes: int = OBJECT_STORE_BYTES,
     ) -> None:
         if threading.current_thread() is not threading.main_thread():
             raise ConfigError(
@@ -63,7 +71,7 @@ class LocalCluster:
                 remedy="Call fit() there, or join a cluster: fit(address=...), or ray.init() before.",
             )
         check_local_room(nodes, process_room())
-        self._cpus, self._object_store_bytes = cpus, object_store_bytes
+        self._cpus, self._gpus, self._object_store_bytes = cpus, gpus, object_store_bytes
         self._temporary = _short_directory()
         self.nodes: list[Any] = []
         self.cluster = Cluster()
@@ -88,7 +96,9 @@ class LocalCluster:
     def add_node(self, cpus: int | None = None) -> str:
         """Start a node and return its id."""
         node = self.cluster.add_node(
-            num_cpus=self._cpus if cpus is None else cpus, object_store_memory=self._object_store_bytes
+            num_cpus=self._cpus if cpus is None else cpus,
+            object_store_memory=self._object_store_bytes,
+            **({} if self._gpus is None else {"num_gpus": self._gpus}),
         )
         self.nodes.append(node)
         return node.node_id

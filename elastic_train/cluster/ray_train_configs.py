@@ -219,6 +219,13 @@ def _workers(scaling: ScalingConfig) -> dict[str, Any]:
     resources.update(cast("Mapping[str, float]", scaling.resources_per_worker or {}))
     gpus = float(resources.pop("GPU", 1.0 if scaling.use_gpu else 0.0))
     cpus = float(resources.pop("CPU", 1.0))
+    if gpus not in (0.0, 1.0):
+        raise ConfigError(
+            field="scaling_config.resources_per_worker",
+            problem=f"GPU={gpus:g}: a worker is one process on one whole GPU. Communicators refuse two ranks "
+            "on the same one, and a second one of a worker would stand idle.",
+            remedy="Ask for GPU=1 and as many workers as there are GPUs, or for none.",
+        )
     if resources:
         raise ConfigError(
             field="scaling_config.resources_per_worker",

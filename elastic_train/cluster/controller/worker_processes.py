@@ -189,7 +189,6 @@ class WorkerProcesses:
                 name=name,
                 node=command.node,
                 spec=spec,
-                device="cuda" if spec.gpus_per_worker else "cpu",
                 job=context.job,
                 controller=context.controller,
                 faults=context.faults,

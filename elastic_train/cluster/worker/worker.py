@@ -38,6 +38,7 @@ from elastic_train.cluster.worker.shared_memory_tier import SharedMemoryTier
 from elastic_train.cluster.worker.spot_notices import heed
 from elastic_train.cluster.worker.thread_stacks import stack_of
 from elastic_train.cluster.worker.training_thread import TrainingThread
+from elastic_train.cluster.worker.worker_device import device_of_worker
 from elastic_train.cluster.worker.worker_reporter import WorkerReporter
 from elastic_train.config import RunSpec
 from elastic_train.control.events import StepCommitted
@@ -48,6 +49,7 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
 from elastic_train.storage.job_output import OutputWriter
 from elastic_train.train.collectives.interruptible_group import waited
+from elastic_train.train.device_memory import exceeded
 from elastic_train.train.member import Member
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
 from elastic_train.train.reclaim import spare_what_exists
@@ -70,7 +72,6 @@ class Worker:
         spec: RunSpec,
         job: bytes,
         controller: Any,
-        device: str = "cpu",
         faults: tuple[FaultSchedule, Mapping[str, str]] | None = None,
     ) -> None:
         heed(spec.notices)
@@ -114,7 +115,7 @@ class Worker:
                 rank=lambda: self._owner.progress().rank,
                 break_group=lambda: self._owner.abort(self._owner.progress().generation),
             )
-        self._started = self._training.submit(lambda: self._start(job, device))
+        self._started = self._training.submit(lambda: self._start(job))
 
     # -- being there
 
@@ -307,12 +308,12 @@ class Worker:
 
     # -- on the training thread
 
-    def _start(self, job: bytes, device: str) -> None:
+    def _start(self, job: bytes) -> None:
         with loading(self._name, self._node):
             self._member = self._reporter.member = Member(
                 cloudpickle.loads(job),  # pyright: ignore[reportPrivateImportUsage]
                 self._spec,
-                device=device,
+                device=device_of_worker(self._spec.gpus_per_worker),
                 on_step=self._reporter.step,
                 saving=lambda described: BackgroundSaver(described, self._tier, log.warning),
                 faults=self._stopwatch,
@@ -360,7 +361,7 @@ class Worker:
             self._output.flush(OUTPUT_S)  # the run ends with it, and so does this process
             self._reporter.broke(generation, error)
         except Exception as error:  # noqa: BLE001 - an engine fault: said, never swallowed
-            self._reporter.broke(generation, error)
+            self._reporter.broke(generation, exceeded(error) or error)
         else:
             if end.kind == "paused":
                 self._paused = generation
@@ -385,7 +386,7 @@ class Worker:
         try:
             return future.result()
         except Exception as error:
-            self._reporter.failed(generation, error)
+            self._reporter.failed(generation, exceeded(error) or error)
             raise
 
     def _exit(self, why: str) -> None:

@@ -64,12 +64,14 @@ def _module(library: ModuleType) -> ModuleType:
     made: Any = ModuleType(f"torch.{NAME}")
     made.is_available = lambda: True
     made.is_initialized = lambda: True
+    made._initialized = True
     made.init = lambda: None
     made._lazy_init = lambda: None
     made._is_in_bad_fork = lambda: False
     made.device_count = library.device_count
     made.current_device = library.current_device
     made.set_device = lambda device: library.set_device(_index(library, device))
+    made.device = _Chosen
     made.get_device_name = lambda device=None: "rehearsal device"
     made.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float16]
     made.manual_seed = lambda seed: library.default_generator(-1).manual_seed(seed)
@@ -82,10 +84,26 @@ def _module(library: ModuleType) -> ModuleType:
     ).set_state(state)
     made.synchronize = lambda device=None: torch.accelerator.synchronize(_index(library, device))
     made.current_stream = lambda device=None: torch.accelerator.current_stream(_index(library, device))
+    made.stream = lambda stream: stream  # it is its own context
     made.Stream, made.Event = torch.Stream, torch.Event
     made.cudart = lambda: _Driver
     sys.modules[made.__name__] = made
     return made
+
+
+class _Chosen:
+    """Inside, it is the current one."""
+
+    def __init__(self, device: torch.device | str | int | None) -> None:
+        self._library = load_library()
+        self._index = _index(self._library, device)
+
+    def __enter__(self) -> None:
+        self._before = self._library.current_device()
+        self._library.set_device(self._index)
+
+    def __exit__(self, *raised: object) -> None:
+        self._library.set_device(self._before)
 
 
 class _Driver:

@@ -3,124 +3,18 @@
 // An operation is enqueued in a stream of the communicator, behind what its caller enqueued so far, and `wait`
 // orders the caller's stream behind it: no wait stops the host. Where a peer is gone the stream stands still
 // until `abort`; nothing is raised. After `abort` the communicator can't be used again.
-#include "device.h"
+#include "work.h"
 
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/utils/pybind.h>
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
-#include <thread>
+#include <numeric>
+#include <set>
 
 namespace rehearsal {
 namespace {
 
 using at::Tensor;
-using Tensors = std::vector<Tensor>;
-using WorkPtr = c10::intrusive_ptr<c10d::Work>;
-
-struct Fate {
-  std::mutex lock;
-  std::condition_variable changed;
-  bool aborted = false;
-  std::string error;
-};
-
-// One operation: what it reads, what it writes, and how gloo is asked, with tensors of the host in their place.
-struct Operation {
-  Tensors from, to;
-  std::function<std::vector<WorkPtr>(Tensors& from, Tensors& to)> ask;
-  std::function<void(Tensors& to)> finish = [](Tensors&) {};
-};
-
-struct Attempt {
-  std::mutex lock;
-  bool over = false;
-  std::string error;
-};
-
-// Ask gloo on a thread of its own, which is left behind where it hangs.
-void perform(const std::shared_ptr<Fate>& fate, const std::vector<Operation>& operations) {
-  struct Half {
-    Tensors from, to;
-  };
-  auto halves = std::make_shared<std::vector<Half>>();
-  for (const Operation& each : operations) {
-    Half half;
-    for (const Tensor& tensor : each.from) half.from.push_back(tensor.clone(at::MemoryFormat::Contiguous));
-    for (const Tensor& tensor : each.to) half.to.push_back(tensor.clone(at::MemoryFormat::Contiguous));
-    halves->push_back(std::move(half));
-  }
-  auto attempt = std::make_shared<Attempt>();
-  std::vector<std::function<std::vector<WorkPtr>(Tensors&, Tensors&)>> asks;
-  for (const Operation& each : operations) asks.push_back(each.ask);
-  std::thread([fate, attempt, halves, asks] {
-    std::string error;
-    try {
-      std::vector<WorkPtr> works;
-      for (size_t n = 0; n < asks.size(); n++)
-        for (auto& work : asks[n]((*halves)[n].from, (*halves)[n].to)) works.push_back(work);
-      for (auto& work : works) work->wait();
-    } catch (const std::exception& raised) {
-      error = raised.what();
-    }
-    std::lock_guard guard(fate->lock);
-    attempt->error = error;
-    attempt->over = true;
-    fate->changed.notify_all();
-  }).detach();
-  std::unique_lock guard(fate->lock);
-  fate->changed.wait(guard, [&] { return attempt->over || fate->aborted; });
-  if (!attempt->error.empty()) {
-    if (fate->error.empty()) fate->error = attempt->error;
-    fate->changed.wait(guard, [&] { return fate->aborted; });  // as a kernel that polls for a peer who is gone
-  }
-  if (fate->aborted) return;
-  guard.unlock();
-  for (size_t n = 0; n < operations.size(); n++) {
-    operations[n].finish((*halves)[n].to);
-    for (size_t each = 0; each < operations[n].to.size(); each++)
-      Tensor(operations[n].to[each]).copy_((*halves)[n].to[each]);
-  }
-}
-
-struct Enqueued final : c10d::Work {
-  Enqueued(std::shared_ptr<Fate> of, c10::Stream stream, Tensors results, bool stops)
-      : fate(std::move(of)), mark(new_mark()), device(stream.device_index()), stops_host(stops) {
-    record(mark, stream);
-    future = c10::make_intrusive<c10::ivalue::Future>(
-        c10::ListType::create(c10::TensorType::get()), std::vector<c10::Device>{stream.device()});
-    c10::Stream before = exchange_stream(stream);
-    future->markCompleted(c10::IValue(results));
-    exchange_stream(before);
-    outputs = std::move(results);
-  }
-  bool isCompleted() override { return reached(mark); }
-  bool isSuccess() const override {
-    std::lock_guard guard(fate->lock);
-    return !fate->aborted && fate->error.empty();
-  }
-  std::exception_ptr exception() const override {
-    std::lock_guard guard(fate->lock);
-    return fate->error.empty() ? nullptr : std::make_exception_ptr(std::runtime_error(fate->error));
-  }
-  void synchronize() override { block(mark, current_stream(device)); }
-  bool wait(std::chrono::milliseconds) override {
-    synchronize();
-    if (stops_host) rehearsal::synchronize(current_stream(device));
-    return true;
-  }
-  Tensors result() override { return outputs; }
-  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override { return future; }
-
-  std::shared_ptr<Fate> fate;
-  std::shared_ptr<Mark> mark;
-  c10::DeviceIndex device;
-  bool stops_host;
-  Tensors outputs;
-  c10::intrusive_ptr<c10::ivalue::Future> future;
-};
 
 Tensors parts(const Tensor& whole, int size) { return whole.view(-1).chunk(size); }
 
@@ -363,6 +257,7 @@ struct Communicator final : c10d::Backend {
   }
 
   WorkPtr start(std::vector<Operation> operations, c10::Stream stream, bool stops_host) {
+    if (begun.insert(stream.id()).second) begin(fate, size_);
     {
       std::lock_guard guard(fate->lock);
       TORCH_CHECK_WITH(DistBackendError, !fate->aborted, "a communicator of the rehearsal device was aborted");
@@ -382,12 +277,13 @@ struct Communicator final : c10d::Backend {
       at::AutoDispatchBelowAutograd below;
       perform(of, operations);
     });
-    return c10::make_intrusive<Enqueued>(fate, stream, std::move(results), stops_host);
+    return enqueued(fate, stream, std::move(results), stops_host);
   }
 
   c10::intrusive_ptr<c10d::Backend> gloo;
   std::shared_ptr<Fate> fate = std::make_shared<Fate>();
   std::map<int, c10::Stream> streams;
+  std::set<c10::StreamId> begun;
   c10::DeviceIndex device = current_device();
   bool together = false;
   std::vector<Operation> waiting;
@@ -399,6 +295,7 @@ void define_communicator(pybind11::module_& module) {
   module.def("communicator", [](const c10::intrusive_ptr<c10d::Backend>& gloo) {
     return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Communicator>(gloo));
   });
+  module.def("set_beginning", &set_beginning, pybind11::arg("seconds_per_rank"));
 }
 
 }  // namespace rehearsal

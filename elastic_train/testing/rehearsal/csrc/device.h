@@ -70,7 +70,7 @@ const at::Generator& default_generator(c10::DeviceIndex device);
 at::Generator new_generator(c10::DeviceIndex device);
 at::Generator host_generator(const at::Generator& generator);  // the one that draws for it
 
-// operations.cpp
+// tensors.cpp
 
 // The same tensor for a kernel: on the CPU, over the mapping that may be touched.
 at::Tensor for_kernel(const at::Tensor& tensor);

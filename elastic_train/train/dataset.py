@@ -124,7 +124,8 @@ def check_at_start(data: Data, task: Task, spec: RunSpec, shards: Shards, guard:
         extremes = torch.tensor([number, -number], dtype=torch.float64, device=shards.device)
         with guard.collective("comparing the data", 0):
             dist.all_reduce(extremes, dist.ReduceOp.MAX)
-        if extremes[0] != -extremes[1]:
+            most, least = extremes.tolist()
+        if most != -least:
             raise unlike("the data set has other samples on other ranks")
 
 

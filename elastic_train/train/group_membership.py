@@ -77,6 +77,7 @@ class GroupMembership:
             rank=rank,
             generation=group.generation,
             broken=lambda: group.broken,
+            silent=lambda: group.silent,
         )
 
     def break_off(self) -> None:

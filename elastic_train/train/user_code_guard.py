@@ -13,6 +13,7 @@ import torch
 from elastic_train.checkpoint.engine.machine_memory import memory_now
 from elastic_train.errors import ConfigError, ElasticTrainError, GroupBroken, UserCodeError
 from elastic_train.train.collectives.process_group import is_collective_error
+from elastic_train.train.device_memory import exceeded
 
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
 OF_SHARDS = ("mixed torch.Tensor and DTensor", "are out of bounds for storage of size 0")
@@ -32,22 +33,38 @@ def in_user_code() -> bool:
 class UserCodeGuard:
     """Tells errors of the user's code from errors of collectives that run inside it.
 
-    `broken()` says whether this generation was aborted: then any error is a consequence.
+    `broken()` says whether this generation was aborted: then any error is a consequence. `silent()` says
+    whether it was, and operations end without an error then: what was received may be anything.
     """
 
     def __init__(
-        self, *, worker: str, node: str, rank: int, generation: int, broken: Callable[[], bool]
+        self,
+        *,
+        worker: str,
+        node: str,
+        rank: int,
+        generation: int,
+        broken: Callable[[], bool],
+        silent: Callable[[], bool] = lambda: False,
     ) -> None:
         self._worker, self._node, self._rank = worker, node, rank
-        self._generation, self._broken = generation, broken
+        self._generation, self._broken, self._silent = generation, broken, silent
 
     def at(self, phase: str, step: int) -> _Crossing:
         """A context for calling into the user's code."""
         return _Crossing(self, phase, step, users=True)
 
     def collective(self, phase: str, step: int) -> _Crossing:
-        """A context for our own code that communicates: only what broke the group is translated."""
+        """A context for our own code that communicates: only what broke the group is translated.
+
+        What the host reads of the outcome it must read inside: only then is it known whether it came.
+        """
         return _Crossing(self, phase, step, users=False)
+
+    def heard(self, phase: str, step: int) -> None:
+        """GroupBroken where what came may be no outcome."""
+        if self._silent():
+            raise GroupBroken(generation=self._generation, reason=f"aborted in {phase} of step {step}")
 
     def translated(self, error: BaseException, phase: str, step: int, users: bool) -> BaseException:
         """What an error that came out of the user's code, or of ours, means."""
@@ -56,7 +73,10 @@ class UserCodeGuard:
         if self._broken() or is_collective_error(error):
             line = (str(error).splitlines() or [type(error).__name__])[0]
             return GroupBroken(generation=self._generation, reason=f"in {phase} of step {step}: {line}")
-        if isinstance(error, torch.OutOfMemoryError) or NO_MEMORY in str(error):
+        of_device = exceeded(error)
+        if of_device is not None:
+            return of_device
+        if NO_MEMORY in str(error):
             return MemoryError(f"{str(error).splitlines()[0]}; {memory_now()}")
         if not users or isinstance(error, ElasticTrainError | MemoryError):
             return error
@@ -92,6 +112,8 @@ class _Crossing:
     ) -> Literal[False]:
         global _depth
         _depth -= self._users
+        if error is None and not self._users:
+            self._guard.heard(self._phase, self._step)
         if error is None or not isinstance(error, Exception | SystemExit):
             return False
         meant = self._guard.translated(error, self._phase, self._step, self._users)

@@ -151,6 +151,13 @@ class Group:
     def broken(self) -> bool:
         return self._broken.is_set()
 
+    @property
+    def silent(self) -> bool:
+        """Whether operations that ended may have brought nothing: those of a device that a break ends raise
+        nothing, and leave what they were to write as it was.
+        """
+        return self.broken and self._device.type != "cpu"
+
     def check(self) -> None:
         """Raise GroupBroken if this generation was broken."""
         if self._broken.is_set():

@@ -160,7 +160,7 @@ class UsersLoop(Loop):
         with self._guard.collective("agreeing on a checkpoint", self._at()):
             self._group.check()
             dist.all_reduce(flag)
-        return bool(flag)
+            return bool(flag)
 
     def end_early(self) -> None:
         if self._last is not None:

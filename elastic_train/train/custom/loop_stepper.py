@@ -265,6 +265,8 @@ class LoopStepper(Stepper):
             self._group.check()
             if self._shards.plan.world_size > 1:
                 dist.all_reduce(table)
+                if table.device.type != "cpu":  # else nobody would know whether it came
+                    torch.accelerator.current_stream(table.device).synchronize()
         return table
 
     def _gradients(self, step: int) -> StepStatistics:

@@ -219,7 +219,10 @@ class RunningContext:
                 return
             self._engine.check()
             if self.world_size > 1:
-                dist.all_reduce(torch.zeros(1, dtype=torch.float64, device=self.device))
+                meeting = torch.zeros((), dtype=torch.float64, device=self.device)
+                dist.all_reduce(meeting)
+                meeting.item()  # a device would not wait for the others
+                self._engine.check()
             self._capture()
             self._engine.end_early()
             self._bring(ends=True)

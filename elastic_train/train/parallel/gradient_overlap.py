@@ -58,7 +58,8 @@ class GradientSum:
         self._group, self._summed = group, summed
         whole = {fqn: p for fqn, p in parameters.items() if not is_sharded(p)}
         self._buckets = list(_buckets(whole, list(spare)))
-        self._next = self._done = 0  # the first bucket that was not begun, and that was not taken
+        # The first bucket that was not begun, that was not taken, and of which nobody heard.
+        self._next = self._done = self._told = 0
         self._armed = False
         for bucket in self._buckets if early else ():
             for at, parameter in enumerate(bucket.parameters):
@@ -71,7 +72,7 @@ class GradientSum:
 
     def arm(self) -> None:
         """The next backward is this rank's last of the step."""
-        self._next = self._done = 0
+        self._next = self._done = self._told = 0
         self._armed, self._failed, self.own = True, None, {}
         for bucket in self._buckets:
             bucket.work, bucket.begun = None, False
@@ -95,15 +96,20 @@ class GradientSum:
     def came(self) -> tuple[str, ...]:
         """After a failure: whose sums came nevertheless, of gradients that this rank had a part in.
 
-        They are made the parameters' gradients.
+        They are made the parameters' gradients. Of a device it is not known once the group is broken: its
+        operations end without an error then. What was heard of before came.
         """
         self._armed = False
-        try:
-            while self._done < self._next and self._there():
-                self._take()
-        except RuntimeError:  # gloo's own: this sum failed, and so do those after it
-            pass
-        return tuple(name for b in self._buckets[: self._done] if not b.missing for name in b.names)
+        if any(bucket.flat.device.type != "cpu" for bucket in self._buckets):
+            came = self._told
+        else:
+            try:
+                while self._done < self._next and self._there():
+                    self._take()
+            except RuntimeError:  # gloo's own: this sum failed, and so do those after it
+                pass
+            came = self._done
+        return tuple(name for b in self._buckets[:came] if not b.missing for name in b.names)
 
     def arrived(self, bucket: GradientBucket, at: int) -> None:
         """The backward made a gradient."""
@@ -134,6 +140,7 @@ class GradientSum:
     def _tell(self, bucket: GradientBucket) -> None:
         if self._summed is not None and not bucket.missing:
             self._summed(bucket.names)
+        self._told += 1
 
     def _take(self) -> GradientBucket:
         """Wait for the next bucket's sum, and make it the gradients of its parameters."""

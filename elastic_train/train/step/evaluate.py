@@ -233,7 +233,7 @@ class Evaluator:
         with self._guard.collective("gathering the evaluation", step):
             if self._plan.world_size > 1:
                 dist.all_reduce(table)
-        totals = table.sum(0).tolist()
+            totals = table.sum(0).tolist()
         return {
             name: total / count if count > 0 else math.nan
             for name, (total, count) in zip(names, totals, strict=True)

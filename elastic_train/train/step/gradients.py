@@ -165,7 +165,7 @@ def edited(
     with guard.collective("the mean", step):
         if shards.plan.world_size > 1:
             dist.all_reduce(agreed)
-    outcome = StepStatistics.unpacked(tuple(agreed.tolist()))
+        outcome = StepStatistics.unpacked(tuple(agreed.tolist()))
     if outcome.skipped:
         return statistics
     own = {fqn: p for fqn, p in shards.parameters.items() if p.grad is not None}

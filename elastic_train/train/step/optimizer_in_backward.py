@@ -40,9 +40,13 @@ class InBackward:
         *,
         buffers: Iterable[str],
         mark: Callable[[int, int], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`buffers` are those that each step changes. An optimizer that can't be undone is refused."""
+        """`buffers` are those that each step changes. An optimizer that can't be undone is refused. `check`
+        raises once the group is broken.
+        """
         _check(shards)
+        self._check_group = check
         self._shards, self._spec, self._presence, self._mark = shards, spec, presence, mark
         self._trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
         self._names = (*self._trainable, *buffers)
@@ -91,7 +95,7 @@ class InBackward:
             parameter = self._trainable[fqn]
             if parameter.grad is not None:
                 parameter.grad = aligned(parameter, parameter.grad)
-        update(self._shards, found, self._spec)
+        update(self._shards, found, self._spec, self._check_group)
         self._mark(made.step, len(made.ahead))
 
     def rest(self) -> None:
@@ -100,7 +104,8 @@ class InBackward:
         made = self._shards.pending.progressive
         if made is None:
             return
-        update(self._shards, [fqn for fqn in self._trainable if fqn not in made.ahead], self._spec)
+        rest = [fqn for fqn in self._trainable if fqn not in made.ahead]
+        update(self._shards, rest, self._spec, self._check_group)
         for fqn in self._shards.pending.buffers:
             made.reduced(fqn)
 

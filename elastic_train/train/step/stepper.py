@@ -89,6 +89,7 @@ class Stepper:
                 self._sums.presence,
                 buffers=self._buffers.changing,
                 mark=lambda step, ahead: mark("update", step, ahead),
+                check=context.group.check,
             )
         trainable = {fqn: p for fqn, p in shards.parameters.items() if p.requires_grad}
         if self._updates is not None:
@@ -195,7 +196,7 @@ class Stepper:
             self._group.check()
             if self._shards.plan.world_size > 1:
                 dist.all_reduce(packed)
-        agreed = opening(step, StepStatistics.unpacked(tuple(packed.tolist())))
+            agreed = opening(step, StepStatistics.unpacked(tuple(packed.tolist())))
         if agreed is not None:
             self._updates.begin(step, agreed)
 
@@ -222,7 +223,7 @@ class Stepper:
             self._group.check()
             if shards.plan.world_size > 1:
                 dist.all_reduce(packed)
-        vote = Vote(step=step, values=tuple(packed.tolist()))
+            vote = Vote(step=step, values=tuple(packed.tolist()))
         if shards.log is not None:
             shards.log.seal(vote)
         return vote

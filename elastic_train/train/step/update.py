@@ -8,7 +8,7 @@ finite.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -66,11 +66,14 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
     shards.commit(vote)
 
 
-def update(shards: Shards, names: Iterable[str], spec: RunSpec) -> None:
+def update(
+    shards: Shards, names: Iterable[str], spec: RunSpec, check: Callable[[], None] = lambda: None
+) -> None:
     """Update single parameters, whose reduced gradients are in `grad`, before the step's vote.
 
     One whose gradient isn't finite stays behind: the vote says so to all ranks. The shards are torn
-    meanwhile.
+    meanwhile. `check` raises once the group is broken: on a device a sum that a break ended looks like one
+    that came, so it is asked when the gradients were read, and before anything is changed.
     """
     made = shards.pending.progressive
     assert made is not None
@@ -84,6 +87,7 @@ def update(shards: Shards, names: Iterable[str], spec: RunSpec) -> None:
                 continue
             chosen.setdefault(made.groups[fqn], []).append(parameter)
         moved.append(fqn)
+    check()
     with shards.lock:
         step, shards.step = shards.step, None
     if chosen:

@@ -94,6 +94,8 @@ def serve(index: int, work: Connection, control: Connection, device: str) -> Non
     if device == rehearsal.NAME:
         rehearsal.load()
         communicator.register()
+    elif device != "cpu":
+        torch.accelerator.set_device_index(index % torch.accelerator.device_count())
     state: dict[str, Any] = {"index": index, "device": device}
     work.send((READY, Returned(value=None)))
     threading.Thread(target=_answer, args=(control, state), daemon=True).start()

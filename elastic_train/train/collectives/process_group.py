@@ -359,7 +359,20 @@ def _listen(address: str) -> tuple[object, Endpoint]:
 
 
 def _abort_communicators(device: torch.device) -> None:
+    """Of every group in this process, the last ones first.
+
+    Aborts of several of NCCL's may wait for each other for ever unless they are one call of it, as torch's
+    own `_abort_process_group` makes them (pytorch/pytorch, issue 119797).
+    """
     kind = torch.device(device.type)
-    for group in list(c10d._world.pg_names):
-        if kind in group._device_types:
-            group._get_backend(kind).abort()
+    named = sorted(dict(c10d._world.pg_names).items(), key=lambda item: item[1], reverse=True)
+    backends: list[Any] = [group._get_backend(kind) for group, _ in named if kind in group._device_types]
+    together = [backend for backend in backends[-1:] if hasattr(backend, "_group_start")]
+    for backend in together:
+        backend._group_start()
+    try:
+        for backend in backends:
+            backend.abort()
+    finally:
+        for backend in together:
+            backend._group_end()

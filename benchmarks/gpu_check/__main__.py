@@ -1,6 +1,10 @@
-"""Does saving cost nothing on a GPU? One GPU, no cluster, under five minutes.
+"""What is claimed of GPUs, tried on one or two of them, and what saving costs there. No cluster, ten minutes.
 
 python -m benchmarks.gpu_check [--device cpu|rehearsal] [--quick] [--json FILE] [--millions M]
+
+First every claim of claims.py: plans, moves between them, breaks and deaths in the middle of a collective,
+digests, checkpoints, memory that is too small, random numbers. Those that need two devices are left out where
+there is one, and said to be. Then what snapshots cost:
 
 `pinned_gb_s` is at what speed a snapshot of the whole state gets from the device into shared memory while
 nothing else runs, `x_of_bus_limit` that over the fastest single copy of such size into pinned memory that was
@@ -21,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,6 +33,7 @@ from typing import Any
 import torch
 
 from benchmarks import record
+from benchmarks.gpu_check.claims import tried
 from benchmarks.gpu_check.training import SLOTS, Snapshots, Training, device_of, hash_of, spans
 from benchmarks.stall.memory import copy_bytes_s
 from elastic_train.checkpoint.engine.arena import Arena
@@ -228,6 +233,16 @@ def headline(found: dict[str, Any]) -> dict[str, float | None]:
     }
 
 
+def _row(claim: Mapping[str, Any]) -> tuple[Any, ...]:
+    """A claim as a row of the report."""
+    held = {True: "yes", False: "NO", None: "not tried"}[claim["held"]]
+    figures = {
+        k: v for k, v in claim.items() if k not in ("claim", "says", "held", "seconds", "why", "whole")
+    }
+    said = ", ".join(f"{k} {v:.3g}" if isinstance(v, float) else f"{k} {v}" for k, v in figures.items())
+    return claim["claim"], held, claim.get("seconds"), claim.get("why", said)
+
+
 def main() -> None:
     parser = record.options(__doc__ or "")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -235,17 +250,28 @@ def main() -> None:
     options = parser.parse_args()
     device = device_of(options.device)
     small = options.quick or device.type in ("cpu", REHEARSAL)
+    count = 2 if device.type in ("cpu", REHEARSAL) else min(torch.accelerator.device_count(), 2)
+    claims = tried(device, count)
+    print(record.table(("claim", "held", "s", "found"), map(_row, claims)), flush=True)
     found, missing = check(
         device, millions=options.millions or (8 if small else 100), steps=5 if small else 20
     )
+    missing += [f"{claim['claim']}: {claim['why']}" for claim in claims if claim["held"] is None]
+    failed = [f"{claim['claim']}: {claim['why']}" for claim in claims if claim["held"] is False]
     whole = record.record(
-        "gpu_check", results=[found], headline=headline(found), not_measured=missing, device=str(device)
+        "gpu_check",
+        results=[*claims, found],
+        headline=headline(found) | {"claims_held": float(sum(claim["held"] is True for claim in claims))},
+        not_measured=missing,
+        device=str(device),
     )
     for name, value in found.items():
         print(f"{name:16} {value:.4g}" if isinstance(value, float) else f"{name:16} {value}")
     for words in missing:
         print(f"not measured: {words}")
     record.finish(whole, options.json)
+    if failed:
+        raise SystemExit("does not hold: " + "; ".join(failed))
     if not (found["restored"] and found["recovered"] and found["steps_lost"] <= 1):
         raise SystemExit("a state that was committed did not come back")
 

@@ -1,0 +1,125 @@
+"""Training on the rehearsal device: of what the CPU is held to what takes seconds, and what a device adds.
+
+`test_training_whole` runs everything.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from elastic_train.config import Batch, RunSpec
+from elastic_train.errors import GroupBroken
+from elastic_train.planner.plan import Mesh
+from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gloo_pool import GlooPool, PerRank
+from elastic_train.testing.member_calls import call
+from elastic_train.testing.rehearsal.build import load_library
+from elastic_train.testing.rehearsal.device import GIB
+from tests.tasks.tiny import TinyTask
+from tests.train.test_moves import test_a_move_to_the_same_plan_changes_no_bit
+
+pytestmark = [pytest.mark.ring2, pytest.mark.usefixtures("late_queues")]
+__all__ = ["test_a_move_to_the_same_plan_changes_no_bit"]
+
+
+def spec(**changes: Any) -> RunSpec:
+    return RunSpec(
+        **{
+            "name": "tiny",
+            "storage_path": "/nowhere",
+            "batch": Batch(global_size=13, micro_size=3, seed=5),
+            "max_steps": 5,
+            "min_workers": 1,
+            "max_workers": 4,
+            "precision": "fp64",
+            **changes,
+        }
+    )
+
+
+def where_it_is(state: dict[str, Any]) -> set[str]:
+    shards = state["member"].held.current
+    tensors = list(shards.parameters.values())
+    tensors += [v for own in shards.optimizer.state.values() for n, v in own.items() if n != "step"]
+    return {tensor.device.type for tensor in tensors if isinstance(tensor, torch.Tensor)}
+
+
+def test_members_train_where_they_are_told_to(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec(max_steps=2))
+    gang.form(gang.plan(1, 2))
+    gang.run()
+    assert pool.run(where_it_is, ranks=gang.processes) == [{"rehearsal"}] * 2
+
+
+@pytest.mark.parametrize(("phase", "gradient"), [("vote", True), ("reduce", False)])
+def test_what_an_abort_leaves_is_taken_for_no_outcome(pool: GlooPool, phase: str, gradient: bool) -> None:
+    """On a device the operation ends without an error, and what it was to write is what was there before."""
+    gang = Gang(pool, TinyTask(), spec())
+    gang.form(gang.plan_on(Mesh(dp_replicate=2)))
+    running = gang.begin_until(1, phase, 3)
+    gang.abort()
+    for end, error, _ in running.results():
+        assert end is None
+        assert error.startswith("GroupBroken")
+    (held,) = pool.run(call, "held.local_states", ranks=[0])[0]
+    assert held.step == 2
+    assert (held.reached == 3) == gradient
+    gang.form(gang.plan(1, 1), [0], From(generation=gang.generation, step=2, holders=(0,)))
+    assert [report.step for report in gang.run()] == [3, 4, 5]
+    assert all(np.isfinite(value.astype(float)).all() for value in gang.whole().values())
+
+
+def leave(state: dict[str, Any], more: int | None) -> None:
+    """Limit the device's memory to what is allocated and so many bytes more; None: lift the limit."""
+    there = 8 * GIB if more is None else torch.accelerator.memory_allocated() + more
+    load_library().set_limit(torch.accelerator.current_device_index(), there)
+
+
+def test_memory_that_a_step_does_not_find_is_told_with_its_peak(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec())
+    gang.form(gang.plan(1, 1))
+    pool.run(leave, 2048, ranks=[0])
+    (outcome,) = gang.begin().results()
+    pool.run(leave, None, ranks=[0])
+    assert outcome[0] is None
+    assert outcome[1].startswith("DeviceMemoryExceeded: rehearsal out of memory. Tried to allocate")
+    assert "Tensors took" in outcome[1]
+    assert "Tensors took 0 " not in outcome[1]
+
+
+def begin_slowly(state: dict[str, Any], seconds: float) -> None:
+    load_library().set_beginning(seconds)
+
+
+def forming(state: dict[str, Any], assignment: Any) -> float:
+    began = time.monotonic()
+    try:
+        state["member"].join(assignment)
+        state["member"].forming.initialise()
+        state["member"].forming.digest()
+    except GroupBroken:
+        return time.monotonic() - began
+    raise AssertionError("it formed")
+
+
+def test_communicators_that_take_long_to_begin_are_waited_for_and_left_by_an_abort(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), spec(max_steps=2))
+    try:
+        pool.run(begin_slowly, 0.1)
+        began = time.monotonic()
+        gang.form(gang.plan(2, 1))
+        assert time.monotonic() - began > 0.2
+        assert [report.step for report in gang.run()] == [1, 2]
+        pool.run(begin_slowly, 60.0)
+        assignments = gang.assignments(gang.plan(2, 1), [0, 1])
+        waiting = pool.call_async(forming, PerRank(assignments), ranks=[0, 1])
+        time.sleep(2.0)
+        gang.abort()
+        assert all(took < 10.0 for took in waiting.results())
+    finally:
+        pool.run(begin_slowly, 0.0)

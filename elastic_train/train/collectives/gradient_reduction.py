@@ -65,9 +65,14 @@ def sum_over_stages(
         own = local_gradient(parameter)
         mine = own.contiguous()
         others = {stage: torch.empty_like(mine) for stage in stages if stage != place.stage}
-        works = [dist.isend(mine, group=place.pipe, group_dst=stage) for stage in others]
+        works: list[dist.Work | None] = []
         for stage, received in others.items():
-            dist.recv(received, group=place.pipe, group_src=stage)
+            # A device's communicator keeps the order in which two ranks do it: one sends first, one receives.
+            for sends in (place.stage < stage, place.stage > stage):
+                if sends:
+                    works.append(dist.isend(mine, group=place.pipe, group_dst=stage))
+                else:
+                    works.append(dist.irecv(received, group=place.pipe, group_src=stage))
         for work in works:
             assert work is not None
             work.wait()

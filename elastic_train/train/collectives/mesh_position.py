@@ -23,8 +23,9 @@ Stages = Mapping[str, tuple[int, ...]]
 class MeshPosition:
     """One rank of a mesh. `data` are the ranks that run other micro-batches, or other positions of the same,
     through the same shards, `context` those with other positions alone, `pipe` those of the same
-    micro-batches' other stages, `tensor` those that cut tensors with this one; None where there are no
-    others. `devices` is torch's mesh of all ranks; None for one rank alone."""
+    micro-batches' other stages, `back` the same for what goes back to earlier ones, `tensor` those that cut
+    tensors with this one; None where there are no others. `devices` is torch's mesh of all ranks; None for
+    one rank alone."""
 
     mesh: Mesh
     rank: int
@@ -32,6 +33,7 @@ class MeshPosition:
     data: dist.ProcessGroup | None = None
     context: dist.ProcessGroup | None = None
     pipe: dist.ProcessGroup | None = None
+    back: dist.ProcessGroup | None = None
     tensor: dist.ProcessGroup | None = None
     stages: Stages = field(default_factory=lambda: MappingProxyType({}))
 
@@ -71,7 +73,7 @@ class MeshPosition:
 
 def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages) -> MeshPosition:
     """A rank's place. All ranks of the mesh must call it together: it may form a group."""
-    data = context = pipe = tensor = None
+    data = context = pipe = back = tensor = None
     summed = tuple(axis for axis in SUMMED if getattr(plan_mesh, axis) > 1)
     if mesh is not None and summed:
         if plan_mesh.dp * plan_mesh.cp == plan_mesh.size:
@@ -83,7 +85,9 @@ def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages
     if mesh is not None and plan_mesh.cp > 1:
         context = mesh["cp"].get_group()
     if mesh is not None and "pp" in (mesh.mesh_dim_names or ()):
-        pipe = mesh["pp"].get_group()
+        pipe = back = mesh["pp"].get_group()
+        if mesh.device_type != "cpu":
+            back = _pipes_again(mesh)
     if mesh is not None and plan_mesh.tp > 1:
         tensor = mesh["tp"].get_group()
     return MeshPosition(
@@ -93,6 +97,21 @@ def place_on(mesh: DeviceMesh | None, plan_mesh: Mesh, rank: int, stages: Stages
         data=data,
         context=context,
         pipe=pipe,
+        back=back,
         tensor=tensor,
         stages=stages,
     )
+
+
+def _pipes_again(mesh: DeviceMesh) -> dist.ProcessGroup:
+    """Another group of the stages of each pipeline. All ranks call it together.
+
+    A device's communicator runs what two ranks send each other in one order, whatever the direction and the
+    tag, and a send may wait for its receive. One that runs a micro-batch ahead would send forward where its
+    neighbour sends back first: each waits for the other.
+    """
+    names = mesh.mesh_dim_names or ()
+    pipes = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, mesh["pp"].size()).tolist()
+    own, _ = dist.new_subgroups_by_enumeration(pipes)
+    assert own is not None
+    return own

@@ -81,13 +81,16 @@ class StageBoundary:
         self._wait_down_to(0)
 
     def _send(self, tensor: torch.Tensor, to: int, tag: int) -> None:
-        work = dist.isend(tensor, group=self._place.pipe, group_dst=to, tag=tag)
+        work = dist.isend(tensor, group=self._way(tag), group_dst=to, tag=tag)
         self._sent.append((work, tensor))
         # More than this can not be under way: a stage runs that many micro-batches ahead of the next at most.
         self._wait_down_to(4 * self._place.mesh.pp)
 
     def _receive(self, tensor: torch.Tensor, source: int, tag: int) -> None:
-        dist.recv(tensor, group=self._place.pipe, group_src=source, tag=tag)
+        dist.recv(tensor, group=self._way(tag), group_src=source, tag=tag)
+
+    def _way(self, tag: int) -> dist.ProcessGroup | None:
+        return self._place.back if tag == BACKWARD else self._place.pipe
 
     def _wait_down_to(self, count: int) -> None:
         while len(self._sent) > count:

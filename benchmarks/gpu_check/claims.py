@@ -21,8 +21,8 @@ from elastic_train.geometry.digest import box_digest, combine
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gang_member import call, start, take
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.member_calls import call, start, take
 from elastic_train.testing.rehearsal import device as rehearsal
 from elastic_train.testing.rehearsal.build import load_library
 from elastic_train.train.model.rng import preserved, seed_all

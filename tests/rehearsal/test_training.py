@@ -16,8 +16,8 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gang import From, Gang
+from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from elastic_train.testing.member_calls import call
 from elastic_train.testing.rehearsal.build import load_library
 from elastic_train.testing.rehearsal.device import GIB
 from tests.tasks.tiny import TinyTask

@@ -158,6 +158,13 @@ class Group:
         """
         return self.broken and self._device.type != "cpu"
 
+    def sum(self, table: torch.Tensor) -> None:
+        """Sum over all ranks, in place. Of a device the host waits for it: else nobody knew whether it came."""
+        dist.all_reduce(table)
+        if self._device.type != "cpu":
+            torch.accelerator.current_stream(self._device).synchronize()
+            self.check()
+
     def check(self) -> None:
         """Raise GroupBroken if this generation was broken."""
         if self._broken.is_set():

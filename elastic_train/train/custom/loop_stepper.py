@@ -264,9 +264,7 @@ class LoopStepper(Stepper):
         with self._guard.collective(what, self.number):
             self._group.check()
             if self._shards.plan.world_size > 1:
-                dist.all_reduce(table)
-                if table.device.type != "cpu":  # else nobody would know whether it came
-                    torch.accelerator.current_stream(table.device).synchronize()
+                self._group.sum(table)
         return table
 
     def _gradients(self, step: int) -> StepStatistics:

@@ -159,7 +159,7 @@ class Group:
         return self.broken and self._device.type != "cpu"
 
     def sum(self, table: torch.Tensor) -> None:
-        """Sum over all ranks, in place. Of a device the host waits for it: else nobody knew whether it came."""
+        """Sum over all ranks, in place. The host waits for a device: else nobody knew whether it came."""
         dist.all_reduce(table)
         if self._device.type != "cpu":
             torch.accelerator.current_stream(self._device).synchronize()

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <vector>
 
 namespace rehearsal {
 
@@ -20,6 +21,38 @@ struct Mark {
 };
 
 namespace {
+
+// Lets go of what was run. That may take Python's lock, for which no queue may wait: a host that waits for the
+// queue may hold it.
+struct Reaper {
+  std::mutex lock;
+  std::condition_variable changed;
+  std::vector<Task> over;
+
+  Reaper() {
+    std::thread([this] {
+      while (true) {
+        std::vector<Task> taken;
+        std::unique_lock guard(lock);
+        changed.wait(guard, [&] { return !over.empty(); });
+        std::swap(taken, over);
+        guard.unlock();
+        taken.clear();
+      }
+    }).detach();
+  }
+
+  void take(Task task) {
+    std::lock_guard guard(lock);
+    over.push_back(std::move(task));
+    changed.notify_one();
+  }
+};
+
+Reaper& reaper() {
+  static auto* found = new Reaper;
+  return *found;
+}
 
 struct Queue {
   std::mutex lock;
@@ -43,7 +76,7 @@ struct Queue {
       } catch (const std::exception& raised) {
         failed = raised.what();
       }
-      task = nullptr;
+      reaper().take(std::move(task));
       guard.lock();
       if (error.empty()) error = failed;
       running = false;

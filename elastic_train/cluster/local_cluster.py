@@ -95,10 +95,11 @@ class LocalCluster:
 
     def add_node(self, cpus: int | None = None) -> str:
         """Start a node and return its id."""
+        said: dict[str, Any] = {} if self._gpus is None else {"num_gpus": self._gpus}
         node = self.cluster.add_node(
             num_cpus=self._cpus if cpus is None else cpus,
             object_store_memory=self._object_store_bytes,
-            **({} if self._gpus is None else {"num_gpus": self._gpus}),
+            **said,
         )
         self.nodes.append(node)
         return node.node_id

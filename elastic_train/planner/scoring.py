@@ -67,7 +67,7 @@ class Scorer:
         self._speeds = {slot.speed for slot in problem.worker_slots}
         previous, names = problem.previous, {slot.worker for slot in problem.worker_slots}
         self._old = None if previous is None else HeldParts.by(previous)
-        self._held = 0 if previous is None else self._memory_of(previous).state
+        self._held = 0 if previous is None else self.memory_of(previous).state
         kept = () if previous is None else enumerate(previous.workers)
         self._kept = [part_of(previous.mesh, r)[0] for r, w in kept if w in names] if previous else []
         self._whole_group = previous is not None and len(self._kept) == previous.mesh.size
@@ -137,7 +137,7 @@ class Scorer:
         by_name = {slot.worker: slot for slot in self._problem.worker_slots}
         ranks = tuple(by_name[worker] for worker in plan.workers)
         candidate, positions = Candidate.of(plan), self._positions(plan)
-        memory = self._memory_of(plan)
+        memory = self.memory_of(plan)
         if there is not None and memory.training > there:
             return None
         draft = Draft(
@@ -228,7 +228,7 @@ class Scorer:
         mean = math.exp(math.fsum(map(math.log, ratios.values())) / len(ratios)) if ratios else 1.0
         return {candidate: ratio / mean for candidate, ratio in ratios.items()}
 
-    def _memory_of(self, plan: Plan) -> WorkerMemory:
+    def memory_of(self, plan: Plan) -> WorkerMemory:
         stages = self._stages.memory(Candidate.of(plan), plan.rounds)
         return stages.of(self._positions(plan), plan.mesh.pp)
 
@@ -241,7 +241,7 @@ class Scorer:
 
 def memory_of(problem: Problem, plan: Plan) -> WorkerMemory:
     """What a plan is predicted to need, whether or not it fits."""
-    return Scorer(problem, StageTable(problem.shape, problem.hardware))._memory_of(plan)
+    return Scorer(problem, StageTable(problem.shape, problem.hardware)).memory_of(plan)
 
 
 def _blocks(positions: tuple[int, ...]) -> tuple[tuple[int, int], ...]:

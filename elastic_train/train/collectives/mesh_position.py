@@ -113,5 +113,5 @@ def _pipes_again(mesh: DeviceMesh) -> dist.ProcessGroup:
     names = mesh.mesh_dim_names or ()
     pipes = mesh.mesh.movedim(names.index("pp"), -1).reshape(-1, mesh["pp"].size()).tolist()
     own, _ = dist.new_subgroups_by_enumeration(pipes)
-    assert own is not None
+    assert isinstance(own, dist.ProcessGroup)
     return own

@@ -60,6 +60,8 @@ def _library() -> Path:
 def _compile(path: Path) -> None:
     from torch.utils import cpp_extension  # noqa: PLC0415 - asks for a compiler when it is imported
 
+    # Torch's own lock, for which it would wait for ever where a compilation was killed. Ours is held.
+    (path.parent / "lock").unlink(missing_ok=True)
     cpp_extension.load(
         NAME,
         [str(source) for source in sorted(SOURCES.glob("*.cpp"))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from elastic_train.config import Batch, RunSpec
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from tests.tasks.tiny import TinyTask
+from tests.train.group_calls import count_resources
 
 pytestmark = pytest.mark.ring2
 
@@ -103,18 +105,24 @@ def tensor_bytes(state: dict) -> int:
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
-def test_after_a_move_nothing_is_kept_of_what_was_held_before(pool: GlooPool) -> None:
-    gang = Gang(pool, TinyTask(), spec(9))
+IN_BACKWARD = {"optimizer_in_backward": True, "clip_norm": None}
+
+
+@pytest.mark.parametrize(("mesh", "settings"), [((1, 2), {}), ((2, 1), {}), ((2, 1), IN_BACKWARD)])
+def test_after_a_move_nothing_is_kept_of_what_was_held_before(
+    pool: GlooPool, mesh: tuple[int, int], settings: dict[str, Any]
+) -> None:
+    gang = Gang(pool, TinyTask(), replace(spec(13), **settings))
     pool.run(tensor_bytes)
-    gang.form(gang.plan(1, 2))
-    gang.pause_at(2)
-    first = pool.run(tensor_bytes, ranks=[0, 1])
-    for step in (4, 6, 8):
-        gang.form(gang.plan(1, 2), None, gang.held())
+    gang.form(gang.plan(*mesh))
+    kept, threads = [], []
+    for step in (2, 4, 6, 8, 10, 12):
         gang.pause_at(step)
-    assert all(
-        now <= 1.1 * then for now, then in zip(pool.run(tensor_bytes, ranks=[0, 1]), first, strict=True)
-    )
+        kept.append(pool.run(tensor_bytes, ranks=[0, 1]))
+        threads.append(pool.run(count_resources, ranks=[0, 1]))
+        gang.form(gang.plan(*mesh), None, gang.held())
+    assert all(now <= 1.1 * then for now, then in zip(kept[-1], kept[0], strict=True)), kept
+    assert all(now <= then for now, then in zip(threads[-1], threads[1], strict=True)), threads
 
 
 def count_digested(state: dict) -> None:

@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from elastic_train.errors import ConfigError, GroupBroken
 from elastic_train.train.collectives.gradient_reduction import aligned, is_sharded
+from elastic_train.train.model.accumulated_gradients import when_accumulated
 from elastic_train.train.parallel.gradient_presence import refuse_sparse
 
 BUCKET_BYTES = 32 << 20
@@ -61,9 +62,9 @@ class GradientSum:
         # The first bucket that was not begun, that was not taken, and of which nobody heard.
         self._next = self._done = self._told = 0
         self._armed = False
-        for bucket in self._buckets if early else ():
+        for number, bucket in enumerate(self._buckets if early else ()):
             for at, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(_Hook(self, bucket, at))
+                when_accumulated(parameter, self._arrived, number, at)
 
     @property
     def memory(self) -> list[torch.Tensor]:
@@ -111,10 +112,11 @@ class GradientSum:
             came = self._done
         return tuple(name for b in self._buckets[:came] if not b.missing for name in b.names)
 
-    def arrived(self, bucket: GradientBucket, at: int) -> None:
-        """The backward made a gradient."""
+    def _arrived(self, number: int, at: int) -> None:
+        """The backward made the gradient at a place of a bucket."""
         if not self._armed:
             return
+        bucket = self._buckets[number]
         if bucket.begun:
             raise ConfigError(
                 field="task.model",
@@ -163,18 +165,6 @@ class GradientSum:
         named = zip(bucket.names, bucket.parameters, strict=True)
         torch.cat([_flat_gradient(fqn, p) for fqn, p in named], out=bucket.flat)
         bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
-
-
-@dataclass(frozen=True, slots=True)
-class _Hook:
-    """Tells its sum that a parameter's gradient is there."""
-
-    sum: GradientSum
-    bucket: GradientBucket
-    at: int
-
-    def __call__(self, _parameter: torch.Tensor) -> None:
-        self.sum.arrived(self.bucket, self.at)
 
 
 def _buckets(parameters: Mapping[str, nn.Parameter], spare: list[torch.Tensor]) -> Iterator[GradientBucket]:

@@ -9,7 +9,7 @@ vote, and what was updated is undone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from elastic_train.config import RunSpec
 from elastic_train.errors import ConfigError
 from elastic_train.recovery.evidence import Vote
 from elastic_train.train.collectives.gradient_reduction import aligned, local_gradient
+from elastic_train.train.model.accumulated_gradients import when_accumulated
 from elastic_train.train.parallel.gradient_presence import Presence
 from elastic_train.train.state.shards import Shards
 from elastic_train.train.step.update import gradient_factor, is_finite, update
@@ -59,7 +60,7 @@ class InBackward:
     def watch(self, fqns: Iterable[str]) -> None:
         """Parameters whose gradients are whole when their backward has made them."""
         for fqn in fqns:
-            self._trainable[fqn].register_post_accumulate_grad_hook(_Hook(self, fqn))
+            when_accumulated(self._trainable[fqn], self.completed, fqn)
 
     def begin(self, step: int, opening: Vote) -> None:
         """The next backward is the step's last on this rank."""
@@ -131,15 +132,6 @@ class InBackward:
         """The backward has a parameter's whole gradient, if this rank had a part in it."""
         if self._armed and self._presence.local({fqn: self._trainable[fqn]})[fqn]:
             self.ready([fqn])
-
-
-@dataclass(frozen=True, slots=True)
-class _Hook:
-    updates: InBackward
-    fqn: str
-
-    def __call__(self, _parameter: torch.Tensor) -> None:
-        self.updates.completed(self.fqn)
 
 
 def _check(shards: Shards) -> None:

@@ -82,6 +82,20 @@ def test_every_process_of_a_run_may_end_or_stand_still(jobs: Jobs, seconds: floa
     nothing_is_left(jobs)
 
 
+def test_a_driver_that_stands_still_is_waited_for(jobs: Jobs) -> None:
+    steps = 6 * STEPS
+    with driver(jobs, "dozing", "--max-steps", str(steps), *SLOW) as (process, log):
+        eventually("step 12", lambda: came_to(log, 12))
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(40.0)  # longer than a driver that is gone may be silent
+        process.send_signal(signal.SIGCONT)
+        assert process.wait(300.0) == FINISHED, log.read_text()
+    book = jobs.ledger("dozing")
+    assert sorted(book.losses) == list(range(1, steps + 1))
+    assert book.superseded == ()
+    nothing_is_left(jobs)
+
+
 def test_of_two_drivers_at_once_one_runs_and_the_other_is_refused(jobs: Jobs) -> None:
     options = ("--max-steps", "40", *SLOW)
     with (

@@ -37,6 +37,7 @@ from elastic_train.cluster.controller.request_watch import RequestWatch
 from elastic_train.cluster.controller.room_watch import LOOK_S, RoomWatch
 from elastic_train.cluster.controller.run_context import RunContext
 from elastic_train.cluster.controller.silent_workers import SilentWorkers
+from elastic_train.cluster.driver_process import DriverProcess
 from elastic_train.cluster.messages import Heartbeat, Writing
 from elastic_train.cluster.run_updates import Board, Driven, RunUpdate
 from elastic_train.config import RunSpec
@@ -73,7 +74,7 @@ DURABLE_S = 10.0  # how long whoever asks for a stop waits until it is durable
 
 
 class Controller:
-    """One run's controller. `driver` is any text that tells people who started it."""
+    """One run's controller, on the machine of the `driver` that started it."""
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Controller:
         job: bytes,
         planner: Planner,
         environment: Mapping[str, str],
-        driver: str,
+        driver: DriverProcess,
         faults: tuple[FaultSchedule, Mapping[str, str]] | None = None,
     ) -> None:
         self._context = RunContext(
@@ -95,7 +96,7 @@ class Controller:
         # changes no duration.
         self._wall_origin = time.time() - self._inbox.now()  # noqa: TID251 - for people
         self._board = Board()
-        self._driver_watch = DriverWatch(spec.timing.lease_s)
+        self._driver_watch = DriverWatch(driver, spec.timing)
         self._hook = EventHook(spec.on_event, spec.name) if spec.on_event else None
         self._effects = Effects(fault=self._fault)
         self._roster = Roster()
@@ -137,7 +138,7 @@ class Controller:
 
     def driven(self) -> Driven:
         silent_s = self._driver_watch.silent_s
-        return Driven(driver=self._driver, silent_s=silent_s, ended=self._board.ended is not None)
+        return Driven(driver=str(self._driver), silent_s=silent_s, ended=self._board.ended is not None)
 
     def stop(self, reason: str, *, patient: bool = False) -> None:
         """Returns once the request is durable: Ray asks again where this process ends before. So a first

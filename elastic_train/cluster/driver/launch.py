@@ -28,6 +28,7 @@ from elastic_train.cluster.driver.live_page import live_page
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.run_planner import make_planner, shape_of
 from elastic_train.cluster.driver.takeover import take_over
+from elastic_train.cluster.driver_process import DriverProcess
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.label_selectors import selected
 from elastic_train.cluster.local_cluster import LocalCluster
@@ -95,7 +96,7 @@ def fit(
                 lasting.do(lambda: store.delete([token.path]))
             if resume_from is not None:
                 given = replace(resume_from, url=absolute(resume_from.url))
-                lasting.do(lambda: begin(store, given, holder=_driver()))
+                lasting.do(lambda: begin(store, given, holder=str(DriverProcess.here())))
             ray_private.leave_deaths_to_the_run()
             controller = _start(spec, job, make_planner(task, spec, shape, ray.nodes()), chaos)
             return follow(
@@ -256,14 +257,10 @@ def _created(run: str, spec: RunSpec, job: bytes, planner: Planner, chaos: Chaos
             job=job,
             planner=planner,
             environment=process_environment(),
-            driver=_driver(),
+            driver=DriverProcess.here(),
             faults=(chaos.schedule, chaos.labels) if chaos is not None else None,
         )
     )
-
-
-def _driver() -> str:
-    return f"pid {os.getpid()} on {os.uname().nodename}"
 
 
 def _grace_s() -> float:

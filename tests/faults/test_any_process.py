@@ -83,7 +83,7 @@ def test_every_process_of_a_run_may_end_or_stand_still(jobs: Jobs, seconds: floa
 
 
 def test_a_driver_that_stands_still_is_waited_for(jobs: Jobs) -> None:
-    steps = 6 * STEPS
+    steps = 2 * STEPS
     with driver(jobs, "dozing", "--max-steps", str(steps), *SLOW) as (process, log):
         eventually("step 12", lambda: came_to(log, 12))
         process.send_signal(signal.SIGSTOP)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+from elastic_train.cluster.process_stat import BEGAN, STATE, stat_fields
 
 _ENDED = frozenset("ZX")
 """States of the kernel's in which a process is only a number: a zombie, dead."""
@@ -37,6 +38,6 @@ class DriverProcess:
 def _seen(pid: int) -> tuple[str, int] | None:
     """State and start of a process."""
     with suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return fields[0], int(fields[19])
+        fields = stat_fields(pid)
+        return fields[STATE], int(fields[BEGAN])
     return None

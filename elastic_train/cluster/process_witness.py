@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from elastic_train.cluster.nodes import Info
+from elastic_train.cluster.process_stat import STATE, SYSTEM_TICKS, USER_TICKS, stat_fields
 from elastic_train.cluster.ray_calls import answer, remote
 
 log = logging.getLogger(__name__)
@@ -47,8 +48,9 @@ def sight(pid: int, *, proc: Path = Path("/proc"), title: bytes = TITLE) -> Sigh
     """Look at a process of this machine."""
     with suppress(OSError, ValueError, IndexError):
         if (proc / str(pid) / "cmdline").read_bytes().startswith(title):
-            fields = (proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-            return Sighting(state=fields[0], cpu_s=(int(fields[11]) + int(fields[12])) / 100)
+            fields = stat_fields(pid, proc=proc)
+            ticks = int(fields[USER_TICKS]) + int(fields[SYSTEM_TICKS])
+            return Sighting(state=fields[STATE], cpu_s=ticks / 100)
     return Sighting(state="")
 
 

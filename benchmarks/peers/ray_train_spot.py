@@ -102,7 +102,14 @@ def run(case: Given) -> dict[str, Any]:
         stop.touch()
         thread.join(END_S if not failed else 0.0)
         problem = {"problem": failed[0]} if failed else {}
-        return {**account(seen, ended - submitted), "changes": replay.done, **problem}
+        begun = replay.begun or ended
+        since = account([note for note in seen if note["at"] >= begun], case.seconds)["goodput"]
+        return {
+            **account(seen, ended - submitted),
+            "after_start": since,
+            "changes": replay.done,
+            **problem,
+        }
 
 
 def account(notes: list[Note], wall_s: float) -> dict[str, Any]:

@@ -64,11 +64,14 @@ class Market(Chaos):
         records = [from_json(line) for _, part in read_journal(store) for line in part]
         book, changes = ledger(records), table(history(records))
         spent = goodput([r for r in records if r.seconds <= until], submitted=self.submitted)
+        begun = self.replay.begun or until
+        since = goodput([r for r in records if begun < r.seconds <= until], submitted=begun)
         kept = [entry.step for entry in book.kept]
         step = kept[-1] if kept else 0
         return {
             "progress": f"{now - self.submitted:.0f} s: step {step}, {self.replay.nodes} nodes",
             "goodput": spent.good_s / (until - self.submitted),
+            "after_start": since.good_s / (until - begun) if until > begun else None,
             "good_s": spent.good_s,
             "wall_s": until - self.submitted,
             "steps": len(kept),

@@ -164,10 +164,11 @@ def run(case: Case, kills: int = 1) -> dict[str, Any]:
         )
         killer = Killer(cluster, case, kills)
         result = fit(Problem(size=case.size), spec, address=None, local_nodes=0, quiet=True, chaos=killer)
+        records, kept = result.records, result.ledger.kept  # of a long run: read from its storage
     killed_at = killer.killed_at[0] if killer.killed_at else None
-    found = measure(result.records, killed_at, case.planned) if killed_at is not None else None
-    each = [measure(result.records, at, case.planned) for at in killer.killed_at]
-    seconds = sorted(step.seconds for step in result.ledger.kept)
+    found = measure(records, killed_at, case.planned) if killed_at is not None else None
+    each = [measure(records, at, case.planned) for at in killer.killed_at]
+    seconds = sorted(step.seconds for step in kept)
     if found is not None:
         again = case.global_batch // MICRO_BATCH - found["computed"]
         found["again_of_lost_share"] = again / (case.global_batch / MICRO_BATCH / case.workers)
@@ -175,7 +176,7 @@ def run(case: Case, kills: int = 1) -> dict[str, Any]:
         **(found or {"problem": "never killed" if killed_at is None else "did not come back in time"}),
         "step_s": seconds[len(seconds) // 2] if seconds else None,
         "each_s": [one["kill_to_step_s"] if one is not None else None for one in each],
-        "events": timeline(result.records, killed_at or result.records[0].seconds),
+        "events": timeline(records, killed_at or records[0].seconds),
     }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +12,7 @@ from elastic_train.cli.logs_stop_save import show_logs
 from elastic_train.cli.status import show_events, show_status
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.run_reading import covered, summary
+from elastic_train.errors import StorageNotFound
 from elastic_train.observe.journal_records import from_json, to_json
 from elastic_train.observe.ledger import ledger
 from elastic_train.storage.compacted_journal import spans
@@ -72,3 +74,9 @@ def test_a_result_reads_all_of_a_long_run_when_it_is_asked_for(runs: tuple[str, 
     assert list(map(to_json, long.records)) == list(map(to_json, plain.records))
     assert long.ledger == ledger(plain.records)
     assert from_json(to_json(long.records[0])) == long.records[0]
+
+
+def test_a_result_whose_storage_is_gone_says_so_and_not_that_nothing_was(tmp_path: Path) -> None:
+    gone = Result(metrics={}, checkpoint=None, error=None, path=str(tmp_path / "gone"))
+    with pytest.raises(StorageNotFound, match="not there any more"):
+        _ = gone.ledger

@@ -8,6 +8,7 @@ from functools import cached_property
 from ray import train
 
 from elastic_train.cluster.run_reading import records
+from elastic_train.errors import StorageNotFound
 from elastic_train.observe.journal_records import Record
 from elastic_train.observe.ledger import Ledger, ledger
 from elastic_train.storage.artifacts import steps_of
@@ -17,7 +18,7 @@ from elastic_train.storage.fsspec_store import open_store
 @dataclass
 class Result(train.Result):
     """A `ray.train.Result`. `ledger` has each step of the kept lineage, `records` the whole journal: those of
-    a long run are read from its storage when they are asked for.
+    a long run are read from its storage when they are asked for (StorageNotFound where it is gone by then).
     """
 
     outcome: str = "finished"
@@ -26,7 +27,14 @@ class Result(train.Result):
     @cached_property
     def records(self) -> tuple[Record, ...]:
         assert self.path is not None
-        return tuple(records(open_store(self.path)))
+        found = tuple(records(open_store(self.path)))
+        if not found:  # each run that ended has a journal
+            raise StorageNotFound(
+                path=self.path,
+                operation="read",
+                problem="the journal is not there any more. Ask for records before you delete the run.",
+            )
+        return found
 
     @cached_property
     def artifacts(self) -> dict[int, tuple[str, ...]]:

@@ -95,7 +95,7 @@ def ours(case: Case, steps: int, *, peers: bool) -> list[float]:
             standby=0,
         )
         result = fit(Problem(size=case.size), spec, address=None, local_nodes=0, quiet=True)
-    return [entry.wall for entry in result.ledger.kept]
+        return [entry.wall for entry in result.ledger.kept]  # a long run's are read from its storage
 
 
 def ray_train(case: Case, steps: int) -> list[float]:

@@ -15,9 +15,11 @@ import shutil
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import islice
 from pathlib import Path
 
 from elastic_train.errors import StorageError, StorageNotFound
+from elastic_train.storage.absent_names import asked_again, look_again
 from elastic_train.storage.early_writeback import begin_writing
 from elastic_train.storage.posix_walk import Directory, unless_gone, walk
 from elastic_train.storage.retry import Retry, failures_named
@@ -62,7 +64,7 @@ class PosixStore:
         target = self._at(path)
 
         def work() -> Blocks:
-            file = _open_to_read(target)
+            file = self._open(target)
             try:
                 return [
                     exactly(_pread(file, start, length), path=str(target), start=start, length=length)
@@ -78,7 +80,7 @@ class PosixStore:
         length = sum(map(len, buffers))
 
         def work() -> None:
-            file = _open_to_read(target)
+            file = self._open(target)
             try:
                 done = _preadv(file, start, buffers)
             finally:
@@ -132,8 +134,8 @@ class PosixStore:
 
     def names(self, prefix: str = "") -> Names:
         top = self._under(prefix)
-        found = self.retry.run(lambda: next(walk(top), None), what="list", path=str(top))
-        return sorted(n for n in found[2] if not n.startswith(UNPUBLISHED)) if found else []
+        found = self.retry.run(lambda: self._directories(top, deep=False), what="list", path=str(top))
+        return sorted(n for _, _, names in found for n in names if not n.startswith(UNPUBLISHED))
 
     def unfinished(self, prefix: str = "") -> Names:
         left: Names = []
@@ -145,7 +147,9 @@ class PosixStore:
 
     def size(self, path: str) -> int:
         target = self._at(path)
-        found = self.retry.run(lambda: _stat(target), what="look at", path=str(target))
+        found = self.retry.run(
+            lambda: asked_again(lambda: _stat(target), target), what="look at", path=str(target)
+        )
         if stat.S_ISDIR(found.st_mode):
             raise StorageNotFound(path=str(target), operation="look at", problem="a directory is there.")
         return found.st_size
@@ -180,7 +184,21 @@ class PosixStore:
 
     def _walk(self, prefix: str) -> list[Directory]:
         top = self._under(prefix)
-        return self.retry.run(lambda: list(walk(top)), what="list", path=str(top))
+        return self.retry.run(lambda: self._directories(top, deep=True), what="list", path=str(top))
+
+    def _directories(self, top: Path, *, deep: bool) -> list[Directory]:
+        """A directory and, `deep`, those in it; nothing where there is none."""
+
+        def look() -> list[Directory]:
+            return list(islice(walk(top), None if deep else 1))
+
+        if found := look():
+            return found
+        look_again(top)
+        return look()
+
+    def _open(self, target: Path) -> int:
+        return asked_again(lambda: _open_to_read(target), target)
 
     def _at(self, path: str) -> Path:
         return self.root / check_path(path)

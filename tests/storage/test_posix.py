@@ -10,11 +10,14 @@ import shutil
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from elastic_train.errors import StorageError, StorageUnavailable
+from elastic_train.errors import StorageError, StorageNotFound, StorageUnavailable
 from elastic_train.storage.posix_store import PosixStore
 from elastic_train.storage.preflight import probe
 from elastic_train.storage.retry import Backoff, Retry
@@ -267,3 +270,54 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path, call: str) -> None:
     arguments = {"read": (), "read_ranges": ([(0, 1)],), "read_into": (0, [memoryview(bytearray(1))])}[call]
     with pytest.raises(StorageError, match="no regular file"):
         getattr(store, call)("pipe", *arguments)
+
+
+class RemembersAbsence:
+    """Names as a client of NFS has them: one that was not there stays so until its directory is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._absent: set[str] = set()
+        for name in ("open", "stat", "scandir"):
+            monkeypatch.setattr(os, name, self._remembering(name, getattr(os, name)))
+
+    def _remembering(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(path: Any, *more: Any, **named: Any) -> Any:
+            asked = os.fspath(path)
+            leading = [asked, *map(str, Path(asked).parents)]
+            if self._absent & {*leading}:
+                raise FileNotFoundError(errno.ENOENT, "as it was", asked)
+            try:
+                found = real(path, *more, **named)
+            except FileNotFoundError:
+                self._absent |= {next(one for one in reversed(leading) if not os.path.lexists(one))}
+                raise
+            if name != "stat" and Path(asked).is_dir():
+                self._absent = {one for one in self._absent if str(Path(one).parent) != asked}
+            return found
+
+        return call
+
+
+@pytest.mark.parametrize("deep", [False, True])
+@pytest.mark.parametrize("call", ["read", "exists", "size", "list", "names"])
+def test_what_another_host_wrote_is_seen_though_it_was_not_there_a_moment_ago(
+    call: str, deep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "runs/run/commits/00000001.json" if deep else tmp_path / "runs/run/lease.json"
+    if not deep:
+        file.parent.mkdir(parents=True)
+    RemembersAbsence(monkeypatch)
+    store = PosixStore(tmp_path / "runs" / "run")
+    name = file.relative_to(store.root).as_posix()
+    looks: dict[str, Callable[[], Any]] = {
+        "read": lambda: store.read(name),
+        "exists": lambda: store.exists(name),
+        "size": lambda: store.size(name),
+        "list": lambda: store.list("commits" if deep else ""),
+        "names": lambda: store.names("commits" if deep else ""),
+    }
+    with suppress(StorageNotFound):
+        assert not looks[call]()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(b"x")
+    assert looks[call]()

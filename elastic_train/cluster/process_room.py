@@ -5,9 +5,14 @@ Each of Ray's processes has dozens of threads. Where one can't begin, Ray waits 
 
 from __future__ import annotations
 
+import os
+import re
+import resource
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from elastic_train.cluster.process_stat import THREADS, stat_fields
 from elastic_train.control_groups import control_groups
 from elastic_train.errors import ConfigError
 from elastic_train.planner.plan import counted
@@ -21,15 +26,19 @@ WORKER = 90
 REMEDY = (
     "Raise the limit: --pids-limit of docker and podman, podPidsLimit of a kubelet, TasksMax= of systemd."
 )
+USERS_REMEDY = "Raise the limit: `ulimit -u`, nproc of limits.conf, --ulimit nproc= of docker and podman."
+UNBOUND = 1 << 21 | 1 << 24
+"""The capabilities of who may go beyond a user's limit: CAP_SYS_ADMIN and CAP_SYS_RESOURCE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessRoom:
-    """Processes and threads there are of those that may be, and the file that says so."""
+    """Processes and threads there are of those that may be, what says so, and how to have more."""
 
     used: int
     most: int
     bound: str
+    remedy: str = REMEDY
 
     @property
     def left(self) -> int:
@@ -40,9 +49,28 @@ class ProcessRoom:
 
 
 def process_room() -> ProcessRoom | None:
-    """Of the tightest control group around this process; None where none bounds it."""
-    rooms = [room for group in control_groups("pids") if (room := room_of(group)) is not None]
-    return min(rooms, key=lambda room: room.left, default=None)
+    """Of the tightest control group around this process, or its user's if that is less; None where nothing
+    bounds it.
+    """
+    rooms = [*map(room_of, control_groups("pids")), room_of_user()]
+    return min((room for room in rooms if room is not None), key=lambda room: room.left, default=None)
+
+
+def room_of_user(proc: Path = Path("/proc")) -> ProcessRoom | None:
+    """Of this process's user; None where it may have any number, as root and the privileged may. What it has
+    in other containers counts too, and isn't seen.
+    """
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    said = re.search(r"^CapEff:\s*(\w+)$", (proc / "self" / "status").read_text(), re.MULTILINE)
+    privileged = os.getuid() == 0 or (said is not None and int(said[1], 16) & UNBOUND)
+    if most == resource.RLIM_INFINITY or privileged:
+        return None
+    used = 0
+    for process in proc.iterdir():
+        with suppress(OSError):  # it has ended
+            if process.name.isdigit() and process.stat().st_uid == os.getuid():
+                used += int(stat_fields(int(process.name), proc=proc)[THREADS])
+    return ProcessRoom(used=used, most=most, bound="ulimit -u", remedy=USERS_REMEDY)
 
 
 def room_of(group: Path) -> ProcessRoom | None:
@@ -63,7 +91,8 @@ def check_local_room(nodes: int, room: ProcessRoom | None) -> None:
             field="fit",
             problem=f"a local cluster of {counted(nodes, 'node')} has more than {needed} processes and "
             f"threads, and {room}.",
-            remedy=f"{REMEDY} Or lower local_nodes, or join a cluster: fit(address=...), or RAY_ADDRESS.",
+            remedy=f"{room.remedy} Or lower local_nodes, or join a cluster: fit(address=...), or "
+            "RAY_ADDRESS.",
         )
 
 
@@ -71,6 +100,5 @@ def too_narrow(room: ProcessRoom | None) -> str | None:
     """Why no worker can begin where there is such a room; None where one can."""
     if room is None or room.left >= WORKER:
         return None
-    return (
-        f"a worker and what goes with it are more than {WORKER} processes and threads, and {room}. {REMEDY}"
-    )
+    needed = f"a worker and what goes with it are more than {WORKER} processes and threads"
+    return f"{needed}, and {room}. {room.remedy}"

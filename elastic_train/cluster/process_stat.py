@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-STATE, USER_TICKS, SYSTEM_TICKS, BEGAN = 0, 11, 12, 19
+STATE, USER_TICKS, SYSTEM_TICKS, THREADS, BEGAN = 0, 11, 12, 17, 19
 """Places among the fields of /proc/PID/stat behind the process's name; see proc(5)."""
 
 

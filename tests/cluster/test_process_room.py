@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from elastic_train.cluster.process_room import (
     check_local_room,
     process_room,
     room_of,
+    room_of_user,
     too_narrow,
 )
 from elastic_train.errors import ConfigError
@@ -45,6 +49,25 @@ def test_a_node_that_has_no_room_for_a_worker_is_told() -> None:
     assert too_narrow(None) is None
     assert too_narrow(room(WORKER)) is None
     assert "podPidsLimit" in (too_narrow(room(WORKER - 1)) or "")
+
+
+def test_what_a_user_may_have_is_told_with_what_raises_it() -> None:
+    if room_of_user() is not None:
+        pytest.skip("this user is bound already")
+    ask = "from elastic_train.cluster.process_room import *; room = process_room(); print(room)"
+    capable = ["--inh-caps", "+dac_override", "--ambient-caps", "+dac_override"]  # to read what is root's
+    as_another = ["prlimit", f"--nproc={WORKER}", "setpriv", "--reuid", "4321", *capable]
+    said = subprocess.run(
+        [*as_another, sys.executable, "-c", f"{ask}; print(too_narrow(room))"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if said.returncode:
+        pytest.skip(f"no other user can be made here: {said.stderr}")
+    room, why = said.stdout.splitlines()
+    assert re.fullmatch(r"\d+ more processes and threads may begin, by ulimit -u", room)
+    assert "limits.conf" in why
 
 
 def test_this_process_has_room() -> None:

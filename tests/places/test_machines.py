@@ -33,6 +33,15 @@ OTHERS_RAY = Place(
 )
 
 
+def few_of_a_user(most: int) -> Place:
+    """Of a user who isn't root, whom no limit binds, and who may read what root keeps to itself."""
+    return Place(
+        name=f"{most} processes of a user",
+        made_by=f'chown 4321 "$STORAGE"\nset -- prlimit --nproc={most} setpriv --reuid 4321 '
+        '--inh-caps +dac_override --ambient-caps +dac_override "$@"',
+    )
+
+
 def trains(place: Place, storage: Path) -> None:
     if reason := place.why_not(storage):
         pytest.skip(reason)
@@ -63,3 +72,16 @@ def test_a_machine_on_which_few_processes_may_begin_is_refused_and_trains_with_e
     assert "Traceback" not in done.stderr
     with few_processes(900) as group:
         trains(Place(name="900 processes", made_by=f"echo $$ > {group}/cgroup.procs"), tmp_path)
+
+
+def test_a_user_who_may_have_few_processes_is_told_what_raises_it_and_trains_with_enough(
+    tmp_path: Path,
+) -> None:
+    few = few_of_a_user(100)
+    if reason := few.why_not(tmp_path):
+        pytest.skip(reason)
+    done = run_small_job(few, tmp_path)
+    assert done.returncode == USAGE
+    assert "ulimit -u" in done.stderr
+    assert "Traceback" not in done.stderr
+    trains(few_of_a_user(900), tmp_path)

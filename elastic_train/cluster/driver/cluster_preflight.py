@@ -25,8 +25,11 @@ class Problems:
 
 
 def hosts() -> dict[str, str]:
-    """A living node of each machine of the cluster, by address."""
-    return {n["NodeManagerAddress"]: n["NodeID"] for n in ray.nodes() if n["Alive"]}
+    """A living node of each machine of the cluster. Containers may share their host's address, and be narrow
+    by themselves: they are told apart by their names.
+    """
+    living = [n for n in ray.nodes() if n["Alive"]]
+    return {f"{n['NodeManagerAddress']} ({n['NodeManagerHostname']})": n["NodeID"] for n in living}
 
 
 def nodes() -> dict[str, str]:

@@ -49,7 +49,8 @@ def _holder(store: Store, told: RunSummary, watch_s: float) -> tuple[Number, ...
     lease = Lease(store, holder="", lease_s=1.0).look()
     holder = None if lease is None or lease.released else lease.holder
     held = told.progress.ended is None and holder is not None
-    silent = (datetime.now(UTC) - datetime.fromisoformat(last)).total_seconds() > STALE_S
+    apart_s = (datetime.now(UTC) - datetime.fromisoformat(last)).total_seconds()
+    silent = abs(apart_s) > STALE_S  # a time that is to come is another clock's: it says nothing, either
     stale = held and silent and not alive(store, watch_s)
     dead = f"stale since {last}: its controller shows no life; submit the run again to go on"
     return (

@@ -65,6 +65,7 @@ def test_a_kept_state_and_what_follows_are_the_whole_journal(seed: int) -> None:
     _, chronicle, again = begun(store, 999, policy)
     assert again == state
     assert chronicle._summary == summary_of(records)
+    assert chronicle.wall_s == records[-1].seconds
 
 
 def others(policy: Policy) -> list[Policy]:

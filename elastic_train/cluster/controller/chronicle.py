@@ -47,6 +47,12 @@ class Chronicle:
         self._summary = RunSummary()
         self._since = 0  # records since a state was kept
 
+    @property
+    def wall_s(self) -> float:
+        """Wall seconds of the newest record, as whoever wrote it had them; 0 before there is one."""
+        last = self._summary.last
+        return last.seconds if last is not None else 0.0
+
     def begin(self) -> State:
         """The state that everything before this term leads to; the journal is this term's from here on."""
         past = self._journal.begin()

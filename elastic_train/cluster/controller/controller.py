@@ -92,8 +92,8 @@ class Controller:
         )
         self._spec, self._driver = spec, driver
         self._inbox = Inbox()
-        # Records have the wall time of this moment and what has passed since: a clock that is set meanwhile
-        # changes no duration.
+        # Records have the wall time of this moment and what has passed since, and none before the last one of
+        # the term before: a clock that is set, or differs from another machine's, makes no duration negative.
         self._wall_origin = time.time() - self._inbox.now()  # noqa: TID251 - for people
         self._board = Board()
         self._driver_watch = DriverWatch(driver, spec.timing)
@@ -193,6 +193,7 @@ class Controller:
             lambda: outlast(self._take_over, self._spec.timing.storage_trouble_s, said=log.warning),
         )
         assert self._committer is not None
+        self._wall_origin = max(self._wall_origin, self._chronicle.wall_s - self._inbox.now())
         self._performer = performer = Performer(
             self._context,
             inbox=self._inbox,

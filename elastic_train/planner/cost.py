@@ -100,7 +100,9 @@ def columns_of(shape: ModelShape, hardware: Hardware, fleet: Fleet, work: StepWo
     first = sum(t.numel * t.item_bytes for t in shape.tensors if t.layer == 0) * shape.tied
     ends = np.where(work.pp > 1, 2 * hardware.between.seconds(first), 0.0) if first else 0.0
     neighbours = on_one | (part * work.pp <= together)
-    send = 2 * _seconds(hardware, neighbours, shape.boundary_bytes / work.inner, np.minimum(together, part))
+    # Each of the ranks that share a micro-batch sends the whole tensor to its like on the next stage.
+    whole = np.full_like(part, shape.boundary_bytes)
+    send = 2 * _seconds(hardware, neighbours, whole, np.minimum(together, part))
     slots = work.rounds * work.virtual + work.pp - 1
     vote = 2 * np.ceil(np.log2(np.maximum(size, 1))) * hardware.between.latency_s
     return {

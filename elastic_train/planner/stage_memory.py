@@ -48,10 +48,11 @@ class StageMemory:
         )
         # What recomputation of one block makes for its backward, and what a layer needs while it runs.
         self._working = activations(shape, mesh, "none") - self.kept + working(shape, mesh)
-        # A tensor that arrives and one that leaves.
-        self._buffers = 2.0 * shape.boundary_bytes / mesh.block_size if mesh.pp > 1 else 0.0
-        # cp divides what is in between: what comes in, and what goes out, is whole until its backward.
-        self._end = float(shape.boundary_bytes) if mesh.pp > 1 and mesh.cp > 1 else 0.0
+        # A tensor that arrives and one that leaves, whole on every rank.
+        self._buffers = 2.0 * shape.boundary_bytes if mesh.pp > 1 else 0.0
+        # Where positions are divided in between: what comes in and goes out is whole until its backward.
+        spread = mesh.cp > 1 or shape.divides_positions(mesh.tp)
+        self._end = float(shape.boundary_bytes) if mesh.pp > 1 and spread else 0.0
         fixed = spans(table.state + self._gradients + np.where(table.block, 0.0, table.gathered))
         blocks = np.minimum(spans(table.block.astype(float)), 2)
         fixed += _largest(np.where(table.block, table.gathered, 0.0)) * blocks

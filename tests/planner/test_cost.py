@@ -114,6 +114,15 @@ def test_tensor_parallelism_moves_eight_boundary_tensors_a_block_over_the_inner_
     assert cost.compute == pytest.approx(16 * (sum(r.seconds for r in shape.layers) / 2 + moved))
 
 
+def test_every_rank_of_tp_and_cp_sends_whole_activations_to_the_next_stage():
+    link = Hardware(between=Link(bytes_per_s=1000.0))
+    slots, boundary = 16 + 2 - 1, transformer().boundary_bytes
+    for inner in ({}, {"tp": 2}, {"cp": 2}):
+        cost = cost_of(per_node=2 if inner else 1, hardware=link, pp=2, **inner)
+        ranks = 2 if inner else 1  # over one link
+        assert cost.sends == pytest.approx(slots * 2 * ranks * boundary / 1000.0)
+
+
 def test_ranks_of_a_node_share_its_link_and_one_node_needs_none():
     hardware = Hardware(between=Link(bytes_per_s=1000.0), inside=Link(bytes_per_s=1e9))
     shared = cost_of(per_node=2, hardware=hardware, dp_replicate=2, dp_shard=2)

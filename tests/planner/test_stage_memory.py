@@ -56,6 +56,17 @@ def test_tensor_parallelism_divides_state_and_what_is_inside_of_its_projections(
     assert divided == (one.activations - gathered) / 2 + gathered + working
 
 
+def test_what_stages_give_each_other_is_whole_on_every_rank_of_tp():
+    spread = replace(SHAPE, positions=32)
+    inside = [memory(Mesh(tp=2), (0, 5), shape=shape).activations for shape in (SHAPE, spread)]
+    as_stages = [memory(Mesh(pp=2, tp=2), (0, 5, 10), shape=shape).activations for shape in (SHAPE, spread)]
+    buffers = 2 * SHAPE.boundary_bytes
+    handed_on = 2 * SHAPE.boundary_bytes  # of both micro-batches in flight, beside the parts in between
+    working = SHAPE.boundary_bytes
+    expected = [2 * (kept - working) + working + buffers for kept in inside]
+    assert as_stages == [expected[0], expected[1] + handed_on]
+
+
 def test_accumulated_gradients_are_whole_and_a_single_one_is_divided_at_once():
     mesh = Mesh(dp_shard=4)
     accumulating, once = memory(mesh, (0, 10)), memory(mesh, (0, 10), accumulates=False)

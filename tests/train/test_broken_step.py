@@ -13,26 +13,15 @@ from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gang_member import waits_for_others
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.step.training_loop import StepReport
-from tests.tasks.tiny import TinyTask
+from tests.tasks.tiny import TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 MICRO_BATCHES = 12
 
 
 def spec(**changes: Any) -> RunSpec:
-    return RunSpec(
-        **{
-            "name": "tiny",
-            "storage_path": "/nowhere",
-            "batch": Batch(global_size=24, micro_size=2, seed=5),
-            "max_steps": 5,
-            "min_workers": 1,
-            "max_workers": 4,
-            "clip_norm": 2.0,
-            "precision": "fp64",
-            **changes,
-        }
-    )
+    batch = Batch(global_size=2 * MICRO_BATCHES, micro_size=2, seed=5)
+    return tiny_run(batch=batch, **{"clip_norm": 2.0, **changes})
 
 
 class Measured(TinyTask):
@@ -40,6 +29,13 @@ class Measured(TinyTask):
 
     def metrics(self, output: Any, micro_batch: Any) -> dict[str, tuple[Any, float]]:
         return {"outputs": (output.square().sum().item(), output.numel())}
+
+
+class Edited(TinyTask):
+    """That changes its gradients where they are."""
+
+    def gradients(self, gradients: Any) -> None:
+        gradients.scale_(0.5)
 
 
 PLAIN, MEASURED = TinyTask(samples=120), Measured(samples=120, batch_norm=True)
@@ -181,3 +177,19 @@ def test_under_plans_that_cut_the_model_the_step_runs_again(pool: GlooPool) -> N
 
     assert_same(reports, expected)
     assert sum(len(pool.run(ran, 3, ranks=[p])[0]) for p in (0, 1)) == MICRO_BATCHES
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_what_a_task_does_to_its_gradients_is_not_kept_and_done_again(pool: GlooPool, ranks: int) -> None:
+    gang = Gang(pool, Edited(samples=120), spec())
+    plan, members = gang.plan(ranks, 1), tuple(range(ranks))
+    gang.form(plan)
+    expected = gang.run()
+
+    gang.form(plan)
+    running = gang.begin_until(0, "vote", 3)
+    gang.abort()
+    reports = running.results()[0][2]
+    gang.form(plan, None, From(generation=gang.generation, step=2, holders=members))
+    reports += gang.run()
+    assert_same(reports, expected)

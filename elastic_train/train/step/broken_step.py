@@ -75,6 +75,11 @@ class BrokenStep:
             rows={index: row for index, row in self._buffers.rows.items() if index in done},
         )
 
+    def edited(self) -> None:
+        """Gradients are changed from here on. Where no sum stands beside this rank's own, those are gone."""
+        if self._sums.over_data is None:
+            self._stands = None
+
     @contextmanager
     def keeping(self) -> Iterator[None]:
         """Around all of a step up to its vote."""

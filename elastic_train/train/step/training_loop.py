@@ -170,6 +170,7 @@ class Loop:
             statistics = self._stepper.gradients(step)
             if edits(self._task):
                 self._mark("gradients", step, -1)
+                self._stepper.broken.edited()
                 statistics = edited(self._task, self._shards, step, statistics, self._spec, self._guard)
             pause, save = self._requests.pause, self._requests.save
             statistics = replace(statistics, pause=float(pause), save=float(save))

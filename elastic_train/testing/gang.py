@@ -30,7 +30,7 @@ from elastic_train.testing.gang_member import (
     start,
     waits_for_others,
 )
-from elastic_train.testing.gloo_pool import GlooPool, Pending, PerRank
+from elastic_train.testing.gloo_pool import ANSWER_S, GlooPool, Pending, PerRank
 from elastic_train.train.member import StepReport
 from elastic_train.train.rank_assignment import RankAssignment
 from elastic_train.train.task import Task
@@ -52,8 +52,7 @@ class Gang:
 
     def __init__(self, pool: GlooPool, task: Task, spec: RunSpec) -> None:
         self.pool, self.spec = pool, spec
-        self._timeout = 120.0
-        pool.run(start, task, spec, timeout=self._timeout)
+        pool.run(start, task, spec)
         self.generation = 0
         self.processes: tuple[int, ...] = ()
 
@@ -119,7 +118,7 @@ class Gang:
     def join(self, plan: Plan, processes: Sequence[int], by_module: bool | None = None) -> None:
         """Ranks taken, nothing filled."""
         assignments = self.assignments(plan, processes, by_module)
-        self.pool.run(call, "join", PerRank(assignments), ranks=processes, timeout=self._timeout)
+        self.pool.run(call, "join", PerRank(assignments), ranks=processes)
 
     def assignments(
         self, plan: Plan, processes: Sequence[int], by_module: bool | None = None
@@ -162,7 +161,7 @@ class Gang:
 
     def wait_for(self, processes: Sequence[int], condition: Callable[..., bool], *args: Any) -> None:
         """Until a condition holds in each of these processes, while they train."""
-        until = time.monotonic() + self._timeout
+        until = time.monotonic() + ANSWER_S
         for process in processes:
             while not self.pool.control(process, condition, *args):
                 assert time.monotonic() < until, f"process {process}: no {condition.__name__}{args}"
@@ -170,7 +169,7 @@ class Gang:
 
     def run(self) -> list[StepReport]:
         """Train to an end; the reports of rank 0, which all ranks share."""
-        outcomes = self.begin().results(self._timeout)
+        outcomes = self.begin().results()
         for end_, error, _ in outcomes:
             assert end_ is not None, error
         # As text: what is not finite is not equal to itself.
@@ -238,7 +237,7 @@ class Gang:
         self._move(transfers, origin, processes, sorted(late))
         self._all(then, "go")
         rest = self.pool.call_async(run, ranks=then)
-        outcomes = [*running.results(self._timeout), *rest.results(self._timeout)]
+        outcomes = [*running.results(), *rest.results()]
         for end_, error, _ in outcomes:
             assert end_ is not None, error
         return outcomes[0][2]
@@ -295,7 +294,7 @@ class Gang:
         )
 
     def _all(self, processes: Sequence[int], method: str, *args: Any) -> list[Any]:
-        return self.pool.run(call, method, *args, ranks=processes, timeout=self._timeout)
+        return self.pool.run(call, method, *args, ranks=processes)
 
 
 def _transfers(

@@ -24,6 +24,9 @@ from elastic_train.train.collectives.tcp_store import serve_store
 START_S = 150.0
 """How long a process may take to start on a busy machine; it isn't counted into the timeout of a call."""
 
+ANSWER_S = 600.0
+"""How long a call may take where nothing else is said: no test is to fail because a machine is slow."""
+
 
 @dataclass(frozen=True, slots=True)
 class PerRank:
@@ -68,7 +71,7 @@ class Pending:
         self._workers = workers
         self._outcomes: dict[int, Outcome] = {}
 
-    def outcomes(self, timeout: float = 120.0, ranks: Iterable[int] | None = None) -> dict[int, Outcome]:
+    def outcomes(self, timeout: float = ANSWER_S, ranks: Iterable[int] | None = None) -> dict[int, Outcome]:
         """What became of the call in each process (of `ranks`); PoolError if one does not answer in time."""
         wanted = list(self._workers if ranks is None else ranks)
         deadline = time.monotonic() + timeout
@@ -84,7 +87,7 @@ class Pending:
                     self._outcomes[index] = outcome
         return {index: self._outcomes[index] for index in wanted}
 
-    def results(self, timeout: float = 120.0, ranks: Iterable[int] | None = None) -> list[Any]:
+    def results(self, timeout: float = ANSWER_S, ranks: Iterable[int] | None = None) -> list[Any]:
         """The returned values; PoolError with the remote traceback if a process raised or died."""
         outcomes = self.outcomes(timeout, ranks)
         values = [outcome.value for outcome in outcomes.values() if isinstance(outcome, Returned)]
@@ -122,7 +125,7 @@ class GlooPool:
         fn: Callable[..., Any],
         *args: Any,
         ranks: Iterable[int] | None = None,
-        timeout: float = 120.0,
+        timeout: float = ANSWER_S,
     ) -> list[Any]:
         """Call in parallel on each process's main thread and wait; values in the order of `ranks`."""
         return self.call_async(fn, *args, ranks=ranks).results(timeout)
@@ -136,7 +139,7 @@ class GlooPool:
             self._workers[index].work.send(Call(number=number, fn=NamedCall.of(fn), args=own))
         return Pending(number, {index: self._workers[index] for index in chosen})
 
-    def control(self, rank: int, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> Any:
+    def control(self, rank: int, fn: Callable[..., Any], *args: Any, timeout: float = ANSWER_S) -> Any:
         """Call on the process's second thread, also while its main thread is busy."""
         worker, number = self._workers[rank], next(self._numbers)
         worker.control.send(Call(number=number, fn=NamedCall.of(fn), args=args))

@@ -74,7 +74,16 @@ class Runs:
         return newest.step if newest is not None else 0
 
     def disturbed(self, name: str, schedule: FaultSchedule, **changes: Any) -> Result:
-        task, spec = self.spec(name, **changes)
+        return self._under(schedule, *self.spec(name, **changes))
+
+    def compared(self, task: Any, spec: RunSpec, schedule: FaultSchedule) -> Result:
+        """A disturbed run that has the steps and losses of the same one in a single process."""
+        rough = self._under(schedule, task, spec)
+        alone = train_alone(task, dataclasses.replace(spec, name="alone"))
+        assert_same_training(rough, {r.step: (r.ids_digest, r.loss) for r in alone})
+        return rough
+
+    def _under(self, schedule: FaultSchedule, task: Any, spec: RunSpec) -> Result:
         print(f"seed {schedule.seed}: {[str(f) for f in schedule.faults]}")
         chaos = Chaos(self.cluster, schedule, print)
         return fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)

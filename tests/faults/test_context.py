@@ -6,12 +6,9 @@ import dataclasses
 
 import pytest
 
-from elastic_train.cluster.driver.launch import fit
-from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Parallelism
 from elastic_train.control.fault_schedule import FaultSchedule, KillRank, Moment
-from elastic_train.testing.single_process_run import train_alone
-from tests.faults.conftest import WHOLE, Runs, assert_same_training
+from tests.faults.conftest import WHOLE, Runs
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 NODES, CPUS = 2, 2
@@ -35,11 +32,7 @@ def test_a_rank_with_a_part_of_the_positions_is_lost_and_no_step_with_it(runs: R
         parallelism=Parallelism(cp=2),
         timing=WHOLE,
     )
-    task = dataclasses.replace(task, seq_len=63)  # a window has one token more
-    chaos = Chaos(runs.cluster, STORM, print)
-    rough = fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
-    alone = train_alone(task, dataclasses.replace(spec, name="alone"))
-    assert_same_training(rough, {r.step: (r.ids_digest, r.loss) for r in alone})
+    rough = runs.compared(dataclasses.replace(task, seq_len=63), spec, STORM)  # a window has one token more
     assert rough.ledger.superseded == ()
     formed = [(r.formed.mesh, r.formed.source) for r in rough.records if r.formed is not None]
     assert formed == [("cp 2", "fresh"), ("cp 2", "live"), ("cp 2", "live")]

@@ -6,12 +6,9 @@ import dataclasses
 
 import pytest
 
-from elastic_train.cluster.driver.launch import fit
-from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Parallelism
 from elastic_train.control.fault_schedule import FaultSchedule, KillRank, Moment
-from elastic_train.testing.single_process_run import train_alone
-from tests.faults.conftest import WHOLE, Runs, assert_same_training
+from tests.faults.conftest import WHOLE, Runs
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(600)]
 NODES, CPUS = 2, 2
@@ -35,10 +32,6 @@ def test_experts_and_positions_are_divided_again_after_each_loss(runs: Runs) -> 
         parallelism=Parallelism(tp=2, dp_shard=2, ep=2),
         timing=WHOLE,
     )
-    task = dataclasses.replace(task, size="tiny_moe")
-    chaos = Chaos(runs.cluster, STORM, print)
-    rough = fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
-    alone = train_alone(task, dataclasses.replace(spec, name="alone"))
-    assert_same_training(rough, {r.step: (r.ids_digest, r.loss) for r in alone})
+    rough = runs.compared(dataclasses.replace(task, size="tiny_moe"), spec, STORM)
     meshes = [r.formed.mesh for r in rough.records if r.formed is not None]
     assert meshes == ["dp_shard 2 x tp 2 x ep 2"] * 3

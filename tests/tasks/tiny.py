@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from elastic_train.config import Batch, RunSpec
 from elastic_train.train.task import Task
 
 VOCABULARY, WIDTH, HIDDEN, LENGTH = 11, 6, 7, 5
@@ -141,3 +142,17 @@ class TinyTask(Task):
         each = F.cross_entropy(output.flatten(0, 1), micro_batch["targets"].flatten(), reduction="none")
         counted = micro_batch["counted"].flatten()
         return (each * counted).sum(), counted.sum()
+
+
+def tiny_run(global_size: int = 13, **changes: Any) -> RunSpec:
+    """Five steps of it on up to four workers; of 13 samples the last micro-batch has one."""
+    given = {
+        "name": "tiny",
+        "storage_path": "/nowhere",
+        "batch": Batch(global_size=global_size, micro_size=3, seed=5),
+        "max_steps": 5,
+        "min_workers": 1,
+        "max_workers": 4,
+        "precision": "fp64",
+    }
+    return RunSpec(**{**given, **changes})

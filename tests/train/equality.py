@@ -63,6 +63,28 @@ def check(pool: GlooPool, task: ChainTask, plans: Plans, run: RunSpec | None = N
         assert_state_near(gang.whole(), expected.state)
 
 
+def check_moves(pool: GlooPool, task: ChainTask, moves: Sequence[tuple[Mesh, list[int]]]) -> None:
+    """A run that goes from mesh to mesh, two steps on each, between these processes: no bit of the state
+    changes on the way, and it trains as one process alone.
+    """
+    gang = Gang(pool, task, spec(max_steps=2 * len(moves)))
+    gang.form(gang.plan(1, 1))
+    expected, state = [r.loss for r in gang.run()], gang.whole()
+    losses: list[float] = []
+    for number, (mesh, processes) in enumerate(moves, start=1):
+        before = gang.whole() if number > 1 else {}
+        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, gang.held() if number > 1 else None)
+        after = gang.whole()
+        assert all(np.array_equal(before[name], after[name]) for name in before), mesh
+        reports = gang.run() if number == len(moves) else gang.pause_at(2 * number)
+        assert [r.step for r in reports] == [2 * number - 1, 2 * number]
+        losses += [r.loss for r in reports]
+    np.testing.assert_allclose(losses, expected, rtol=1e-9)
+    final = gang.whole()
+    assert final.keys() == state.keys()
+    assert_state_near(final, state)
+
+
 def _metrics(gang: Gang) -> list[float]:
     found = [value for report in gang.run() for _, value in report.metrics]
     assert found

@@ -12,7 +12,7 @@ from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
 from tests.tasks.chain import ChainTask
 from tests.tasks.fused import FusedTask
-from tests.train.equality import SPLITS, check, spec
+from tests.train.equality import SPLITS, check, check_moves, spec
 
 pytestmark = pytest.mark.ring2
 
@@ -86,10 +86,6 @@ def test_fused_projections_are_cut_part_by_part(pool: GlooPool) -> None:
 
 
 def test_a_run_moves_between_plans_of_all_axes_without_a_change_of_its_losses(pool: GlooPool) -> None:
-    task = ChainTask()
-    gang = Gang(pool, task, spec(max_steps=12))
-    gang.form(gang.plan(1, 1))
-    expected, state = [r.loss for r in gang.run()], gang.whole()
     moves = [
         (Mesh(pp=2, tp=2), [0, 1, 2, 3]),
         (Mesh(dp_shard=3), [1, 2, 3]),
@@ -98,20 +94,7 @@ def test_a_run_moves_between_plans_of_all_axes_without_a_change_of_its_losses(po
         (Mesh(pp=2, dp_shard=2), [2, 3, 1, 0]),
         (Mesh(), [2]),
     ]
-    losses: list[float] = []
-    for number, (mesh, processes) in enumerate(moves, start=1):
-        origin = gang.held() if number > 1 else None
-        before = gang.whole() if number > 1 else {}
-        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, origin)
-        after = gang.whole()
-        assert all(np.array_equal(before[name], after[name]) for name in before)
-        reports = gang.run() if number == len(moves) else gang.pause_at(2 * number)
-        assert [r.step for r in reports] == [2 * number - 1, 2 * number]
-        losses += [r.loss for r in reports]
-    np.testing.assert_allclose(losses, expected, rtol=1e-9)
-    final = gang.whole()
-    assert final.keys() == state.keys()
-    assert_state_near(final, state)
+    check_moves(pool, ChainTask(), moves)
 
 
 TEN_PLANS = [

@@ -11,14 +11,14 @@ import torch
 
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.snapshot import Snapshot
-from elastic_train.config import Batch, Checkpoints, RunSpec
+from elastic_train.config import Checkpoints, RunSpec
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gang_member import end, take
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.member import Member
 from elastic_train.train.snapshot.background_saver import BackgroundSaver
 from elastic_train.train.task import Task
-from tests.tasks.tiny import TinyModel, TinyTask
+from tests.tasks.tiny import TinyModel, TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 STEPS = 9
@@ -26,16 +26,7 @@ Kept = dict[int, list[tuple[Any, ...]]]
 
 
 def spec() -> RunSpec:
-    return RunSpec(
-        name="tiny",
-        storage_path="/nowhere",
-        batch=Batch(global_size=12, micro_size=3, seed=5),
-        max_steps=STEPS,
-        min_workers=1,
-        max_workers=4,
-        precision="fp64",
-        checkpoints=Checkpoints(every=1),
-    )
+    return tiny_run(12, max_steps=STEPS, checkpoints=Checkpoints(every=1))
 
 
 @torch.library.custom_op("elastic_train_tests::shift", mutates_args=())

@@ -8,25 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.config import Batch, RunSpec
+from elastic_train.config import RunSpec
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool
-from tests.tasks.tiny import TinyTask
+from tests.tasks.tiny import TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 
 
 def spec() -> RunSpec:
-    return RunSpec(
-        name="tiny",
-        storage_path="/nowhere",
-        batch=Batch(global_size=13, micro_size=3, seed=5),
-        max_steps=8,
-        min_workers=1,
-        max_workers=4,
-        compare_replicas=2,
-    )
+    return tiny_run(max_steps=8, precision="fp32", compare_replicas=2)
 
 
 def flip_a_bit_at(state: dict, at: int) -> None:

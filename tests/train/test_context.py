@@ -30,7 +30,7 @@ from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.task import Rules, Task
 from tests.tasks.chain import ChainTask
 from tests.tasks.own_attention import Grouped, GroupedTask
-from tests.train.equality import SPLITS, check, spec
+from tests.train.equality import SPLITS, check, check_moves, spec
 from tests.train.test_resume_on_other_plan import commit, restored
 
 pytestmark = pytest.mark.ring2
@@ -79,6 +79,28 @@ def test_a_model_of_its_own_takes_part_and_is_measured_whole(pool: GlooPool) -> 
     assert {name for r in found for name, _ in r.metrics} == {"ends", "spread", "most"}
 
 
+@pytest.mark.parametrize(
+    "mesh",
+    [
+        Mesh(dp_shard=2, cp=2),
+        pytest.param(Mesh(cp=2), marks=pytest.mark.matrix),
+        pytest.param(Mesh(cp=2, tp=2), marks=pytest.mark.matrix),
+        pytest.param(Mesh(pp=2, cp=2), marks=pytest.mark.matrix),
+    ],
+    ids=str,
+)
+def test_parameters_are_updated_in_backward_under_cp_to_the_bit(pool: GlooPool, mesh: Mesh) -> None:
+    found = []
+    for early in (False, True):
+        gang = Gang(pool, chain(), spec(optimizer_in_backward=early, precision="fp32", clip_norm=None))
+        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]))
+        found.append(([r.loss for r in gang.run()], gang.whole()))
+    (losses, state), (early_losses, early_state) = found
+    assert early_losses == losses
+    assert early_state.keys() == state.keys()
+    assert all(np.array_equal(early_state[name], state[name]) for name in state)
+
+
 MOVES = [
     (Mesh(cp=2), [0, 1]),
     (Mesh(dp_shard=2, cp=2), [3, 0, 1, 2]),
@@ -93,18 +115,7 @@ MOVES = [
 def test_a_run_moves_to_cp_and_away_from_it_without_a_bit_changed(
     pool: GlooPool, moves: list[tuple[Mesh, list[int]]]
 ) -> None:
-    gang = Gang(pool, chain(), spec(max_steps=2 * len(moves)))
-    gang.form(gang.plan(1, 1))
-    expected, state = [r.loss for r in gang.run()], gang.whole()
-    losses: list[float] = []
-    for number, (mesh, processes) in enumerate(moves, start=1):
-        before = gang.whole() if number > 1 else {}
-        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, gang.held() if number > 1 else None)
-        after = gang.whole()
-        assert all(np.array_equal(before[name], after[name]) for name in before), mesh
-        losses += [r.loss for r in (gang.run() if number == len(moves) else gang.pause_at(2 * number))]
-    np.testing.assert_allclose(losses, expected, rtol=1e-9)
-    assert_state_near(gang.whole(), state)
+    check_moves(pool, chain(), moves)
 
 
 @pytest.mark.parametrize(

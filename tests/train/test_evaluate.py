@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
-from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import ConfigError, GroupBroken
 from elastic_train.planner.plan import Mesh, Plan, even_shares
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
@@ -22,19 +21,11 @@ from elastic_train.train.model.rng import seed_all
 from elastic_train.train.step.evaluate import Evaluator
 from elastic_train.train.task import Evaluation
 from elastic_train.train.user_code_guard import UserCodeGuard
-from tests.tasks.tiny import TinyData, TinyTask
+from tests.tasks.tiny import TinyData, TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 
-SPEC = RunSpec(
-    name="tiny",
-    storage_path="/nowhere",
-    batch=Batch(global_size=12, micro_size=3, seed=11),
-    max_steps=10,
-    min_workers=1,
-    max_workers=4,
-    precision="fp64",
-)
+SPEC = tiny_run(12, max_steps=10)
 ALONE = Mesh()
 MESHES = [(1, 1), (3, 1), (1, 3), (2, 2), (1, 4)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,15 +15,13 @@ from elastic_train.planner.hardware import Hardware, Link
 from elastic_train.planner.plan import Infeasible, Mesh, Plan, WorkerSlot, even_shares
 from elastic_train.planner.problem import Problem
 from elastic_train.planner.rows import rows, tensors_of
-from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.reference import assert_state_near
 from elastic_train.train.parallel.experts import number_of_experts
 from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
 from elastic_train.train.task import Rules
 from tests.tasks.chain import ChainTask
-from tests.train.equality import SPLITS, check, spec
+from tests.train.equality import check, check_moves, spec
 
 pytestmark = pytest.mark.ring2
 
@@ -52,24 +49,13 @@ def test_every_kind_of_plan_with_ep_equals_the_reference(pool: GlooPool) -> None
 
 @pytest.mark.matrix
 def test_experts_move_between_plans_with_and_without_ep(pool: GlooPool) -> None:
-    gang = Gang(pool, task(), spec(max_steps=8))
-    gang.form(gang.plan(1, 1))
-    expected, state = [r.loss for r in gang.run()], gang.whole()
     moves = [
         (Mesh(dp_shard=2, ep=2), [0, 1]),
         (Mesh(dp_shard=4, ep=2), [3, 0, 1, 2]),
         (Mesh(pp=2, tp=2), [2, 3, 1, 0]),
         (Mesh(dp_shard=3, ep=3), [0, 3, 2]),
     ]
-    losses: list[float] = []
-    for number, (mesh, processes) in enumerate(moves, start=1):
-        before = gang.whole() if number > 1 else {}
-        gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, gang.held() if number > 1 else None)
-        after = gang.whole()
-        assert all(np.array_equal(before[name], after[name]) for name in before), mesh
-        losses += [r.loss for r in (gang.run() if number == len(moves) else gang.pause_at(2 * number))]
-    np.testing.assert_allclose(losses, expected, rtol=1e-9)
-    assert_state_near(gang.whole(), state)
+    check_moves(pool, task(), moves)
 
 
 def test_a_token_gets_the_same_whatever_else_is_in_its_micro_batch() -> None:

@@ -8,30 +8,20 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.config import Batch, RunSpec
+from elastic_train.config import RunSpec
 from elastic_train.errors import GroupBroken
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gang_member import abort, has_come_to
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
-from tests.tasks.tiny import VOCABULARY, WIDTH, TinyData, TinyTask
+from tests.tasks.tiny import VOCABULARY, WIDTH, TinyData, TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 
 
 def spec(**changes: Any) -> RunSpec:
-    return RunSpec(
-        **{
-            "name": "tiny",
-            "storage_path": "/nowhere",
-            "batch": Batch(global_size=13, micro_size=3, seed=5),
-            "max_steps": 6,
-            "min_workers": 1,
-            "max_workers": 4,
-            "clip_norm": 2.0,
-            "compare_replicas": None,  # it waits for all ranks, and some are to be ahead here
-            **changes,
-        }
-    )
+    """Without comparisons, which wait for all ranks: some are to be ahead here."""
+    given = {"max_steps": 6, "precision": "fp32", "clip_norm": 2.0, "compare_replicas": None}
+    return tiny_run(**{**given, **changes})
 
 
 def is_settled(state: dict, step: int) -> bool:

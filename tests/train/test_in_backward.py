@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic_train.config import Batch, RunSpec
+from elastic_train.config import RunSpec
 from elastic_train.planner.plan import Plan
 from elastic_train.recovery.choose_recovery import Choice, Evidence, choose, holders
 from elastic_train.recovery.evidence import Live, LocalState
@@ -16,7 +16,7 @@ from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.parallel import gradient_overlap
-from tests.tasks.tiny import TinyTask
+from tests.tasks.tiny import TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 
@@ -24,19 +24,7 @@ BROKEN_AT = 3
 
 
 def spec(**changes: Any) -> RunSpec:
-    return RunSpec(
-        **{
-            "name": "tiny",
-            "storage_path": "/nowhere",
-            "batch": Batch(global_size=13, micro_size=3, seed=5),
-            "max_steps": 5,
-            "min_workers": 1,
-            "max_workers": 4,
-            "precision": "fp64",
-            "optimizer_in_backward": True,
-            **changes,
-        }
-    )
+    return tiny_run(**{"optimizer_in_backward": True, **changes})
 
 
 def cut_buckets(state: dict, size: int) -> None:

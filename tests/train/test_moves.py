@@ -10,26 +10,17 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.config import Batch, RunSpec
+from elastic_train.config import RunSpec
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gloo_pool import GlooPool
-from tests.tasks.tiny import TinyTask
+from tests.tasks.tiny import TinyTask, tiny_run
 from tests.train.group_calls import count_resources
 
 pytestmark = pytest.mark.ring2
 
 
 def spec(max_steps: int, precision: str = "fp64") -> RunSpec:
-    return RunSpec(
-        name="tiny",
-        storage_path="/nowhere",
-        batch=Batch(global_size=13, micro_size=3, seed=5),
-        max_steps=max_steps,
-        min_workers=1,
-        max_workers=4,
-        precision=precision,  # type: ignore[arg-type]
-        clip_norm=2.0,
-    )
+    return tiny_run(max_steps=max_steps, precision=precision, clip_norm=2.0)
 
 
 def test_a_run_that_shrinks_and_grows_keeps_its_losses(pool: GlooPool) -> None:

@@ -9,28 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.config import Batch, RunSpec
+from elastic_train.config import RunSpec
 from elastic_train.data.order import SampleOrder
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from tests.tasks.tiny import TinyData, TinyTask
+from tests.tasks.tiny import TinyData, TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 
 
 def spec(**changes: Any) -> RunSpec:
-    return RunSpec(
-        **{
-            "name": "tiny",
-            "storage_path": "/nowhere",
-            "batch": Batch(global_size=12, micro_size=3, seed=5),
-            "max_steps": 6,
-            "min_workers": 1,
-            "max_workers": 4,
-            "precision": "fp64",
-            **changes,
-        }
-    )
+    return tiny_run(12, **{"max_steps": 6, **changes})
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import itertools
 import numpy as np
 import pytest
 
-from elastic_train.config import Batch, RunSpec
+from elastic_train.config import RunSpec
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
-from tests.tasks.tiny import TinyTask
+from tests.tasks.tiny import TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 
@@ -20,19 +20,7 @@ STEPS = 6
 
 
 def spec(global_size: int, **changes: object) -> RunSpec:
-    return RunSpec(
-        **{
-            "name": "tiny",
-            "storage_path": "/nowhere",
-            "batch": Batch(global_size=global_size, micro_size=3, seed=11),
-            "max_steps": STEPS,
-            "min_workers": 1,
-            "max_workers": 4,
-            "precision": "fp64",
-            "clip_norm": 2.0,
-            **changes,
-        }
-    )
+    return tiny_run(global_size, **{"max_steps": STEPS, "clip_norm": 2.0, **changes})
 
 
 @pytest.mark.parametrize("global_size", [pytest.param(12, marks=pytest.mark.matrix), 13])

@@ -10,12 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic_train.config import Batch, RunSpec
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.train.state.replica_exchange import TOGETHER_BYTES, owners, turns
-from tests.tasks.tiny import TinyTask
+from tests.tasks.tiny import TinyTask, tiny_run
 
 
 @pytest.mark.ring0
@@ -66,15 +65,7 @@ def filled(state: dict[str, Any], generation: int) -> tuple[int, int]:
 @pytest.mark.ring2
 @pytest.mark.parametrize("mesh", [(3, 1), (2, 2), (1, 3)])
 def test_each_byte_is_read_once_and_arrives_everywhere(pool: GlooPool, mesh: tuple[int, int]) -> None:
-    spec = RunSpec(
-        name="tiny",
-        storage_path="/nowhere",
-        batch=Batch(global_size=12, micro_size=3, seed=5),
-        max_steps=4,
-        min_workers=1,
-        max_workers=4,
-    )
-    gang = Gang(pool, TinyTask(), spec)
+    gang = Gang(pool, TinyTask(), tiny_run(12, max_steps=4))
     plan = gang.plan(*mesh)
     gang.join(plan, range(plan.world_size))
     found = pool.run(filled, gang.generation, ranks=gang.processes)

@@ -8,28 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from elastic_train.config import Batch, Checkpoints, RunSpec
+from elastic_train.config import Checkpoints, RunSpec
 from elastic_train.geometry.box import Box, tiles
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gang_member import call, take
 from elastic_train.testing.gloo_pool import GlooPool, PoolError
-from tests.tasks.tiny import TinyTask
+from tests.tasks.tiny import TinyTask, tiny_run
 
 pytestmark = pytest.mark.ring2
 
 
 def spec() -> RunSpec:
-    return RunSpec(
-        name="tiny",
-        storage_path="/nowhere",
-        batch=Batch(global_size=12, micro_size=3, seed=5),
-        max_steps=5,
-        min_workers=1,
-        max_workers=4,
-        precision="fp64",
-        checkpoints=Checkpoints(every=2),
-    )
+    return tiny_run(12, checkpoints=Checkpoints(every=2))
 
 
 def ask_for_save_at(state: dict, at: int) -> None:

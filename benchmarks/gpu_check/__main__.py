@@ -245,7 +245,8 @@ def _row(claim: Mapping[str, Any]) -> tuple[Any, ...]:
 
 def main() -> None:
     parser = record.options(__doc__ or "")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    found = torch.accelerator.current_accelerator(check_available=True)
+    parser.add_argument("--device", default="cpu" if found is None else found.type)
     parser.add_argument("--millions", type=float, default=0.0, help="million parameters")
     options = parser.parse_args()
     device = device_of(options.device)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -23,8 +24,6 @@ from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gang_member import call, start, take
 from elastic_train.testing.gloo_pool import GlooPool
-from elastic_train.testing.rehearsal import device as rehearsal
-from elastic_train.testing.rehearsal.build import load_library
 from elastic_train.train.model.rng import preserved, seed_all
 
 STEPS = 6
@@ -43,7 +42,6 @@ ALONE = Mesh()
 OF_TWO = (Mesh(dp_replicate=2), Mesh(dp_shard=2), Mesh(tp=2), Mesh(cp=2), Mesh(pp=2))
 STAGES = ((0, 2), (2, 4))
 NEAR, NEAR_BF16 = 1e-9, 5e-2
-TIMEOUT_S = 300.0
 
 
 class Unlike(Exception):
@@ -148,7 +146,7 @@ def aborted(bench: Bench) -> dict[str, Any]:
     time.sleep(0.5)  # the other one is in the vote's all-reduce by now
     began = time.monotonic()
     gang.abort()
-    for _, error, _ in running.results(TIMEOUT_S):
+    for _, error, _ in running.results():
         if not error.startswith("GroupBroken"):
             raise Unlike(f"an aborted group ended with {error!r}")
     took = time.monotonic() - began
@@ -165,7 +163,7 @@ def killed(bench: Bench) -> dict[str, Any]:
     bench.pool.kill(1)
     began = time.monotonic()
     gang.abort([0])
-    (_, error, _) = running.results(TIMEOUT_S, ranks=[0])[0]
+    (_, error, _) = running.results(ranks=[0])[0]
     took = time.monotonic() - began
     if not error.startswith("GroupBroken"):
         raise Unlike(f"the one that was left ended with {error!r}")
@@ -227,7 +225,7 @@ def memory(bench: Bench) -> dict[str, Any]:
     gang.form(gang.plan_on(ALONE))
     try:
         bench.pool.run(_leave_little, ranks=[0])
-        (_, error, _) = gang.begin().results(TIMEOUT_S)[0]
+        (_, error, _) = gang.begin().results()[0]
     finally:
         bench.pool.run(_leave_all, ranks=[0])
     if not error.startswith("DeviceMemoryExceeded"):
@@ -300,21 +298,22 @@ def _tried(claim: Claim, bench: Bench) -> dict[str, Any]:
 
 
 def _leave_little(state: dict[str, Any]) -> None:
-    """A step finds a little more memory than what is allocated already."""
-    there = torch.accelerator.memory_allocated() + (256 << 10)
-    if state["device"] == rehearsal.NAME:
-        load_library().set_limit(torch.accelerator.current_device_index(), there)
-    else:
-        torch.accelerator.empty_cache()
-        _, room = torch.accelerator.get_memory_info()
-        torch.cuda.set_per_process_memory_fraction(there / room)
+    """A step finds a quarter of a MB. What the allocator has reserved and nobody uses is filled, too."""
+    torch.accelerator.empty_cache()
+    _, room = torch.accelerator.get_memory_info()
+    there = torch.accelerator.memory_reserved() + (2 << 20)
+    torch.get_device_module(state["device"]).set_per_process_memory_fraction(there / room)
+    filling = state["filling"] = []
+    for size in (1 << 20, 1 << 9):
+        with suppress(torch.OutOfMemoryError):
+            while True:
+                filling.append(torch.empty(size, dtype=torch.uint8, device=state["device"]))
+    del filling[-512:]
 
 
 def _leave_all(state: dict[str, Any]) -> None:
-    if state["device"] == rehearsal.NAME:
-        load_library().set_limit(torch.accelerator.current_device_index(), 8 * rehearsal.GIB)
-    else:
-        torch.cuda.set_per_process_memory_fraction(1.0)
+    del state["filling"]
+    torch.get_device_module(state["device"]).set_per_process_memory_fraction(1.0)
 
 
 def _drawn(state: dict[str, Any]) -> bool:

@@ -125,7 +125,7 @@ def described(trainer: Any) -> Described:
         write_values(trainer.model, f"{url}-begins")
     scaling = elastic.pop("scaling_config")
     if scaling is None:
-        gpus = torch.cuda.is_available() and not args.use_cpu
+        gpus = torch.accelerator.is_available() and not args.use_cpu
         scaling = ScalingConfig(num_workers=(1, accumulated), use_gpu=gpus)
     batch = et.Batch(
         global_size=size * accumulated,

@@ -27,7 +27,7 @@ def load(*, devices: int = 2, memory_bytes: int = 8 * GIB) -> ModuleType:
     library = load_library()
     if not hasattr(torch, NAME):
         backend_registration.rename_privateuse1_backend(NAME)
-        torch._register_device_module(NAME, _module(library))
+        torch._register_device_module(NAME, _module(library, memory_bytes))
         backend_registration.generate_methods_for_privateuse1_backend()
     library.set_device_count(devices)
     for device in range(devices):
@@ -59,7 +59,7 @@ def held(stream: torch.Stream) -> Iterator[None]:
         library.hold(stream.device_index, stream.stream_id, False)
 
 
-def _module(library: ModuleType) -> ModuleType:
+def _module(library: ModuleType, memory_bytes: int) -> ModuleType:
     """What `torch.get_device_module` gives for it, with the names that torch's device modules share."""
     made: Any = ModuleType(f"torch.{NAME}")
     made.is_available = lambda: True
@@ -85,6 +85,9 @@ def _module(library: ModuleType) -> ModuleType:
     made.synchronize = lambda device=None: torch.accelerator.synchronize(_index(library, device))
     made.current_stream = lambda device=None: torch.accelerator.current_stream(_index(library, device))
     made.stream = lambda stream: stream  # it is its own context
+    made.set_per_process_memory_fraction = lambda fraction, device=None: library.set_limit(
+        _index(library, device), int(fraction * memory_bytes)
+    )
     made.Stream, made.Event = torch.Stream, torch.Event
     made.cudart = lambda: _Driver
     sys.modules[made.__name__] = made

@@ -17,6 +17,7 @@ ElasticTrainError
 |-- UndoRefused               a step cannot be run backwards without guessing; nothing was changed
 |-- MemoryTooSmall            what is to be kept in memory does not fit
 |-- DeviceMemoryExceeded      a step, or what it begins with, does not fit into a device's memory
+|-- DeviceFailed              a device gives a process nothing but errors any more
 |-- StorageError              a storage operation failed after its retries
 |   |-- StorageUnavailable    trouble that may pass: no answer, throttling, credentials that ended
 |   |-- StorageNotFound       nothing at that path
@@ -252,6 +253,17 @@ class DeviceMemoryExceeded(ElasticTrainError):
 
 
 @dataclass(kw_only=True, eq=False)
+class DeviceFailed(ElasticTrainError):
+    """Torch's own error of a device, which it `said`: the process that met it has lost the device."""
+
+    device: str
+    said: str
+
+    def __str__(self) -> str:
+        return f"{self.device} failed, so its worker ends and others go on: {self.said}"
+
+
+@dataclass(kw_only=True, eq=False)
 class ReplicasDiffer(ElasticTrainError):
     """Ranks that should hold the same bits don't. `wrong` are outvoted, of `doubtful` nobody can tell."""
 
@@ -297,9 +309,7 @@ class StorageError(ElasticTrainError):
 
 @dataclass(kw_only=True, eq=False)
 class StorageUnavailable(StorageError):
-    """The storage is in trouble that may pass, and did not pass within the time of the retries. Nothing is
-    known of what lies there, and no machine is to blame.
-    """
+    """Trouble that may pass, and did not while it was tried again. Nothing is known of what lies there."""
 
 
 @dataclass(kw_only=True, eq=False)

@@ -9,6 +9,8 @@ from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from elastic_train.errors import (
     CheckpointError,
     ConfigError,
+    DeviceFailed,
+    DeviceMemoryExceeded,
     Fenced,
     GroupBroken,
     LoaderLost,
@@ -26,7 +28,17 @@ _ACCOUNTS: tuple[tuple[Account, tuple[type[BaseException], ...]], ...] = (
     ("storage", (StorageError, CheckpointError, Fenced)),
     (
         "machines",
-        (GroupBroken, LoaderLost, ReplicasDiffer, MemoryTooSmall, MemoryError, RayError, GetTimeoutError),
+        (
+            GroupBroken,
+            LoaderLost,
+            DeviceFailed,
+            ReplicasDiffer,
+            MemoryTooSmall,
+            DeviceMemoryExceeded,
+            MemoryError,
+            RayError,
+            GetTimeoutError,
+        ),
     ),
 )
 

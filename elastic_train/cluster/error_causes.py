@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from ray.exceptions import ActorDiedError, OutOfMemoryError, RayError, RayTaskError
 
@@ -14,6 +12,7 @@ from elastic_train.control.events import Cause
 from elastic_train.errors import (
     CheckpointError,
     ConfigError,
+    DeviceFailed,
     DeviceMemoryExceeded,
     ElasticTrainError,
     Fenced,
@@ -88,6 +87,16 @@ def cause_of(
             return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node)
         case LoaderLost():  # mostly by its machine's memory
             return Cause(kind="death", detail=line, phase=phase, step=step, rank=rank, node=node)
+        case DeviceFailed():  # the job's own code may have asked for what it cannot do
+            return Cause(
+                kind="death",
+                detail=line,
+                phase=phase,
+                step=step,
+                rank=rank,
+                node=node,
+                traceback=traceback_text(error),
+            )
         case _:
             return Cause(
                 kind="engine",
@@ -113,25 +122,6 @@ def death_of(worker: str, error: RayError | None, last: Heartbeat | None) -> Cau
         return Cause(kind="memory", detail=detail, phase=phase, step=step, rank=rank, node=node)
     preempted = isinstance(error, ActorDiedError) and bool(getattr(error, "preempted", False))
     return Cause(kind="preemption" if preempted else "death", detail=f"{worker}: {said}")
-
-
-@contextmanager
-def loading(worker: str, node: str) -> Iterator[None]:
-    """Whatever importing the job's module raises is the job's own."""
-    try:
-        yield
-    except (ElasticTrainError, MemoryError):
-        raise
-    except Exception as error:  # noqa: BLE001
-        raise UserCodeError(
-            worker=worker,
-            rank=-1,
-            node=node,
-            step=0,
-            phase="loading the job",
-            error=f"{type(error).__name__}: {error}",
-            traceback=traceback_text(error),
-        ) from None
 
 
 def traceback_text(error: BaseException) -> str:

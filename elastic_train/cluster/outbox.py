@@ -56,6 +56,12 @@ class Outbox:
         self._words.extend(events)
         self._wake.set()
 
+    def flush(self, within_s: float) -> None:
+        """Wait until the controller has heard everything, but no longer than that."""
+        give_up = time.monotonic() + within_s
+        while self._words and time.monotonic() < give_up:
+            time.sleep(0.01)
+
     def _run(self) -> None:
         while True:
             self._wake.wait(self._heartbeat_s)

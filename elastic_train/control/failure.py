@@ -91,6 +91,8 @@ def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float
     cause = replace(cause, worker=name, node=cause.node or worker.node)
     if worker.node in noticed(state.facts.membership) and cause.kind not in ("user", "memory", "engine"):
         cause = replace(cause, kind="preemption")
+    if cause.kind == "user" and worker.status == "starting" and _trains(state):
+        cause = replace(cause, kind="death")  # where the same code trains elsewhere, it is this machine
     if worker.lacks_room and cause.kind == "silence":
         cause = replace(cause, kind="preemption")  # of its room, by others
     facts, note = without(state.facts, worker, cause, policy, at)
@@ -112,6 +114,10 @@ def worker_lost(state: State, name: str, cause: Cause, policy: Policy, at: float
     if name not in members(phase):
         return replace(lost, state=replace(state, facts=incidents.explained(state.facts, cause)))
     return lost.then(lambda s: break_group(s, cause, policy, at))
+
+
+def _trains(state: State) -> bool:
+    return any(worker.proven for worker in state.facts.membership.workers)
 
 
 def group_broken(state: State, event: GroupBroken, policy: Policy) -> Outcome:

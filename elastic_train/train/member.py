@@ -25,7 +25,7 @@ from elastic_train.train.boundary.crossing import KeptCrossings
 from elastic_train.train.custom.loop_runner import UsersLoop
 from elastic_train.train.dataset import Data, Dumps, build, check_at_start, described
 from elastic_train.train.declaration.loop_task import LoopTask
-from elastic_train.train.device_memory import begin_peak
+from elastic_train.train.device_errors import begin_peak
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.next_group import NextGroup, group_of
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress

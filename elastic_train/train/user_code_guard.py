@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 
 from elastic_train.checkpoint.engine.machine_memory import memory_now
-from elastic_train.errors import ConfigError, ElasticTrainError, GroupBroken, UserCodeError
+from elastic_train.errors import ConfigError, DeviceFailed, ElasticTrainError, GroupBroken, UserCodeError
 from elastic_train.train.collectives.process_group import is_collective_error
-from elastic_train.train.device_memory import exceeded
+from elastic_train.train.device_errors import of_device
 
 NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # a RuntimeError of torch
 OF_SHARDS = ("mixed torch.Tensor and DTensor", "are out of bounds for storage of size 0")
@@ -70,12 +70,14 @@ class UserCodeGuard:
         """What an error that came out of the user's code, or of ours, means."""
         if isinstance(error, GroupBroken):
             return error
+        meant = of_device(error)
+        if isinstance(meant, DeviceFailed):  # whatever became of the group: this process is in no other
+            return meant
         if self._broken() or is_collective_error(error):
             line = (str(error).splitlines() or [type(error).__name__])[0]
             return GroupBroken(generation=self._generation, reason=f"in {phase} of step {step}: {line}")
-        of_device = exceeded(error)
-        if of_device is not None:
-            return of_device
+        if meant is not None:
+            return meant
         if NO_MEMORY in str(error):
             return MemoryError(f"{str(error).splitlines()[0]}; {memory_now()}")
         if not users or isinstance(error, ElasticTrainError | MemoryError):

@@ -21,6 +21,8 @@ from elastic_train.control.causes import CauseKind
 from elastic_train.errors import (
     ChecksumMismatch,
     ConfigError,
+    DeviceFailed,
+    DeviceMemoryExceeded,
     ElasticTrainError,
     Fenced,
     GroupBroken,
@@ -107,6 +109,8 @@ RAISED: list[Exception] = [
     ChecksumMismatch(url="u", problem="p"),
     MemoryError("no room"),
     LoaderLost(pid=7, exitcode=-9),
+    DeviceMemoryExceeded(device="cuda", said="out of memory", peak=1, room=2),
+    DeviceFailed(device="cuda", said="CUDA error: uncorrectable ECC error encountered"),
     StateMismatch(step=1, detail="d"),
     GetTimeoutError("late"),
     KeyError("ours"),

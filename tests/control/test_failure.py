@@ -222,6 +222,16 @@ def test_a_user_error_ends_the_run_at_once_with_its_traceback(replicated, phase)
         assert "forward of step 3" in end.detail
 
 
+def test_a_worker_that_does_not_start_where_others_train_says_something_of_its_machine(replicated):
+    play = replicated.running(3, step=2)
+    play.lose("w0003")
+    play.settle()
+    (new,) = [w.name for w in play.facts.membership.workers if w.status == "starting"]
+    play.lose(new, "user", phase="configuration")
+    assert not play.ordered(End)
+    assert f"lost {new} (death: {new} ended)" in play.outcome.reason
+
+
 def test_a_user_error_before_the_first_step_names_neither_a_step_nor_nobody(play):
     play.running(2)
     cause = Cause(kind="user", detail="the data set is another one", phase="configuration")

@@ -1,13 +1,19 @@
-"""Workers on the rehearsal device, as on GPUs: groups form, are broken in a collective, and form again."""
+"""Workers on the rehearsal device, as on GPUs: groups form, are broken in a collective, and form again.
+
+A device that fails takes its worker with it, and nobody else.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+import torch
 
 from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
@@ -30,6 +36,7 @@ pytestmark = [
     pytest.mark.skipif(bool(missing()), reason=f"no rehearsal device: {missing()}"),
 ]
 STEPS = 16
+MEASURED = itertools.count()  # micro-batches, in this process
 STORM = FaultSchedule(
     faults=(
         KillRank(when=Moment(step=4, phase="reduce"), rank=1),
@@ -41,7 +48,12 @@ STORM = FaultSchedule(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OnDevice(Pretrain):
-    """Where it is read in a process that Ray gave a GPU, that GPU is there."""
+    """Where it is read in a process that Ray gave a GPU, that GPU is there.
+
+    Of the processes that come to their 15th micro-batch the first takes the file `fails`: its device fails.
+    """
+
+    fails: str
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -50,6 +62,10 @@ class OnDevice(Pretrain):
             communicator.register()
 
     def metrics(self, output: Any, micro_batch: Any) -> dict[str, tuple[float, float]]:
+        if next(MEASURED) == 15:
+            with suppress(FileNotFoundError):
+                Path(self.fails).unlink()
+                load_library().fail(torch.accelerator.current_device_index())
         return {"on_device": (float(output.device.type == rehearsal.NAME), 1.0)}
 
 
@@ -66,13 +82,17 @@ def test_workers_with_a_device_lose_no_committed_step_to_deaths_in_a_collective(
             gpus_per_worker=1.0,
             checkpoints=Checkpoints(every=5, keep=2, peers="auto"),
         )
-        task = OnDevice(**{f.name: getattr(plain, f.name) for f in dataclasses.fields(plain)})
+        fails = tmp_path / "fails"
+        fails.touch()
+        task = OnDevice(fails=str(fails), **vars(plain))
         rough = fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=Chaos(cluster, STORM, print))
     alone = train_alone(plain, dataclasses.replace(spec, name="alone", gpus_per_worker=0.0))
     assert_same_training(rough, {r.step: (r.ids_digest, r.loss) for r in alone}, relative=1e-4)
     sources = [r.formed.source for r in rough.records if r.formed is not None]
     assert sources[0] == "fresh"
-    assert sources.count("live") >= 2, "survivors went on from what their devices held"
+    assert sources.count("live") >= 3, "survivors went on from what their devices held"
+    (failed,) = [r for r in rough.records if "DeviceFailed" in str(r)][:1]
+    assert "an error of a rehearsal device that stays" in str(failed)
     assert rough.ledger.superseded == ()
     assert {dict(e.metrics)["on_device"] for e in rough.ledger.kept} == {1.0}
     newest = RunDirectory(open_store(child_url(str(tmp_path), "device"))).newest()

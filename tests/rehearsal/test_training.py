@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.testing.gang import From, Gang
@@ -20,26 +19,11 @@ from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.testing.rehearsal.build import load_library
 from elastic_train.testing.rehearsal.device import GIB
-from tests.tasks.tiny import TinyTask
+from tests.tasks.tiny import TinyTask, tiny_run
 from tests.train.test_moves import test_a_move_to_the_same_plan_changes_no_bit
 
 pytestmark = [pytest.mark.ring2, pytest.mark.usefixtures("late_queues")]
 __all__ = ["test_a_move_to_the_same_plan_changes_no_bit"]
-
-
-def spec(**changes: Any) -> RunSpec:
-    return RunSpec(
-        **{
-            "name": "tiny",
-            "storage_path": "/nowhere",
-            "batch": Batch(global_size=13, micro_size=3, seed=5),
-            "max_steps": 5,
-            "min_workers": 1,
-            "max_workers": 4,
-            "precision": "fp64",
-            **changes,
-        }
-    )
 
 
 def where_it_is(state: dict[str, Any]) -> set[str]:
@@ -50,7 +34,7 @@ def where_it_is(state: dict[str, Any]) -> set[str]:
 
 
 def test_members_train_where_they_are_told_to(pool: GlooPool) -> None:
-    gang = Gang(pool, TinyTask(), spec(max_steps=2))
+    gang = Gang(pool, TinyTask(), tiny_run(max_steps=2))
     gang.form(gang.plan(1, 2))
     gang.run()
     assert pool.run(where_it_is, ranks=gang.processes) == [{"rehearsal"}] * 2
@@ -59,7 +43,7 @@ def test_members_train_where_they_are_told_to(pool: GlooPool) -> None:
 @pytest.mark.parametrize(("phase", "gradient"), [("vote", True), ("reduce", False)])
 def test_what_an_abort_leaves_is_taken_for_no_outcome(pool: GlooPool, phase: str, gradient: bool) -> None:
     """On a device the operation ends without an error, and what it was to write is what was there before."""
-    gang = Gang(pool, TinyTask(), spec())
+    gang = Gang(pool, TinyTask(), tiny_run())
     gang.form(gang.plan_on(Mesh(dp_replicate=2)))
     running = gang.begin_until(1, phase, 3)
     gang.abort()
@@ -81,7 +65,7 @@ def leave(state: dict[str, Any], more: int | None) -> None:
 
 
 def test_memory_that_a_step_does_not_find_is_told_with_its_peak(pool: GlooPool) -> None:
-    gang = Gang(pool, TinyTask(), spec())
+    gang = Gang(pool, TinyTask(), tiny_run())
     gang.form(gang.plan(1, 1))
     pool.run(leave, 2048, ranks=[0])
     (outcome,) = gang.begin().results()
@@ -90,6 +74,30 @@ def test_memory_that_a_step_does_not_find_is_told_with_its_peak(pool: GlooPool) 
     assert outcome[1].startswith("DeviceMemoryExceeded: rehearsal out of memory. Tried to allocate")
     assert "Tensors took" in outcome[1]
     assert "Tensors took 0 " not in outcome[1]
+
+
+def fail_in(state: dict[str, Any], phase: str, step: int) -> None:
+    """From a phase of a step on the device gives nothing but an error."""
+
+    def fault(now: str, at: int, _: int) -> None:
+        if (now, at) == (phase, step):
+            load_library().fail(torch.accelerator.current_device_index())
+
+    state["faults"] = fault
+
+
+def test_a_device_that_fails_is_told_apart_from_the_jobs_own_code(pool: GlooPool) -> None:
+    gang = Gang(pool, TinyTask(), tiny_run())
+    gang.form(gang.plan(2, 1))
+    pool.run(fail_in, "forward", 3, ranks=[1])
+    running = gang.begin()
+    ((end, error, reports),) = running.results(ranks=[1])
+    gang.abort([0])
+    running.results(ranks=[0])
+    pool.kill(1)
+    assert end is None
+    assert error.startswith("DeviceFailed: rehearsal failed, so its worker ends and others go on: ")
+    assert [report.step for report in reports] == [1, 2]
 
 
 def begin_slowly(state: dict[str, Any], seconds: float) -> None:
@@ -108,7 +116,7 @@ def forming(state: dict[str, Any], assignment: Any) -> float:
 
 
 def test_communicators_that_take_long_to_begin_are_waited_for_and_left_by_an_abort(pool: GlooPool) -> None:
-    gang = Gang(pool, TinyTask(), spec(max_steps=2))
+    gang = Gang(pool, TinyTask(), tiny_run(max_steps=2))
     try:
         pool.run(begin_slowly, 0.1)
         began = time.monotonic()

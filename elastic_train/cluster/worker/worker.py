@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -22,7 +23,6 @@ from ray import cloudpickle
 
 from elastic_train.cluster.byte_stream import Door, bring
 from elastic_train.cluster.checkpoint_io import PartWriter, read_in_batches, read_in_turn
-from elastic_train.cluster.error_causes import loading
 from elastic_train.cluster.faults.fault_injector import FaultInjector
 from elastic_train.cluster.messages import Filled, Heartbeat, Offer, Ready
 from elastic_train.cluster.outbox import ORPHAN_LEASES, Outbox
@@ -31,7 +31,9 @@ from elastic_train.cluster.worker.capture_output import CapturedOutput
 from elastic_train.cluster.worker.compute_time import Stopwatch
 from elastic_train.cluster.worker.direct_tier import DirectTier
 from elastic_train.cluster.worker.fill_shards import Given, check_complete, fill_from, reads, take
+from elastic_train.cluster.worker.load_job import loading
 from elastic_train.cluster.worker.prepare_rank import dismiss, points, prepare
+from elastic_train.cluster.worker.process_end import LastWords, end_process
 from elastic_train.cluster.worker.replay_stage import StepLog, complete, replay, step_log
 from elastic_train.cluster.worker.restore_shards import restore
 from elastic_train.cluster.worker.shared_memory_tier import SharedMemoryTier
@@ -49,7 +51,6 @@ from elastic_train.geometry.fragments import Fragments
 from elastic_train.recovery.evidence import Live, Stored
 from elastic_train.storage.job_output import OutputWriter
 from elastic_train.train.collectives.interruptible_group import waited
-from elastic_train.train.device_memory import exceeded
 from elastic_train.train.member import Member
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment
 from elastic_train.train.reclaim import spare_what_exists
@@ -89,9 +90,10 @@ class Worker:
             self._reporter.heartbeat,
             heartbeat_s=spec.timing.heartbeat_s,
             grace_s=spec.timing.lease_s * ORPHAN_LEASES,
-            expired=self._exit,
+            expired=partial(end_process, name),
         )
         self._reporter.post = self._outbox.post
+        self._last_words = LastWords(name, self._reporter, self._outbox)
         self._member: Member | None = None
         self._writer = PartWriter(spec, self._outbox.post, clock=time.monotonic)
         self._reporter.writing = self._writer.writing
@@ -361,7 +363,7 @@ class Worker:
             self._output.flush(OUTPUT_S)  # the run ends with it, and so does this process
             self._reporter.broke(generation, error)
         except Exception as error:  # noqa: BLE001 - an engine fault: said, never swallowed
-            self._reporter.broke(generation, exceeded(error) or error)
+            self._reporter.broke(generation, self._last_words.of(generation, error))
         else:
             if end.kind == "paused":
                 self._paused = generation
@@ -386,10 +388,5 @@ class Worker:
         try:
             return future.result()
         except Exception as error:
-            self._reporter.failed(generation, exceeded(error) or error)
+            self._reporter.failed(generation, self._last_words.of(generation, error))
             raise
-
-    def _exit(self, why: str) -> None:
-        """End this process: nobody is left to work for. Nothing durable depends on a clean exit."""
-        os.write(2, f"worker {self._name} ends itself: {why}\n".encode())
-        os._exit(1)

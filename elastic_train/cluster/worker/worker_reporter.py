@@ -64,6 +64,11 @@ class WorkerReporter:
         progress = self.member.progress() if self.member is not None else None
         return self._errors.setdefault(generation, cause_of(error, node=self._node, at=progress))
 
+    def lost(self, generation: int, error: BaseException) -> None:
+        """This process is about to end, and there is no final report."""
+        cause = self.failed(generation, error)
+        self.post(GroupBroken(at=0.0, generation=generation, worker=self._worker, cause=cause))
+
     def settled(self, generation: int) -> bool:
         return generation in self._settled
 

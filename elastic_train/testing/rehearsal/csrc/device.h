@@ -48,6 +48,7 @@ void enqueue(c10::Stream stream, Task task);
 bool idle(c10::Stream stream);
 bool idle_device(c10::DeviceIndex device);
 void synchronize(c10::Stream stream);  // raises the first error of what ran there since the last time
+void fail(c10::DeviceIndex device);  // from now on whoever waits for it gets an error that stays
 void synchronize_device(c10::DeviceIndex device);
 
 std::shared_ptr<Mark> new_mark();

@@ -15,6 +15,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, module) {
   module.def("current_device", &current_device);
   module.def("set_device", &set_current_device);
   module.def("set_limit", &set_limit, py::arg("device"), py::arg("nbytes"));
+  module.def("fail", &fail, py::arg("device"));
   module.def("set_delay", &set_delay, py::arg("seconds"), py::arg("seed"));
   module.def("hold", &hold, py::arg("device"), py::arg("stream"), py::arg("held"));
   module.def("default_generator", [](c10::DeviceIndex device) { return default_generator(device); });

@@ -96,6 +96,7 @@ Queue& queue(c10::Stream stream) { return queue(stream.device_index(), stream.id
 
 std::atomic<c10::DeviceIndex> devices{2};
 std::array<std::atomic<int>, MAX_DEVICES> streams_made;
+std::array<std::atomic<bool>, MAX_DEVICES> failed;
 thread_local c10::DeviceIndex device_here = 0;
 thread_local std::array<c10::StreamId, MAX_DEVICES> streams_here{};
 
@@ -161,7 +162,11 @@ bool idle(c10::Stream stream) {
   return of.tasks.empty() && !of.running && !of.held;
 }
 
+void fail(c10::DeviceIndex device) { failed[device] = true; }
+
 void synchronize(c10::Stream stream) {
+  if (failed[stream.device_index()])
+    throw c10::AcceleratorError({__func__, __FILE__, __LINE__}, 1, "an error of a rehearsal device that stays");
   Queue& of = queue(stream);
   std::unique_lock guard(of.lock);
   of.changed.wait(guard, [&] { return of.tasks.empty() && !of.running; });

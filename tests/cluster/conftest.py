@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import pytest
 from ray.job_submission import JobSubmissionClient
 
+from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.observe.journal_records import Record, from_json
 from elastic_train.observe.ledger import Ledger, ledger
 from elastic_train.storage.fsspec_store import open_store
@@ -36,6 +37,11 @@ def eventually(what: str, ask: Callable[[], T], seconds: float = 300.0) -> T:
         assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
         time.sleep(0.2)
     return found
+
+
+def segments_of(*runs: str) -> list[str]:
+    """The shared memory of runs of these names, and of no others on the machine."""
+    return [path.name for run in runs for path in DIRECTORY.glob(f"{PREFIX}{run}-*")]
 
 
 def environment_of(home: Path) -> dict[str, str]:

@@ -14,11 +14,10 @@ from ray.util import list_named_actors, placement_group_table
 
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import short
-from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import GroupReady, NodesChanged
 from elastic_train.observe.journal_records import FormedGroup
 from elastic_train.testing.autoscaling import AutoscalingRay
-from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually
+from tests.cluster.conftest import BIN, REPOSITORY, Jobs, eventually, segments_of
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(900)]
 STEPS = 70
@@ -59,7 +58,6 @@ def connected(cluster: AutoscalingRay) -> Iterator[None]:
 
 def test_a_submitted_job_grows_with_its_cluster_and_leaves_nothing_behind(jobs: Jobs) -> None:
     assert isinstance(jobs.cluster, AutoscalingRay)
-    found = set(segments())
     eventually("the first node", lambda: len(nodes()) == 1)
     options = ("--workers", "1:3", "--standby", "0", "--seconds-per-sample", "0.2")
     jobs.submit("grows", "--name", "grows", "--max-steps", str(STEPS), *options)
@@ -92,7 +90,7 @@ def test_a_submitted_job_grows_with_its_cluster_and_leaves_nothing_behind(jobs: 
     eventually("the end of its processes", lambda: not jobs.left(), 60.0)
     assert [actor for actor in list_named_actors(all_namespaces=True) if "grows" in actor["name"]] == []
     assert placement_group_table() == {}
-    assert set(segments()) <= found
+    assert segments_of("grows", "calm") == []
 
 
 def trains(jobs: Jobs, wanted: Callable[[FormedGroup], bool]) -> FormedGroup | None:
@@ -110,7 +108,3 @@ def nodes() -> list[dict[str, Any]]:
 
 def node(name: str) -> dict[str, Any]:
     return next(info for info in ray.nodes() if short(info["NodeID"]) == name)
-
-
-def segments() -> list[str]:
-    return [path.name for path in DIRECTORY.glob(f"{PREFIX}*")]

@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 from elastic_train.cli.exit_codes import FINISHED, INFRASTRUCTURE, STOPPED
-from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.control.events import WorkerLost, WorkerReady
 from elastic_train.testing.ray_processes import RayProcesses, commands_below
-from tests.cluster.conftest import OURS, Jobs, environment_of, eventually, small_job
+from tests.cluster.conftest import OURS, Jobs, environment_of, eventually, segments_of, small_job
 from tests.cluster.small_job import EVERY
 
 pytestmark = [pytest.mark.ring4, pytest.mark.matrix, pytest.mark.timeout(900)]
@@ -56,21 +55,17 @@ def worker_of(jobs: Jobs, name: str) -> int:
     return [r.event.pid for r in jobs.records(name) if isinstance(r.event, WorkerReady)][-1]
 
 
-def segments_there() -> set[str]:
-    return {path.name for path in DIRECTORY.glob(f"{PREFIX}*")}
-
-
-def nothing_is_left(jobs: Jobs, before: set[str]) -> None:
+def nothing_is_left(jobs: Jobs, *runs: str) -> None:
     """No process, no shared memory, no lease, no unfinished file."""
     eventually("the end of its processes", lambda: not jobs.left(), LEFT_S)
-    eventually("the end of its memory", lambda: segments_there() <= before, 30.0)
+    eventually("the end of its memory", lambda: not segments_of(*runs), 30.0)
     assert not list(jobs.storage.rglob(".tmp-*"))
 
 
 @pytest.mark.parametrize("others", [1, 4])
 def test_what_happens_to_one_run_happens_to_no_other(jobs: Jobs, others: int) -> None:
     """One loses its worker, one its driver, one is stopped; the rest trains as if alone."""
-    before, names = segments_there(), [f"r{others}{n}" for n in range(others + 1)]
+    names = [f"r{others}{n}" for n in range(others + 1)]
     drivers = [driver(jobs, name, "--max-steps", "400", *SLOW) for name in names]
     entered = [one.__enter__() for one in drivers]
     try:
@@ -98,7 +93,7 @@ def test_what_happens_to_one_run_happens_to_no_other(jobs: Jobs, others: int) ->
     finally:
         for one in drivers:
             one.__exit__(None, None, None)
-    nothing_is_left(jobs, before)
+    nothing_is_left(jobs, *names)
 
 
 HOLDS = """
@@ -153,7 +148,7 @@ POINTS = (
 @pytest.mark.parametrize("moment", [*POINTS, 0.3, 1.0, 2.0, 4.0, 6.0], ids=str)
 def test_a_driver_that_is_killed_leaves_nothing(jobs: Jobs, moment: str | float) -> None:
     """At a word that it said, or so many seconds after it began; thrice in one run."""
-    before, name = segments_there(), f"killed-{re.sub('[^a-z0-9]+', '-', str(moment))}"
+    name = f"killed-{re.sub('[^a-z0-9]+', '-', str(moment)).strip('-')}"
     for _ in range(3):
         with driver(jobs, name, "--max-steps", "2000", *SLOW) as (process, log):
             if isinstance(moment, str):
@@ -161,12 +156,12 @@ def test_a_driver_that_is_killed_leaves_nothing(jobs: Jobs, moment: str | float)
             else:
                 time.sleep(moment)
             process.kill()
-    nothing_is_left(jobs, before)
+    nothing_is_left(jobs, name)
 
 
 def test_a_lost_head_leaves_nothing_and_the_run_goes_on_elsewhere(tmp_path: Path) -> None:
     """The node with its workers lives on; nobody is there any more who could tell them to end."""
-    before, environment = segments_there(), environment_of(tmp_path / "home")
+    environment = environment_of(tmp_path / "home")
     with RayProcesses(environment) as cluster:
         node = cluster.add_node(2)
         headless = Jobs(cluster, tmp_path, copied=False)
@@ -184,7 +179,7 @@ def test_a_lost_head_leaves_nothing_and_the_run_goes_on_elsewhere(tmp_path: Path
             ),
             LEFT_S,
         )
-        eventually("the end of its memory", lambda: segments_there() <= before, 30.0)
+        eventually("the end of its memory", lambda: not segments_of("headless"), 30.0)
         cluster.start_head()
         cluster.add_node(2)
         with driver(headless, "headless", "--max-steps", "60", *FAST) as (process, log):
@@ -192,4 +187,4 @@ def test_a_lost_head_leaves_nothing_and_the_run_goes_on_elsewhere(tmp_path: Path
         book = headless.ledger("headless")
         assert sorted(book.losses) == list(range(1, 61))
         assert len(book.superseded) <= 2 * EVERY
-        nothing_is_left(headless, before)
+        nothing_is_left(headless, "headless")

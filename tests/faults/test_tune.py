@@ -15,7 +15,6 @@ import elastic_train as et
 from elastic_train.checkpoint.reader import open_checkpoint
 from elastic_train.cluster.actor_names import NAMESPACE
 from elastic_train.cluster.local_cluster import LocalCluster
-from elastic_train.cluster.peer_store.segments import DIRECTORY, PREFIX
 from elastic_train.cluster.ray_calls import named_actors
 from elastic_train.cluster.run_reading import records
 from elastic_train.control.events import StepCommitted
@@ -25,6 +24,7 @@ from elastic_train.observe.ledger import ledger
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.single_process_run import train_alone
 from elastic_train.testing.slow_samples import SlowSamples
+from tests.cluster.conftest import segments_of
 from tests.faults.conftest import Runs
 
 pytest.importorskip("sklearn", reason="scikit-learn ships the images of this job")
@@ -99,7 +99,7 @@ def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(
         assert kept.document["step"] >= result.metrics["step"] or result.metrics["step"] < STEPS
     assert lost, "a run had a rank on the node, and went on elsewhere"
     assert [entry for entry in named_actors() if entry["namespace"] == NAMESPACE] == []
-    assert list(DIRECTORY.glob(f"{PREFIX}digits-*")) == []
+    assert segments_of("digits") == []
     free, there = ray.available_resources(), ray.cluster_resources()
     assert free["CPU"] == there["CPU"]
 

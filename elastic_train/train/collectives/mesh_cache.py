@@ -29,6 +29,15 @@ def forget_meshes() -> None:
         redistribute.clear_redistribute_planner_cache()
 
 
+def keep_backward_here() -> None:
+    """From now on run backwards on the calling thread, on a device too, as on the CPU anyway.
+
+    The native cache is of each thread, and nobody clears that of the thread which torch has for a device's
+    backwards: it would find groups of earlier generations there. The calling thread only waited.
+    """
+    torch.autograd.set_multithreading_enabled(False)
+
+
 def _cached(module: ModuleType) -> Iterator[Any]:
     """Functions and methods of a module under functools.cache or lru_cache."""
     for value in list(vars(module).values()):

@@ -30,7 +30,7 @@ from elastic_train.axes import BATCH, RANKED
 from elastic_train.errors import GroupBroken
 from elastic_train.planner.plan import Mesh
 from elastic_train.train.collectives.interruptible_group import CollectiveFailed, InterruptibleGroup
-from elastic_train.train.collectives.mesh_cache import forget_meshes
+from elastic_train.train.collectives.mesh_cache import forget_meshes, keep_backward_here
 from elastic_train.train.collectives.sockets import Endpoint, endpoints, listening, shut_connections
 from elastic_train.train.collectives.tcp_store import (
     InterruptibleStore,
@@ -188,6 +188,7 @@ class Group:
         global _current
         _current, self._formed = self, True
         forget_meshes()
+        keep_backward_here()
         hook = sys.excepthook
         try:
             with self._doing("forming the group"):

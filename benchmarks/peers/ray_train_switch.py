@@ -21,8 +21,9 @@ from benchmarks.peers.notes import Note, Notebook, newest, read, wait
 from benchmarks.peers.ray_train_state import Replica
 from benchmarks.peers.step import train_step
 from benchmarks.problem import Problem
-from benchmarks.switch.cases import CHECKPOINT_EVERY, GLOBAL_BATCH, MICRO_BATCH, SETTLED, WORKERS
+from benchmarks.switch.cases import CASES, CHECKPOINT_EVERY, GLOBAL_BATCH, MICRO_BATCH, SETTLED
 
+WORKERS = CASES["dp"].workers  # at first
 RESIZE_S = 1.0  # how often it looks for more nodes, 60 by default
 END_S = 60.0
 

@@ -1,13 +1,16 @@
-"""How long does training stand still when the group grows or a node is drained, beside Ray Train?
+"""How long does training stand still when the group changes and nobody failed, beside Ray Train?
 
-python -m benchmarks.switch [--quick] [--json FILE] [--size tiny|small|base]
+python -m benchmarks.switch [--quick] [--json FILE] [--size tiny|small|base] [--case NAME]
 
-Two nodes of one worker train a Llama with AdamW, data parallel; a node joins, is drained again, and so on,
-each time once the group has trained for a while. Measured is the gap between the last committed step of the
-old group and the first of the new one, in seconds and in steps of the old group; how fast the old group
-trains between the change's cause and the change; and of the gap, how much was forming and how much the first
-step. Ray Train's elastic run grows once in a cluster of its own. It restarts from its last checkpoint when a
-node goes, so it has no row for drains.
+A Llama is trained with AdamW by nodes of one worker, and each change comes once the group has trained for a
+while: a node joins two data parallel ones and is drained again; 3 grow to 4 and 6; two replicas are cut in
+two each; a model is cut into two stages; a node that stood by takes the place of one that is drained; a
+slow node is left (`cases.py`). Measured is the gap between the last committed step of the old group and the
+first of the new one, in seconds and in steps of the old group; how fast the old group trains between the
+change's cause and the change; and of the gap, how much was forming and how much the first step.
+
+Ray Train's elastic run grows once in a cluster of its own. It restarts from its last checkpoint when a node
+goes, and cuts no model by itself, so it has a row for one growth alone.
 """
 
 from __future__ import annotations
@@ -21,12 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import record
-from benchmarks.switch.cases import GIVE_UP_S, LABELS
+from benchmarks.switch.cases import CASES, GIVE_UP_S, LABELS
 
 OURS, PEER = "elastic_train", "Ray Train"
+FIRST = "dp"  # the case that Ray Train has a part of
 QUICK_SIZES, SIZES = ("tiny",), ("tiny", "small", "base")
-PAIRS = 10  # of a growth and a drain at the smallest size; a third of them at others
-QUICK_PAIRS = 2
+TIMES = 10  # a growth and a drain at the smallest size; a third of them at others
+QUICK_TIMES = 2
+OTHERS = 3  # times that changes of other cases are made at the smallest size, once elsewhere
 COLUMNS = {
     "size": "size",
     "system": "system",
@@ -58,37 +63,58 @@ def measured(program: str, *words: str, limit_s: float) -> Any:
 
 
 def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Of each change by its name: the steps that its gap takes, at each size."""
+
     def middle(key: str, **of: str) -> float | None:
         return record.median(r.get(key) for r in results if all(r.get(k) == v for k, v in of.items()))
 
     numbers: dict[str, float | None] = {}
     for size in dict.fromkeys(r["size"] for r in results):
-        growth, label = middle("gap_s", size=size, system=OURS, way="growth"), LABELS[size]
-        numbers |= {
-            f"growth_gap_steps_{label}": middle("gap_steps", size=size, system=OURS, way="growth"),
-            f"drain_gap_steps_{label}": middle("gap_steps", size=size, system=OURS, way="drain"),
-            f"x_vs_ray_train_{label}": record.ratio(middle("gap_s", size=size, system=PEER), growth),
-        }
+        label = LABELS[size]
+        for way in dict.fromkeys(r["way"] for r in results if r["size"] == size and "way" in r):
+            key = f"{way.replace(' ', '_')}_gap_steps_{label}"
+            numbers[key] = middle("gap_steps", size=size, system=OURS, way=way)
+        growth = middle("gap_s", size=size, system=OURS, way="growth")
+        numbers[f"x_vs_ray_train_{label}"] = record.ratio(middle("gap_s", size=size, system=PEER), growth)
     return numbers
+
+
+def times(case: str, size: str, quick: bool) -> int:
+    """How often the changes of a case are made."""
+    if case == FIRST:
+        return QUICK_TIMES if quick else TIMES if size == SIZES[0] else TIMES // 3
+    return OTHERS if size == SIZES[0] and not quick else 1
+
+
+def ours(size: str, case: str, quick: bool) -> list[dict[str, Any]]:
+    often = times(case, size, quick)
+    turns = CASES[case].turns(often)
+    print(f"{size}: {', '.join(dict.fromkeys(change.name for change in turns))}; {OURS}", flush=True)
+    load = round(os.getloadavg()[0], 1)
+    words = (size, case, "--times", str(often))
+    found = measured("benchmarks.switch.run", *words, limit_s=GIVE_UP_S * (len(turns) + 1))
+    rows = found if isinstance(found, list) else [found]
+    return [{"size": size, "system": OURS, "case": case, "load": load, **row} for row in rows]
+
+
+def peers(size: str) -> dict[str, Any]:
+    print(f"{size}: one growth; {PEER}", flush=True)
+    load = round(os.getloadavg()[0], 1)
+    found = measured("benchmarks.peers.ray_train_switch", size, limit_s=4 * GIVE_UP_S)
+    return {"size": size, "system": PEER, "way": "growth", "load": load, **found}
 
 
 def main() -> int:
     parser = record.options(__doc__ or "")
     parser.add_argument("--size", action="append", choices=SIZES, help="only this one; may be repeated")
+    parser.add_argument("--case", action="append", choices=CASES, help="only this one; may be repeated")
     given = parser.parse_args()
     results: list[dict[str, Any]] = []
     for size in given.size or (QUICK_SIZES if given.quick else SIZES):
-        pairs = QUICK_PAIRS if given.quick else PAIRS if size == SIZES[0] else PAIRS // 3
-        print(f"{size}: {pairs} growths and drains; {OURS}", flush=True)
-        load = round(os.getloadavg()[0], 1)
-        ways = ["growth", "drain"] * pairs
-        found = measured("benchmarks.switch.run", size, *ways, limit_s=GIVE_UP_S * (len(ways) + 1))
-        rows = found if isinstance(found, list) else [found]
-        results += [{"size": size, "system": OURS, "load": load, **row} for row in rows]
-        print(f"{size}: one growth; {PEER}", flush=True)
-        load = round(os.getloadavg()[0], 1)
-        peer = measured("benchmarks.peers.ray_train_switch", size, limit_s=4 * GIVE_UP_S)
-        results.append({"size": size, "system": PEER, "way": "growth", "load": load, **peer})
+        for case in given.case or CASES:
+            results += ours(size, case, given.quick)
+            if case == FIRST:
+                results.append(peers(size))
     for result in results:
         if "problem" in result:
             print(f"{result['size']}, {result['system']}: {result['problem']}")

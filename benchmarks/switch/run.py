@@ -1,7 +1,7 @@
 """Graceful changes of one run of ours, in a process and a cluster of its own: run by benchmarks.switch.
 
-Nodes of one worker join and drain in turns. A change's gap lies between the last step that the old group
-committed and the first of the new one, as the controller journals them.
+Nodes of one worker join, drain and become slow, as a case says. A change's gap lies between the last step
+that the old group committed and the first of the new one, as the controller journals them.
 """
 
 from __future__ import annotations
@@ -21,24 +21,28 @@ from typing import Any
 import elastic_train as et
 from benchmarks.problem import Problem
 from benchmarks.switch.cases import (
+    CASES,
     CHECKPOINT_EVERY,
+    EVICT_SLOWER_THAN,
     GIVE_UP_S,
     GLOBAL_BATCH,
     MICRO_BATCH,
     NOTICE_S,
     SETTLED,
-    WORKERS,
-    Way,
+    SLOW_S,
+    Case,
+    Change,
 )
 from elastic_train.cluster import ray_private
+from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
 from elastic_train.control.events import GroupReady, StepCommitted
-from elastic_train.control.fault_schedule import FaultSchedule
-from elastic_train.observe.journal_records import Record
+from elastic_train.control.fault_schedule import FaultSchedule, Moment, SlowNode
+from elastic_train.observe.journal_records import FormedGroup, Record
 from elastic_train.storage.store import Store
 
 
@@ -46,26 +50,31 @@ from elastic_train.storage.store import Store
 class Asked:
     """A change that was set off."""
 
-    way: Way
+    name: str
     at: float  # wall time
     workers: int  # that train afterwards
+    after: int = 0  # the generation that trained before
 
 
 class Changes(Chaos):
-    """Adds and drains nodes in turns, each once the group before has settled, and then stops the run."""
+    """Sets a case's changes off in turns, each once the group before has settled, and then stops the run."""
 
-    def __init__(self, cluster: LocalCluster, ways: Sequence[Way], settled: int) -> None:
-        super().__init__(cluster, FaultSchedule(faults=()), lambda text: None)
-        self._local, self._left, self._added = cluster, list(ways), [node.node_id for node in cluster.nodes]
+    def __init__(self, cluster: LocalCluster, case: Case, turns: Sequence[Change], size: str) -> None:
+        when, last = Moment(step=SETTLED[size] + 1), f"n{case.workers - 1}"
+        slow = SlowNode(when=when, node=last, seconds=SLOW_S[size])
+        super().__init__(cluster, FaultSchedule(faults=(slow,) if case.slow else ()), lambda text: None)
+        self._local, self._left, self._enough = cluster, list(turns), SETTLED[size]
+        self._there = [node.node_id for node in cluster.nodes]  # in the order in which they came
         self._steps: list[tuple[int, int]] = []  # generation, step
-        self._workers: dict[int, int] = {}  # by generation
-        self._since, self._over, self._enough = time.monotonic(), False, settled
+        self._formed: dict[int, FormedGroup] = {}  # by generation
+        self._workers = case.workers  # that the last change leads to
+        self._since, self._over = time.monotonic(), False
         self.asked: list[Asked] = []
 
     def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         for record in update.records:
             if record.formed is not None:
-                self._workers[record.formed.generation] = len(record.formed.workers)
+                self._formed[record.formed.generation] = record.formed
             if isinstance(record.event, StepCommitted):
                 self._steps.append((record.event.generation, record.event.step))
         if self._over:
@@ -82,20 +91,20 @@ class Changes(Chaos):
         if not self._steps:
             return False
         newest = self._steps[-1][0]
-        wanted = self.asked[-1].workers if self.asked else WORKERS
-        return (
-            self._workers.get(newest) == wanted and sum(g == newest for g, _ in self._steps) >= self._enough
-        )
+        group, after = self._formed.get(newest), self.asked[-1].after if self.asked else 0
+        there = group is not None and newest > after and len(group.workers) == self._workers
+        return there and sum(g == newest for g, _ in self._steps) >= self._enough
 
-    def _set_off(self, way: Way) -> None:
-        workers = self._workers[self._steps[-1][0]]
-        self._since = time.monotonic()
-        if way == "growth":
-            self.asked.append(Asked(way, time.time(), workers + 1))
-            self._added.append(self._local.add_node())
-        else:
-            self.asked.append(Asked(way, time.time(), workers - 1))
-            ray_private.drain_node(self._added.pop(), NOTICE_S)
+    def _set_off(self, change: Change) -> None:
+        generation = self._steps[-1][0]
+        self._since, self._workers = time.monotonic(), self._workers + change.by
+        self.asked.append(Asked(change.name, time.time(), self._workers, generation))
+        training = [node for node in self._there if short(node) in self._formed[generation].nodes]
+        for _ in range(change.adds):
+            self._there.append(self._local.add_node())
+        for _ in range(change.drains):
+            self._there.remove(node := training.pop())
+            ray_private.drain_node(node, NOTICE_S)
 
 
 def measured(records: Sequence[Record], asked: Sequence[Asked]) -> list[dict[str, Any]]:
@@ -114,7 +123,7 @@ def measured(records: Sequence[Record], asked: Sequence[Asked]) -> list[dict[str
             None,
         )
         if switch is None:
-            found.append({"way": change.way, "problem": "the group did not change in time"})
+            found.append({"way": change.name, "problem": "the group did not change in time"})
             continue
         (last, old), (first, new) = switch
         step_s = _pace([s for s in steps if s[1] == old and s[0] <= change.at])
@@ -122,7 +131,7 @@ def measured(records: Sequence[Record], asked: Sequence[Asked]) -> list[dict[str
         settled = _pace([s for s in steps if s[1] == new])
         found.append(
             {
-                "way": change.way,
+                "way": change.name,
                 "workers": change.workers,
                 "gap_s": first - last,
                 "gap_steps": (first - last) / step_s if step_s else None,
@@ -145,32 +154,37 @@ def _pace(steps: Sequence[tuple[float, int]]) -> float | None:
     return statistics.median(seconds) if seconds else None
 
 
-def run(size: str, ways: Sequence[Way]) -> list[dict[str, Any]]:
+def run(size: str, case: Case, times: int) -> list[dict[str, Any]]:
     prepare_local_environment()
-    with tempfile.TemporaryDirectory(prefix="et-bench-") as storage, LocalCluster(WORKERS, cpus=1) as cluster:
+    nodes = case.workers + case.spare
+    with tempfile.TemporaryDirectory(prefix="et-bench-") as storage, LocalCluster(nodes, cpus=1) as cluster:
         spec = RunSpec(
             name="switch",
             storage_path=storage,
             batch=et.Batch(global_size=GLOBAL_BATCH, micro_size=MICRO_BATCH),
             max_steps=100_000,
             min_workers=1,
-            max_workers=WORKERS + 1,
+            max_workers=max(case.sizes),
+            parallelism=case.parallelism,
             checkpoints=et.Checkpoints(every=CHECKPOINT_EVERY, keep=2),
-            timing=et.Timing(join_window_s=0.5),
-            standby=0,
+            timing=et.Timing(join_window_s=case.join_window_s),
+            standby=case.spare,
+            evict_slower_than=EVICT_SLOWER_THAN if case.slow else None,
         )
-        changes = Changes(cluster, ways, SETTLED[size])
+        changes = Changes(cluster, case, case.turns(times), size)
         result = fit(Problem(size=size), spec, address=None, local_nodes=0, quiet=True, chaos=changes)
     return measured(result.records, changes.asked)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("size")
-    parser.add_argument("ways", nargs="+", choices=("growth", "drain"))
+    parser.add_argument("size", choices=SETTLED)
+    parser.add_argument("case", choices=CASES)
+    parser.add_argument("--times", type=int, default=1, help="how often its changes are made")
     parser.add_argument("--json", type=Path, required=True)
     given = parser.parse_args()
-    given.json.write_text(json.dumps(run(given.size, given.ways), indent=1))
+    found = run(given.size, CASES[given.case], given.times)
+    given.json.write_text(json.dumps(found, indent=1))
     os._exit(0)  # what Ray still has to end is nobody's measurement
 
 

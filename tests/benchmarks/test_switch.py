@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.peers import ray_train_switch
+from benchmarks.switch.cases import CASES
 from benchmarks.switch.run import Asked, measured
 from elastic_train.observe.journal_records import Record
 from tests.benchmarks.test_measure import KILLED_AT, committed, formed, ready
@@ -50,3 +51,27 @@ def test_of_a_peer_steps_that_are_run_again_are_told_apart() -> None:
     found = ray_train_switch.measured(notes)
     assert (found["gap_s"], found["gap_to_fresh_s"], found["steps_redone"]) == (11, 15, 4)
     assert "problem" in ray_train_switch.measured(notes[:5])
+
+
+def test_a_drain_of_as_many_as_came_at_hand_is_seen_though_as_many_train_afterwards() -> None:
+    records = [
+        formed(-9, 1, 2, 0, "fresh"),
+        *paced(1, 1, -5, -4, -3, -2, -1, 1),
+        formed(1.2, 2, 2, 6),
+        ready(1.4, 2),
+        *paced(2, 7, 2, 3, 4, 5),
+    ]
+    (found,) = measured(records, [Asked("migration", KILLED_AT, 2)])
+    assert (found["way"], found["gap_s"]) == ("migration", pytest.approx(1.0))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_case_is_repeated_where_its_changes_lead_back_to_its_first_group(name: str) -> None:
+    case = CASES[name]
+    back = case.sizes[-1] == case.workers and not case.slow
+    assert len(case.turns(3)) == len(case.changes) * (3 if back else 1)
+    assert min(case.sizes) > 0
+    slots = case.workers + case.spare
+    for change in case.changes:
+        slots += change.adds - change.drains
+        assert slots >= case.workers - case.slow

@@ -12,7 +12,7 @@ from elastic_train.train.collectives.mesh_position import place_on
 from elastic_train.train.declaration.declare import registered
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model import optimizer as optimizers
-from elastic_train.train.model.build import allocate, draw, tensors
+from elastic_train.train.model.build import Blueprint, allocate, draw, tensors
 from elastic_train.train.model.lbfgs import LBFGS
 from elastic_train.train.model.loss_scale import first_scale
 from elastic_train.train.model.lr_schedule import scheduler_of
@@ -40,13 +40,15 @@ def assemble(
     mesh: DeviceMesh | None,
     device: torch.device,
     guard: UserCodeGuard,
+    drawn: Blueprint | None = None,
 ) -> Shards:
-    """Shards with memory and without values. All ranks of the mesh must call it together.
+    """Shards with memory and without values. All ranks of the mesh must call it together. What was `drawn` of
+    the model before is theirs.
 
     Without a mesh they are those of a whole stage, for itself.
     """
     with guard.at("building the model", 0):
-        blueprint = draw(task, spec.precision, spec.batch.seed)
+        blueprint = drawn or draw(task, spec.precision, spec.batch.seed)
     whole = {**tensors(blueprint.parameters), **tensors(blueprint.buffers)}
     shapes = {fqn: tuple(tensor.shape) for fqn, tensor in whole.items()}
     whole_bytes = sum(tensor.numel() * tensor.element_size() for tensor in whole.values())

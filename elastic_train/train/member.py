@@ -26,6 +26,7 @@ from elastic_train.train.custom.loop_runner import UsersLoop
 from elastic_train.train.dataset import Data, Dumps, build, check_at_start, described
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.device_errors import begin_peak
+from elastic_train.train.drawn_ahead import DrawnAhead
 from elastic_train.train.group_membership import Faults, GroupMembership
 from elastic_train.train.next_group import NextGroup, group_of
 from elastic_train.train.rank_assignment import RankAssignment, ReplayAssignment, WorkerProgress
@@ -72,6 +73,7 @@ class Member:
         self.held = LocalStates()
         self._entry = GroupMembership(faults)
         self._ahead = NextGroup()
+        self.drawn_ahead = DrawnAhead(task, spec)
         self._built: tuple[int, int] | None = None  # the meeting for which a rank was taken ahead
         self._mesh: DeviceMesh | None = None
         self._next: UnfilledShards | None = None
@@ -358,6 +360,7 @@ class Member:
             mesh=mesh,
             device=self._device,
             guard=self._entry.guard,
+            drawn=self.drawn_ahead.take(),
         )
         return UnfilledShards(self._task, self._spec, shards, self._entry.guard)
 

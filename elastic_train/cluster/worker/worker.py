@@ -321,6 +321,7 @@ class Worker:
                 faults=self._stopwatch,
                 dumps=cloudpickle.dumps,  # pyright: ignore[reportPrivateImportUsage]
             )
+        self._training.submit(self._member.drawn_ahead.draw)
         spare_what_exists()
 
     @property
@@ -359,6 +360,7 @@ class Worker:
             end = self._owner.run()
         except GroupIsBroken as error:
             self._reporter.broke(generation, error)
+            self._training.submit(self._owner.drawn_ahead.draw)
         except UserCodeError as error:
             self._output.flush(OUTPUT_S)  # the run ends with it, and so does this process
             self._reporter.broke(generation, error)
@@ -368,6 +370,7 @@ class Worker:
             if end.kind == "paused":
                 self._paused = generation
                 self._reporter.final_report(generation)
+                self._training.submit(self._owner.drawn_ahead.draw)
             else:
                 self._finished = generation
                 self._output.flush(OUTPUT_S)

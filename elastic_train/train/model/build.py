@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 from elastic_train.config import Precision
 from elastic_train.errors import ConfigError
 from elastic_train.geometry.fused import Run
-from elastic_train.train.model.meta_build import built_on_meta, check_tensors
+from elastic_train.train.model.meta_build import NeedsValues, built_on_meta, check_tensors
 from elastic_train.train.model.new_modules import check_new
 from elastic_train.train.model.plain_build import DTYPE_OF, default_dtype, plainly
 from elastic_train.train.model.tensor_names import NamedTensors, buffers_of, canonical, parameters_of
@@ -42,8 +42,9 @@ class Blueprint:
     hooks: Mapping[str, TensorHooks] = field(default_factory=lambda: MappingProxyType({}))
 
 
-def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
+def draw(task: Task, precision: Precision, seed: int = 0, *, values: bool = True) -> Blueprint:
     """Build the model on the meta device; for real, where its code needs values, and then without them.
+    NeedsValues instead where there are to be no `values`.
 
     Modules stay in the mode that the code left them in, but for a model that is in evaluation mode as a
     whole, as libraries return those that they load.
@@ -52,6 +53,8 @@ def draw(task: Task, precision: Precision, seed: int = 0) -> Blueprint:
     model = built_on_meta(task.model, dtype, seed)
     real = model is None
     if model is None:
+        if not values:
+            raise NeedsValues
         model = plainly(task.model, dtype, seed)
     if not isinstance(model, nn.Module):
         raise ConfigError(field="task.model", problem=f"returned {type(model).__name__}, not an nn.Module.")

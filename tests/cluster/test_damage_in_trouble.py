@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from elastic_train.control.commands import Form
 from elastic_train.control.events import CheckpointRejected, Event, GroupBroken
 from elastic_train.errors import CheckpointDeleted, ChecksumMismatch, StorageUnavailable
 from elastic_train.planner.plan import Mesh, Plan
-from elastic_train.recovery.evidence import FromStorage, Stored
+from elastic_train.recovery.evidence import Fresh, FromStorage, Stored
 
 pytestmark = pytest.mark.ring1
 NEWEST = Stored(slot=2, step=10, generation=1, term=1, path="checkpoints/step-10")
@@ -28,7 +29,7 @@ FORM = Form(generation=2, plan=PLAN, origin=FromStorage(stored=NEWEST), lineage=
 
 
 def told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, looked_up: Exception, form: Form = FORM
 ) -> tuple[Event | None, list[str]]:
     """What forming a group ends in whose members find their checkpoint damaged; and faults of ours."""
     spec = RunSpec(
@@ -64,7 +65,7 @@ def told(
     monkeypatch.setattr(performer._store, "address", lambda: ("127.0.0.1", 1))
     monkeypatch.setattr(performer.peer_stores, "ensure", lambda nodes: None)
     monkeypatch.setattr(committer._run, "before", looks)
-    performer.perform(FORM)
+    performer.perform(form)
     try:
         return inbox.next(60.0), faults
     finally:
@@ -89,4 +90,15 @@ def test_one_that_was_deleted_meanwhile_has_no_older_one_that_is_known(
     assert isinstance(event, CheckpointRejected)
     assert (event.stored, event.fallback) == (NEWEST, None)
     assert "w00000.bin" in event.problem
+    assert faults == []
+
+
+def test_what_a_job_begins_with_has_no_older_one_and_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = AssertionError("nothing was committed")
+    event, faults = told(tmp_path, monkeypatch, never, replace(FORM, origin=Fresh()))
+    assert isinstance(event, GroupBroken)
+    assert (event.cause.kind, event.cause.phase) == ("user", "configuration")
+    assert "w00000.bin" in event.cause.detail
     assert faults == []

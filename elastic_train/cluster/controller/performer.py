@@ -54,8 +54,8 @@ from elastic_train.control.events import (
     PeersReported,
     Prepared,
 )
-from elastic_train.errors import CheckpointError
-from elastic_train.recovery.evidence import Mixed, checkpoint_of
+from elastic_train.errors import CheckpointError, ConfigError
+from elastic_train.recovery.evidence import Fresh, Mixed, checkpoint_of
 
 log = logging.getLogger(__name__)
 
@@ -249,6 +249,10 @@ class Performer:
         try:
             formed = form(command, self._participants(), self._store.address(), patience)
         except CheckpointError as error:
+            if isinstance(
+                command.origin, Fresh
+            ):  # the job's own source of initial values: there is no older one
+                raise ConfigError(field="job", problem=f"can't begin: {error}") from error
             stored = checkpoint_of(command.origin)
             if stored is None:  # what was read is memory of this run, not a checkpoint
                 raise

@@ -123,9 +123,9 @@ class Progress(UserCallback):
         if self._silent:
             entry = {**logs, "epoch": trainer.state.epoch, "step": trainer.state.global_step}
             trainer.state.log_history.append(entry)
-            trainer.control.should_log = False
         else:
-            trainer.log(logs)
+            self._isolated("on_log", lambda: trainer.log(logs))
+        trainer.control.should_log = False
 
     def _evaluation(self, event: StepCommitted) -> None:
         trainer = self._trainer
@@ -145,13 +145,17 @@ class Progress(UserCallback):
 
     def _checkpoint(self, step: int, path: str) -> None:
         trainer = self._trainer
-        epoch = self._due.pop(step, None)
+        epoch = self._due.get(step)
         if epoch is None:
             return
         state, now = trainer.state, (trainer.state.global_step, trainer.state.epoch)
         state.global_step, state.epoch = step, epoch
         try:
             self._save(step, path, self._silent)
+        except Exception as error:  # noqa: BLE001 - it is tried again at the run's end
+            log.warning("checkpoint-%d could not be written: %r", step, error)
+        else:
+            del self._due[step]
             self._call("on_save")
         finally:
             state.global_step, state.epoch = now
@@ -179,7 +183,8 @@ class Progress(UserCallback):
     def _call(self, event: str, **more: Any) -> None:
         trainer, handler = self._trainer, self._trainer.callback_handler
         if not self._silent:
-            trainer.control = getattr(handler, event)(trainer.args, trainer.state, trainer.control, **more)
+            hears = getattr(handler, event)
+            self._isolated(event, lambda: hears(trainer.args, trainer.state, trainer.control, **more))
             return
         flow = [
             c
@@ -189,3 +194,13 @@ class Progress(UserCallback):
         for callback in flow:
             told = getattr(callback, event)(trainer.args, trainer.state, trainer.control, **more)
             trainer.control = told if told is not None else trainer.control
+
+    def _isolated(self, event: str, tell: Callable[[], Any]) -> None:
+        """What a person's callback raises costs that event alone: the steps after it are told of."""
+        try:
+            told = tell()
+        except Exception as error:  # noqa: BLE001 - a person's code, which never ends a run
+            log.warning("%s of a callback failed: %r", event, error)
+        else:
+            if told is not None:
+                self._trainer.control = told

@@ -9,7 +9,7 @@ from typing import Any
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, rotate_checkpoints
 
-from elastic_train.errors import ElasticTrainError
+from elastic_train.errors import CheckpointDeleted, NoCheckpoint
 from elastic_train.integrations.hf.given_model import give_values
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ def save_checkpoint(trainer: Any, checkpoint: str, step: int, *, again: bool) ->
         return
     try:
         give_values(trainer.model, checkpoint)
-    except ElasticTrainError as error:  # a later one took its place
+    except (CheckpointDeleted, NoCheckpoint) as error:  # a later one took its place
         log.warning("checkpoint-%d was not written: %s", step, error)
         return
     trainer.save_model(str(directory))

@@ -106,6 +106,30 @@ def test_a_trainer_is_after_training_what_transformers_own_is(tmp_path: Path) ->
         ours.train()
 
 
+def test_what_a_callback_raises_and_a_checkpoint_that_has_no_place_cost_no_other_step(tmp_path: Path) -> None:
+    class Raises(TrainerCallback):
+        def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 2:
+                raise RuntimeError("a tracker that is away")
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            if state.global_step == 8:
+                (tmp_path / "checkpoint-4").unlink()
+
+    (tmp_path / "checkpoint-4").write_text("in its place")
+    hears = Hears()
+    trainer = Trainer(
+        model=causal(),
+        args=arguments(tmp_path, max_steps=8, save_strategy="steps", save_steps=4),
+        train_dataset=SlowSamples(texts(), 0.02),
+        callbacks=[hears, Raises()],
+    )
+    trainer.train()
+    assert [step for what, step in hears.heard if what == "log"][:8] == [*range(1, 9)]
+    assert ("save", 8) in hears.heard
+    assert (tmp_path / "checkpoint-4" / "model.safetensors").exists()
+
+
 def test_a_script_started_again_has_its_logs_and_goes_on_where_it_was(tmp_path: Path) -> None:
     """Its first run is ended by a callback."""
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
 from elastic_train.config import Batch
 from elastic_train.planner.plan import Mesh
@@ -64,6 +67,23 @@ def test_other_optimizers_and_an_untied_head_on_a_stage_of_its_own(
 ) -> None:
     task = ChainTask(optimizer_name=optimizer, settings=settings, tied=optimizer != "SGD")
     check(pool, task, [(mesh, {}) for mesh in meshes])
+
+
+class OneGroup(ChainTask):
+    """What tp cuts and what it leaves whole in one group, as most people have it."""
+
+    def optimizer(self, named_params: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW([p for _, p in named_params], **self.settings)
+
+
+@pytest.mark.parametrize("kernel", ["foreach", "fused"])
+def test_kernels_of_many_tensors_run_where_tensors_of_a_group_are_cut_differently(
+    pool: GlooPool, kernel: str
+) -> None:
+    """On GPUs torch chooses such a kernel by itself."""
+    task = OneGroup(settings={"lr": 1e-2, kernel: True})
+    check(pool, task, [(mesh, {}) for mesh in (Mesh(tp=2), Mesh(dp_shard=2, tp=2))])
+    check_moves(pool, task, [(Mesh(tp=2), [0, 1]), (Mesh(dp_shard=2), [1, 0]), (Mesh(tp=2), [1, 0])])
 
 
 @pytest.mark.matrix

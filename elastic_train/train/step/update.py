@@ -21,6 +21,7 @@ from elastic_train.train.model.average import averaging
 from elastic_train.train.model.loss_scale import how_scaled
 from elastic_train.train.model.rng import derive, seed_all
 from elastic_train.train.state.shards import Shards
+from elastic_train.train.step.batched_kernels import where_cut_alike
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.undo.partial_update import only
 from elastic_train.train.undo.undo_step import undo
@@ -51,7 +52,8 @@ def apply(shards: Shards, vote: Vote, spec: RunSpec) -> None:
             _scale(shards.parameters.values(), unscaling(shards, statistics, spec))
         # Noise of an optimizer is the same on all ranks, and so is what is drawn after the step.
         seed_all(derive(spec.batch.seed, "update", vote.step), shards.device)
-        with shards.moving.watching(shards.optimizer), averaging(shards.optimizer, shards.decay):
+        watched = shards.moving.watching(shards.optimizer)
+        with where_cut_alike(shards.optimizer), watched, averaging(shards.optimizer, shards.decay):
             shards.optimizer.step()
         shards.moving.capture(shards.optimizer)
         if shards.schedule is not None:
@@ -92,7 +94,7 @@ def update(
         step, shards.step = shards.step, None
     if chosen:
         _scale((p for own in chosen.values() for p in own), gradient_factor(_opening(shards), spec))
-        with only(shards.optimizer, chosen):
+        with only(shards.optimizer, chosen), where_cut_alike(shards.optimizer):
             shards.optimizer.step()
     for fqn in moved:
         made.arrived(fqn)

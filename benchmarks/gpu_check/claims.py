@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from benchmarks.problem import Problem
+from elastic_train.checkpoint.merging import merged
 from elastic_train.config import Batch, RunSpec
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.digest import box_digest, combine
@@ -202,7 +203,7 @@ def checkpoints(bench: Bench) -> dict[str, Any]:
     gang.run()
     expected = gang.whole()
     saved = bench.pool.run(take, "saved", ranks=gang.processes)
-    document = saved[0][-1][2]
+    document = merged([own[-1][2] for own in saved])
     pieces = [piece for own in saved for piece in own[-1][1]]
     host = Gang(bench.host, TASK, SPEC)
     host.join(host.plan_on(ALONE), [0])

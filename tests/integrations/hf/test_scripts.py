@@ -112,10 +112,10 @@ def test_the_job_keeps_the_losses_of_transformers_though_a_worker_is_killed(
         "--learning_rate",
         "3e-3",
     ]
-    words += ["--load_best_model_at_end", "True", "--save_total_limit", "2"]
+    words += ["--load_best_model_at_end", "True"]
     theirs = run(JOB, tmp_path / "theirs", words, ours=False)
-    with Kills(tmp_path / "ours" / "elastic", 3) as kills:
-        ours = run(JOB, tmp_path / "ours", words, ours=True)
+    with Kills(tmp_path / "ours" / "elastic", 3) as kills:  # which may take the checkpoint under way with it
+        ours = run(JOB, tmp_path / "ours", [*words, "--save_total_limit", "2"], ours=True)
     assert kills.killed
     made = tuple(records(open_store(str(tmp_path / "ours" / "elastic"))))
     assert len({entry.generation for entry in ledger(made).kept}) > 1

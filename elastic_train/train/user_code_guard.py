@@ -83,6 +83,12 @@ class UserCodeGuard:
         if not users or isinstance(error, ElasticTrainError | MemoryError):
             return error
         if any(said in str(error) for said in OF_SHARDS):
+            if phase == "the optimizer":
+                return ConfigError(
+                    field="task.optimizer",
+                    problem=f"{where(error)} takes parameters that are cut and whole ones in one call.",
+                    remedy="Update each parameter by itself, or use Parallelism(tp=1).",
+                )
             return ConfigError(
                 field="parallelism.dp_shard",
                 problem=f"{where(error)} uses a parameter while it is sharded: FSDP2 gathers it for a "

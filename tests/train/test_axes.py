@@ -86,6 +86,28 @@ def test_kernels_of_many_tensors_run_where_tensors_of_a_group_are_cut_differentl
     check_moves(pool, task, [(Mesh(tp=2), [0, 1]), (Mesh(dp_shard=2), [1, 0]), (Mesh(tp=2), [1, 0])])
 
 
+class AllAtOnce(ChainTask):
+    """An optimizer of one's own that moves all parameters in one call."""
+
+    def optimizer(self, named_params: Any) -> torch.optim.Optimizer:
+        return Descent([p for _, p in named_params], {"lr": 1e-2})
+
+
+class Descent(torch.optim.Optimizer):
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            moved = [p for p in group["params"] if p.grad is not None]
+            torch._foreach_add_(moved, [p.grad for p in moved], alpha=-group["lr"])  # type: ignore[attr-defined]
+
+
+def test_an_optimizer_of_ones_own_that_takes_them_in_one_call_is_refused_by_name(pool: GlooPool) -> None:
+    gang = Gang(pool, AllAtOnce(), spec())
+    gang.form(gang.plan_on(Mesh(tp=2)))
+    with pytest.raises(AssertionError, match=r"ConfigError: task.optimizer: .*tp=1"):
+        gang.run()
+
+
 @pytest.mark.matrix
 def test_uneven_shares_and_an_idle_index_of_a_pipeline_change_nothing(pool: GlooPool) -> None:
     task, run = ChainTask(), spec(max_steps=5)

@@ -20,7 +20,7 @@ from elastic_train.control.commands import Form
 from elastic_train.control.events import CheckpointRejected, Event, GroupBroken
 from elastic_train.errors import CheckpointDeleted, ChecksumMismatch, StorageUnavailable
 from elastic_train.planner.plan import Mesh, Plan
-from elastic_train.recovery.evidence import Fresh, FromStorage, Stored
+from elastic_train.recovery.evidence import Fresh, FromStorage, Live, Stored
 
 pytestmark = pytest.mark.ring1
 NEWEST = Stored(slot=2, step=10, generation=1, term=1, path="checkpoints/step-10")
@@ -100,5 +100,16 @@ def test_what_a_job_begins_with_has_no_older_one_and_ends_the_run(
     event, faults = told(tmp_path, monkeypatch, never, replace(FORM, origin=Fresh()))
     assert isinstance(event, GroupBroken)
     assert (event.cause.kind, event.cause.phase) == ("user", "configuration")
+    assert "w00000.bin" in event.cause.detail
+    assert faults == []
+
+
+def test_damage_in_the_memory_of_survivors_counts_since_nothing_older_is_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = AssertionError("no checkpoint was read")
+    event, faults = told(tmp_path, monkeypatch, never, replace(FORM, origin=Live(generation=1, step=12)))
+    assert isinstance(event, GroupBroken)
+    assert (event.cause.kind, event.generation) == ("engine", 2)
     assert "w00000.bin" in event.cause.detail
     assert faults == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, assert_never
 
 import ray
@@ -23,6 +24,7 @@ from elastic_train.cluster.controller.peer_stores import HUNG_S, PeerStores
 from elastic_train.cluster.controller.rendezvous_store import RendezvousStore
 from elastic_train.cluster.controller.run_context import RunContext
 from elastic_train.cluster.controller.worker_processes import WorkerProcesses
+from elastic_train.cluster.error_causes import cause_of
 from elastic_train.cluster.messages import Ready
 from elastic_train.cluster.process_witness import ANSWER_S as WITNESS_S
 from elastic_train.cluster.ray_calls import answer
@@ -249,13 +251,12 @@ class Performer:
         try:
             formed = form(command, self._participants(), self._store.address(), patience)
         except CheckpointError as error:
-            if isinstance(
-                command.origin, Fresh
-            ):  # the job's own source of initial values: there is no older one
+            if isinstance(command.origin, Fresh):  # of the job's own initial values there are no older ones
                 raise ConfigError(field="job", problem=f"can't begin: {error}") from error
             stored = checkpoint_of(command.origin)
-            if stored is None:  # what was read is memory of this run, not a checkpoint
-                raise
+            if stored is None:  # memory of this run was read: nothing older is in its place, so it counts
+                cause = replace(cause_of(error), kind="engine")
+                return GroupBroken(at=0.0, generation=command.generation, worker="", cause=cause)
             return CheckpointRejected(
                 at=0.0, stored=stored, problem=str(error), fallback=self._committer.before(stored)
             )

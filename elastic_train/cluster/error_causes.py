@@ -87,19 +87,9 @@ def cause_of(
             return Cause(kind="memory", detail=line, phase=phase, step=step, rank=rank, node=node)
         case LoaderLost():  # mostly by its machine's memory
             return Cause(kind="death", detail=line, phase=phase, step=step, rank=rank, node=node)
-        case DeviceFailed():  # the job's own code may have asked for what it cannot do
+        case _:  # where a device failed, the job's own code may have asked for what it cannot do
             return Cause(
-                kind="death",
-                detail=line,
-                phase=phase,
-                step=step,
-                rank=rank,
-                node=node,
-                traceback=traceback_text(error),
-            )
-        case _:
-            return Cause(
-                kind="engine",
+                kind="death" if isinstance(error, DeviceFailed) else "engine",
                 detail=line,
                 phase=phase,
                 step=step,

@@ -8,7 +8,8 @@ whatever else the machine does hits both. Both do AdamW and clip the norm of the
 pair is taken, the slower rank's time on both sides; reported is the median. The same is said of the processor
 time of both ranks, which does not grow when the machine is busy with other things.
 
-Whole runs are measured one after another, each in a cluster of its own (whole_run.py), in turns.
+Whole runs are measured one after another, each in a cluster of its own (whole_run.py), in turns. And in one
+run a worker becomes half as fast (slow_node.py).
 
 The bare step runs inside the engine's `on_step` callback, between a vote and the optimizer: from the end of
 one callback to the next is one whole step of the engine.
@@ -190,6 +191,16 @@ def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dic
     return steps
 
 
+def measured(program: str, *words: str) -> dict[str, Any]:
+    """What a program in a process of its own wrote."""
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        command = (sys.executable, "-m", f"benchmarks.overhead.{program}", *words, "--json", file.name)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-2000:])
+        return json.load(file)
+
+
 def whole_runs(quick: bool) -> list[dict[str, Any]]:
     """Each system in turn, so that whatever else the machine does hits all."""
     found: list[dict[str, Any]] = []
@@ -197,13 +208,8 @@ def whole_runs(quick: bool) -> list[dict[str, Any]]:
         for case, steps in {QUICK_CASE: QUICK_STEPS}.items() if quick else WHOLE_RUNS.items():
             for system in get_args(System):
                 print(f"a whole run of {system}: {steps} steps of about {case}", flush=True)
-                with tempfile.NamedTemporaryFile(suffix=".json") as file:
-                    command = (sys.executable, "-m", "benchmarks.overhead.whole_run", system, case)
-                    command += ("--steps", str(steps), "--json", file.name)
-                    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-                    if done.returncode:
-                        raise RuntimeError(done.stderr[-2000:])
-                    found.append({"repetition": turn, **json.load(file)})
+                run = measured("whole_run", system, case, "--steps", str(steps))
+                found.append({"repetition": turn, **run})
     return found
 
 
@@ -260,9 +266,12 @@ def main() -> int:
         for system in get_args(System)
     ]
     print("\n" + record.table(header, rows))
+    print("a worker of four becomes half as fast", flush=True)
+    slow = measured("slow_node")
+    print("\n" + record.table(tuple(slow), [tuple(slow.values())]))
     whole = record.record(
         "overhead",
-        results=[*(r for results in found.values() for r in results), *runs],
+        results=[*(r for results in found.values() for r in results), *runs, slow],
         headline={
             "step_time_ratio": sums["FSDP2"]["ratio"],
             "step_cpu_ratio": sums["FSDP2"]["cpu_ratio"],
@@ -278,6 +287,7 @@ def main() -> int:
                 for c in cases
             },
             "start_x_vs_ray_train": beside(runs, "elastic_train", QUICK_CASE, "start_s"),
+            "slow_node_ratio": slow["slow_node_ratio"],
         },
     )
     record.finish(whole, given.json)

@@ -110,9 +110,11 @@ def set_first_step(
 
 
 def waits_for_others(state: State, step: int) -> bool:
-    """Whether the member has computed its part of a step."""
+    """Whether the member has computed its part of a step. Sums that others began in a backward come without
+    them, so that it may wait for their vote.
+    """
     now = state["member"].progress()
-    return (now.step, now.phase) == (step, "reduce")
+    return now.step == step and now.phase in ("reduce", "vote")
 
 
 def abort(state: State, generation: int) -> None:

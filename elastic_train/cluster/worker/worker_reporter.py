@@ -83,8 +83,9 @@ class WorkerReporter:
         event = committed(report)
         with self._lock:
             self._reports.append(event)
+            first = len(self._reports) < 2 or self._reports[-2].generation != event.generation
         if report.rank == 0:
-            self.post(event)
+            self.post(event, can_wait=not first)
 
     def broke(self, generation: int, error: BaseException) -> None:
         cause = self.failed(generation, error)

@@ -20,11 +20,12 @@ BUCKET_BYTES = 32 << 20
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class GradientBucket:
-    """Parameters whose gradients are summed together, as parts of `flat`. The names are for errors only."""
+    """Parameters whose gradients are summed together, as parts of the first `size` elements of `flat`."""
 
     names: tuple[str, ...]
     parameters: tuple[nn.Parameter, ...]
     flat: torch.Tensor
+    size: int
     missing: set[int]  # positions whose gradient the last backward has not made yet
     work: dist.Work | None = None
     begun: bool = False
@@ -35,8 +36,9 @@ class GradientSum:
 
     A bucket starts once its own gradients and those of all buckets before it are there, so every rank starts
     them in one order whatever its backward does. Afterwards gradients are views of the buckets, which hold
-    them until the next step. A parameter without a gradient counts as zero. `summed` hears the names of
-    each bucket whose sum came and of which this rank's backward made all gradients.
+    them until the next step. A parameter without a gradient counts as zero; which ones have one on some rank
+    is summed along with the last bucket. `summed` hears the names of each bucket whose sum came and of which
+    this rank's backward made all gradients.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class GradientSum:
         self._group, self._summed = group, summed
         whole = {fqn: p for fqn, p in parameters.items() if not is_sharded(p)}
         self._buckets = list(_buckets(whole, list(spare)))
+        self._names = tuple(fqn for bucket in self._buckets for fqn in bucket.names)
         # The first bucket that was not begun, that was not taken, and of which nobody heard.
         self._next = self._done = self._told = 0
         self._armed = False
@@ -89,10 +92,14 @@ class GradientSum:
         while self._next < len(self._buckets):
             self._start_next()
 
-    def finish(self) -> None:
-        """Wait for the sums, and make them the parameters' gradients."""
+    def finish(self) -> dict[str, bool]:
+        """Wait for the sums, and make them the parameters' gradients; which have one on any rank."""
         while self._done < len(self._buckets):
             self._tell(self._take())
+        if not self._names:
+            return {}
+        flags = self._buckets[-1].flat[-len(self._names) :]
+        return dict(zip(self._names, (flags > 0).tolist(), strict=True))
 
     def came(self) -> tuple[str, ...]:
         """After a failure: whose sums came nevertheless, of gradients that this rank had a part in.
@@ -151,7 +158,7 @@ class GradientSum:
         bucket.work.wait()
         bucket.work = None
         self._done += 1
-        parts = bucket.flat.split([_local(p).numel() for p in bucket.parameters])
+        parts = bucket.flat[: bucket.size].split([_local(p).numel() for p in bucket.parameters])
         if self._keeps:
             self.own |= {fqn: p.grad for fqn, p in zip(bucket.names, bucket.parameters, strict=True)}
         for parameter, part in zip(bucket.parameters, parts, strict=True):
@@ -163,7 +170,10 @@ class GradientSum:
         self._next += 1
         bucket.begun = True
         named = zip(bucket.names, bucket.parameters, strict=True)
-        torch.cat([_flat_gradient(fqn, p) for fqn, p in named], out=bucket.flat)
+        torch.cat([_flat_gradient(fqn, p) for fqn, p in named], out=bucket.flat[: bucket.size])
+        if bucket is self._buckets[-1]:  # what has no gradient by now gets none in this step
+            there = [p.grad is not None for b in self._buckets for p in b.parameters]
+            bucket.flat[bucket.size :].copy_(torch.tensor(there))
         bucket.work = dist.all_reduce(bucket.flat, group=self._group, async_op=True)
 
 
@@ -180,20 +190,23 @@ def _buckets(parameters: Mapping[str, nn.Parameter], spare: list[torch.Tensor]) 
         names.append(fqn)
         size += own
     if names:
-        yield _bucket(names, parameters, spare)
+        yield _bucket(names, parameters, spare, room=len(parameters))
 
 
 def _bucket(
-    names: list[str], parameters: Mapping[str, nn.Parameter], spare: list[torch.Tensor]
+    names: list[str], parameters: Mapping[str, nn.Parameter], spare: list[torch.Tensor], *, room: int = 0
 ) -> GradientBucket:
+    """With `room` for so many elements more."""
     members = tuple(parameters[fqn] for fqn in names)
     local = [_local(p) for p in members]
-    wanted = (sum(t.numel() for t in local), local[0].dtype, local[0].device)
+    size = sum(t.numel() for t in local)
+    wanted = (size + room, local[0].dtype, local[0].device)
     there = next((i for i, t in enumerate(spare) if (t.numel(), t.dtype, t.device) == wanted), None)
     return GradientBucket(
         names=tuple(names),
         parameters=members,
         flat=torch.empty(wanted[0], dtype=wanted[1], device=wanted[2]) if there is None else spare.pop(there),
+        size=size,
         missing=set(),
     )
 

@@ -50,6 +50,7 @@ class GradientSums:
         self.over_data: GradientSum | None = None
         self.ready: Callable[[Iterable[str]], None] | None = None  # is called with what is summed early
         self._counted: dict[str, bool] = {}  # whether this rank counts a parameter in sums over all ranks
+        self._alike = False  # whether all ranks sum all gradients together
         self._checked_alike = False  # by the first step of a generation
 
     def choose(self, trainable: dict[str, nn.Parameter]) -> None:
@@ -61,6 +62,8 @@ class GradientSums:
         if place.data is not None and self._overlaps:
             self.over_data = GradientSum(trainable, place.data, self.ready, spare=spare, keeps=self._keeps)
             self._shards.gradient_memory = self.over_data.memory
+        replicas = self._shards.plan.mesh.dp_replicate
+        self._alike = self.over_data is not None and replicas == self._group.world_size > 1
 
     def arm(self) -> None:
         """The next backward makes the step's last gradients: sum each bucket as soon as it is complete."""
@@ -107,10 +110,13 @@ class GradientSums:
         present = self.presence.local(self.trainable)
         if self.over_data is not None:
             self.over_data.start_rest()
-        if self._group.world_size > 1:
+        if self._alike:
+            assert self.over_data is not None
+            present = self.over_data.finish()
+        elif self._group.world_size > 1:
             present = self.agreed_presence(shards.whole.trainable, present)
-        if self.over_data is not None:
-            self.over_data.finish()
+            if self.over_data is not None:
+                self.over_data.finish()
         settle_absent(self.trainable, present)
         align(self.trainable)
         if shards.regions is not None and self._place.tensor is not None:

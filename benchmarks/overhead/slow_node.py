@@ -1,4 +1,4 @@
-"""What a step takes once one of four workers computes at half the speed, beside what uneven shares could give.
+"""A step once one of four workers computes at half the speed, beside what uneven shares could give.
 
 Run by benchmarks.overhead: `python -m benchmarks.overhead.slow_node --json FILE`. A micro-batch takes the
 time that its loss sleeps, so that four workers on two cores do not slow each other. From a step on the

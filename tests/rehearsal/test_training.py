@@ -40,7 +40,7 @@ def test_members_train_where_they_are_told_to(pool: GlooPool) -> None:
     assert pool.run(where_it_is, ranks=gang.processes) == [{"rehearsal"}] * 2
 
 
-@pytest.mark.parametrize(("phase", "gradient"), [("vote", True), ("reduce", False)])
+@pytest.mark.parametrize(("phase", "gradient"), [("vote", True), ("backward", False)])
 def test_what_an_abort_leaves_is_taken_for_no_outcome(pool: GlooPool, phase: str, gradient: bool) -> None:
     """On a device the operation ends without an error, and what it was to write is what was there before."""
     gang = Gang(pool, TinyTask(), tiny_run())

@@ -64,14 +64,14 @@ class Market(Chaos):
         records = [from_json(line) for _, part in read_journal(store) for line in part]
         book, changes = ledger(records), table(history(records))
         spent = goodput([r for r in records if r.seconds <= until], submitted=self.submitted)
-        begun = self.replay.begun or until
-        since = goodput([r for r in records if begun < r.seconds <= until], submitted=begun)
+        badput = dict(spent.badput)
+        since_start = until - self.submitted - badput.get("start", 0.0)
         kept = [entry.step for entry in book.kept]
         step = kept[-1] if kept else 0
         return {
             "progress": f"{now - self.submitted:.0f} s: step {step}, {self.replay.nodes} nodes",
             "goodput": spent.good_s / (until - self.submitted),
-            "after_start": since.good_s / (until - begun) if until > begun else None,
+            "after_start": spent.good_s / since_start if since_start > 0 else None,
             "good_s": spent.good_s,
             "wall_s": until - self.submitted,
             "steps": len(kept),
@@ -79,7 +79,7 @@ class Market(Chaos):
             "exact": kept == list(range(1, len(kept) + 1)),
             "groups": sum(record.formed is not None for record in records),
             "changes": self.replay.done,
-            "badput": dict(spent.badput),
+            "badput": badput,
             "summary": columns(changes).splitlines(),
             "switches": [dict(zip(changes[0], row, strict=True)) for row in changes[1:]],
         }

@@ -66,6 +66,11 @@ class Progress(UserCallback):
         for step, path in kept:
             self._checkpoint(step, path)
 
+    @property
+    def missing(self) -> list[int]:
+        """Steps whose checkpoint was due and is not there."""
+        return sorted(self._due)
+
     def finished(self) -> None:
         """The epoch that the last step is in ends with the run."""
         trainer = self._trainer

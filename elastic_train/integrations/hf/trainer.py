@@ -214,6 +214,10 @@ class Trainer(TransformersTrainer):
         progress.caught_up(plan.past())
         progress.finished()
         progress.checkpoints(plan.kept())
+        for step in progress.missing:
+            log.warning(
+                "checkpoint-%d was not written, as where a worker dies while it hands its state over", step
+            )
         state, args = self.state, self.args
         self.control.should_training_stop = False
         give_values(self.model, plan.url)

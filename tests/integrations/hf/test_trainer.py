@@ -106,7 +106,9 @@ def test_a_trainer_is_after_training_what_transformers_own_is(tmp_path: Path) ->
         ours.train()
 
 
-def test_what_a_callback_raises_and_a_checkpoint_that_has_no_place_cost_no_other_step(tmp_path: Path) -> None:
+def test_what_a_callback_raises_and_a_checkpoint_that_has_no_place_cost_no_other_step(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     class Raises(TrainerCallback):
         def on_log(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 2:
@@ -116,11 +118,12 @@ def test_what_a_callback_raises_and_a_checkpoint_that_has_no_place_cost_no_other
             if state.global_step == 8:
                 (tmp_path / "checkpoint-4").unlink()
 
-    (tmp_path / "checkpoint-4").write_text("in its place")
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}").write_text("in its place")
     hears = Hears()
     trainer = Trainer(
         model=causal(),
-        args=arguments(tmp_path, max_steps=8, save_strategy="steps", save_steps=4),
+        args=arguments(tmp_path, max_steps=8, save_strategy="steps", save_steps=2),
         train_dataset=SlowSamples(texts(), 0.02),
         callbacks=[hears, Raises()],
     )
@@ -128,6 +131,8 @@ def test_what_a_callback_raises_and_a_checkpoint_that_has_no_place_cost_no_other
     assert [step for what, step in hears.heard if what == "log"][:8] == [*range(1, 9)]
     assert ("save", 8) in hears.heard
     assert (tmp_path / "checkpoint-4" / "model.safetensors").exists()
+    lost = [record.getMessage() for record in caplog.records if "was not written" in record.getMessage()]
+    assert [text.split()[0] for text in lost] == ["checkpoint-2"]
 
 
 def test_a_script_started_again_has_its_logs_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray.data
+from ray.data.block import BlockAccessor
+from ray.exceptions import RayTaskError
 
+from elastic_train.cluster.ray_calls import FETCH_S, LOOK_S, answer, remote
 from elastic_train.data.table import ParquetTable
-from elastic_train.errors import DataMismatch
+from elastic_train.errors import DataMismatch, StorageError
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.store import Store
 
 ROWS_PER_GROUP = 256
 ROWS_PER_FILE = 65_536
+BYTES_PER_FILE = 128 << 20
+WRITERS = 8
+"""How many files are written at a time."""
 DONE = "table.json"
 
 
 def from_ray_data(dataset: ray.data.Dataset, url: str) -> ParquetTable:
     """The rows of a data set by number, as {column: value}; numpy arrays where the column has arrays.
 
-    They are written below `url` in the data set's own order, and never again: where a whole table lies there
-    already, that one is read and the data set is not executed, so that a run that is submitted again trains
-    on the same samples. Raises DataMismatch if that table has other columns.
+    They are written below `url` in the data set's own order, by tasks on the nodes that hold its blocks, and
+    never again: where a whole table lies there already, that one is read and the data set is not executed, so
+    that a run that is submitted again trains on the same samples. Raises DataMismatch if that table has other
+    columns or blocks differ in a column's type, and StorageError if the nodes don't share the place.
     """
     store = open_store(url)
     columns = tuple(dataset.columns() or ())
@@ -44,46 +52,130 @@ def from_ray_data(dataset: ray.data.Dataset, url: str) -> ParquetTable:
     return ParquetTable(f"{url.rstrip('/')}/rows", columns=columns)
 
 
+@dataclass(kw_only=True)
+class _File:
+    """Blocks whose rows are one file, as references, and which rows of each: (start, stop), None for all."""
+
+    blocks: list[Any] = field(default_factory=list[Any])
+    spans: list[tuple[int, int | None]] = field(default_factory=list[tuple[int, int | None]])
+    rows: int = 0
+    size: int = 0
+
+
 def _write(dataset: ray.data.Dataset, store: Store, columns: tuple[str, ...]) -> None:
     """Files of rows, then the marker that says that they are all there."""
-    store.delete_tree("rows")  # of a try that did not get to its end
-    rows = 0
-    for number, tables in enumerate(_files(dataset)):
-        with (
-            store.stream(f"rows/{number:06}.parquet") as sink,
-            pq.ParquetWriter(pa.PythonFile(_Written(sink), mode="w"), tables[0].schema) as writer,
-        ):
-            for table in tables:
-                writer.write_table(table, row_group_size=ROWS_PER_GROUP)
-                rows += len(table)
-    store.create(DONE, json.dumps({"columns": columns, "rows": rows}).encode())
+    store.delete_tree(
+        "rows"
+    )  # of a try that did not get to its end: a data set may give other rows each time
+    write, under_way = remote(_write_file, num_cpus=0), dict[Any, str]()
+    rows, schemas = dict[str, int](), dict[str, pa.Schema]()
+
+    def gather(most: int) -> None:
+        while len(under_way) > most:
+            for call in ray.wait([*under_way], timeout=LOOK_S)[0]:
+                path, (count, schema) = under_way.pop(call), _written(call)
+                if count:
+                    rows[path], schemas[path] = count, schema
+
+    for number, file in enumerate(_files(dataset)):
+        path = f"rows/{number:06}.parquet"
+        under_way[write.remote(store.url, path, file.spans, *file.blocks)] = path
+        gather(WRITERS - 1)
+    gather(0)
+    for schema in schemas.values():
+        _same(schemas[min(schemas)], schema)
+    if lacking := [*sorted(rows.keys() - set(store.list("rows")))]:
+        problem = "a task of another process wrote it, and it is not there: use storage that all nodes share."
+        raise StorageError(path=f"{store.url}/{lacking[0]}", operation="read", problem=problem)
+    store.create(DONE, json.dumps({"columns": columns, "rows": sum(rows.values())}).encode())
 
 
-def _files(dataset: ray.data.Dataset) -> Iterator[list[pa.Table]]:
-    """Tables of a row group each, as many as one file has."""
+def _written(call: Any) -> tuple[int, pa.Schema]:
+    """What a task that has ended tells of its file; what it raised where it failed."""
+    try:
+        return answer(call, FETCH_S)
+    except RayTaskError as error:
+        raise error.cause from error
+
+
+def _files(dataset: ray.data.Dataset) -> Iterator[_File]:
+    """The data set's blocks in its order, while it is executed, as many as one file has. They stay where they
+    are.
+    """
     before = dataset.context.execution_options.preserve_order
     dataset.context.execution_options.preserve_order = True
     try:
-        kept: list[pa.Table] = []
-        for batch in dataset.iter_batches(batch_size=ROWS_PER_GROUP, batch_format="numpy"):
-            kept.append(pa.table({name: _column(np.asarray(values)) for name, values in batch.items()}))
-            if len(kept) * ROWS_PER_GROUP >= ROWS_PER_FILE:
-                yield kept
-                kept = []
-        if kept:
-            yield kept
+        file = _File()
+        for bundle in dataset.iter_internal_ref_bundles():
+            for entry, part in zip(bundle.blocks, bundle.slices or [None] * len(bundle.blocks), strict=True):
+                span = (part.start_offset, part.end_offset) if part else (0, entry.metadata.num_rows)
+                if span[1] is not None and span[1] <= span[0]:
+                    continue
+                file.blocks.append(entry.ref)
+                file.spans.append(span)
+                file.rows += (span[1] or ROWS_PER_FILE) - span[0]
+                file.size += entry.metadata.size_bytes or 0
+                if file.rows >= ROWS_PER_FILE or file.size >= BYTES_PER_FILE:
+                    yield file
+                    file = _File()
+        if file.blocks:
+            yield file
     finally:
         dataset.context.execution_options.preserve_order = before
 
 
+def _write_file(
+    url: str, path: str, spans: Sequence[tuple[int, int | None]], *blocks: Any
+) -> tuple[int, pa.Schema]:
+    """Write rows of blocks as one file, in the process of a task; how many they are, and what they are."""
+    tables = _tables(spans, blocks)
+    table, rows = next(tables, None), 0
+    if table is None:
+        return 0, pa.schema([])
+    schema = table.schema
+    with (
+        open_store(url).stream(path) as sink,
+        pq.ParquetWriter(pa.PythonFile(_Written(sink), mode="w"), schema) as writer,
+    ):
+        while table is not None:
+            _same(schema, table.schema)
+            writer.write_table(table, row_group_size=ROWS_PER_GROUP)
+            rows, table = rows + len(table), next(tables, None)
+    return rows, schema
+
+
+def _tables(spans: Sequence[tuple[int, int | None]], blocks: Sequence[Any]) -> Iterator[pa.Table]:
+    """A table for each row group. A block's last one has what is left."""
+    for (first, last), block in zip(spans, blocks, strict=True):
+        held = BlockAccessor.for_block(block)
+        end = held.num_rows() if last is None else last
+        for start in range(first, end, ROWS_PER_GROUP):
+            part = BlockAccessor.for_block(held.slice(start, min(start + ROWS_PER_GROUP, end)))
+            batch: Any = part.to_batch_format("numpy")
+            yield pa.table({name: _column(np.asarray(values)) for name, values in batch.items()})
+
+
 def _column(values: np.ndarray) -> pa.Array:
-    """One value per row; arrays of one shape as nested lists of fixed size, which any reader knows."""
+    """One value per row; arrays as nested lists, which any reader knows, of one shape or not."""
     if values.ndim == 1:
         return pa.array(values.tolist() if values.dtype == object else values)
     inner: Any = pa.array(np.ascontiguousarray(values).reshape(-1))
-    for size in reversed(values.shape[1:]):
-        inner = pa.FixedSizeListArray.from_arrays(inner, size)
+    for axis in reversed(range(1, values.ndim)):
+        lists, size = int(np.prod(values.shape[:axis])), values.shape[axis]
+        inner = pa.ListArray.from_arrays(pa.array(np.arange(lists + 1) * size, pa.int32()), inner)
     return inner
+
+
+def _same(first: pa.Schema, other: pa.Schema) -> None:
+    """DataMismatch where a column has another type than in the first rows."""
+    for name in first.names:
+        if first.field(name).type != other.field(name).type:
+            raise DataMismatch(
+                field="dataset",
+                problem=f"column {name!r} is {first.field(name).type} in some rows and "
+                f"{other.field(name).type} in others.",
+                remedy="Cast it in the data set, and fill in what is missing.",
+            )
 
 
 class _Written:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from elastic_train.cluster.driver.launch import prepare_local_environment
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_data import from_ray_data
 from elastic_train.data.identity import identify
-from elastic_train.errors import DataMismatch
+from elastic_train.errors import DataMismatch, StorageError
 
 pytestmark = [pytest.mark.ring3, pytest.mark.matrix, pytest.mark.filterwarnings("default")]
 ROWS = 600
@@ -22,7 +23,7 @@ ROWS = 600
 @pytest.fixture(scope="module")
 def _cluster() -> Iterator[None]:
     prepare_local_environment()
-    with LocalCluster(1, cpus=2):
+    with LocalCluster(2):
         yield
 
 
@@ -42,3 +43,45 @@ def test_rows_keep_their_numbers_and_are_written_once(tmp_path: Path) -> None:
     assert identify(again) == identify(table), "what was written stays"
     with pytest.raises(DataMismatch, match="holds the columns image, label, text"):
         from_ray_data(ray.data.from_items([{"id": 1}]), str(tmp_path / "t"))
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_a_data_set_is_executed_once_and_its_order_is_that_of_its_blocks(tmp_path: Path) -> None:
+    executed = tmp_path / "executed"
+    executed.mkdir()
+
+    def doubled(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        (executed / f"{batch['id'][0]}-{time.monotonic_ns()}").touch()
+        if batch["id"][0] < 100:
+            time.sleep(1.0)  # the first block is ready last
+        return {"id": batch["id"], "twice": 2 * batch["id"]}
+
+    made = ray.data.range(ROWS, override_num_blocks=6).map_batches(doubled, batch_size=None)
+    table = from_ray_data(made, str(tmp_path / "t"))
+    assert [table[i] for i in range(ROWS)] == [{"id": i, "twice": 2 * i} for i in range(ROWS)]
+    ran = len([*executed.iterdir()])
+    assert len(from_ray_data(made, str(tmp_path / "t"))) == ROWS
+    assert len([*executed.iterdir()]) == ran, "the second call reads what the first one wrote"
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_rows_are_written_by_other_processes_than_the_driver(tmp_path: Path) -> None:
+    """So storage of one process alone is none."""
+    with pytest.raises(StorageError, match="all nodes share"):
+        from_ray_data(ray.data.range(10), f"memory://{tmp_path.name}/t")
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_arrays_of_many_shapes_are_kept_and_a_column_of_two_types_is_refused_by_name(tmp_path: Path) -> None:
+    ragged = [{"x": np.arange(1 + i % 3, dtype=np.int16)} for i in range(40)]
+    table = from_ray_data(ray.data.from_items(ragged, override_num_blocks=40), str(tmp_path / "ragged"))
+    assert all((table[i]["x"] == ragged[i]["x"]).all() for i in range(40))
+    assert table[7]["x"].dtype == np.int16
+
+    def typed(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"id": batch["id"].astype(np.float32 if batch["id"][0] else np.int64)}
+
+    mixed = ray.data.range(20, override_num_blocks=2).map_batches(typed, batch_size=None)
+    with pytest.raises(DataMismatch, match="column 'id' is int64 in some rows and float in others"):
+        from_ray_data(mixed, str(tmp_path / "mixed"))
+    assert len(from_ray_data(ray.data.range(5), str(tmp_path / "mixed"))) == 5, "nothing was left of it"

@@ -84,6 +84,15 @@ class SampleOrder:
             for index, part in enumerate(slices)
         )
 
+    def with_sample(self, number: int) -> MicroBatch:
+        """The micro-batch of the first epoch that has a sample, in an order that is not shuffled; with
+        `drop_last` the one before where it has none.
+        """
+        step = min(number // self.batch.global_size + 1, self.steps_per_epoch)
+        micro_batches = self.micro_batches(step)
+        place = number - (step - 1) * self.batch.global_size
+        return micro_batches[min(place // self.batch.micro_size, len(micro_batches) - 1)]
+
     def smallest(self, max_steps: int) -> MicroBatch | None:
         """The smallest micro-batch up to a step, of the first epoch; None where all are whole."""
         steps = {1, self.steps_per_epoch}

@@ -143,10 +143,14 @@ def _check_surroundings(dataset: NumberedSamples, seed: int) -> None:
 
 
 def _check_fit(data: Data, task: Task, spec: RunSpec) -> None:
-    """Make micro-batches of samples from all over the data set, for the errors in it."""
-    combine, numbers = collated(task, spec.batch.seed), spread(data.dataset)
-    for index, start in enumerate(range(0, len(numbers), spec.batch.micro_size)):
-        ids = tuple(numbers[start : start + spec.batch.micro_size])
+    """Make micro-batches of samples from all over the data set, for the errors in it. Where it isn't shuffled
+    each is one of the run's: samples that are never together may have other shapes.
+    """
+    combine, numbers, size = collated(task, spec.batch.seed), spread(data.dataset), spec.batch.micro_size
+    for index, start in enumerate(range(0, len(numbers), size)):
+        ids = tuple(numbers[start : start + size])
+        if not spec.batch.shuffle:
+            ids = data.order.with_sample(ids[0]).ids
         micro_batch = MicroBatch(step=0, index=index, epoch=0, ids=ids)
         samples: list[Any] = []
         for number in ids:

@@ -141,6 +141,17 @@ def test_a_partial_last_batch_is_a_smaller_step_or_dropped():
     assert dropped.epoch(2) == 1
 
 
+def test_the_micro_batch_of_a_sample_is_found_where_nothing_is_shuffled():
+    for drop_last in (False, True):
+        batch = Batch(global_size=8, micro_size=3, shuffle=False, drop_last=drop_last)
+        order = SampleOrder(21, batch)
+        trained = {
+            i: m for s in range(1, order.steps_per_epoch + 1) for m in order.micro_batches(s) for i in m.ids
+        }
+        for number in range(21):
+            assert order.with_sample(number) == trained.get(number, trained[15])
+
+
 def test_a_data_set_smaller_than_the_batch_is_one_step_per_epoch():
     order = SampleOrder(3, Batch(global_size=8, micro_size=4))
     (micro,) = order.micro_batches(6)

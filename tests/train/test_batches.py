@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from elastic_train.config import Batch, RunSpec
 from elastic_train.errors import ConfigError, UserCodeError
@@ -13,6 +15,7 @@ from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.reference import assert_state_near, reference
 from elastic_train.testing.single_process_run import train_alone
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.task import Evaluation, check_task
 from tests.tasks.tiny import TinyTask
 from tests.train.programs_of_batches import ALONE, PROGRAMS, Program, Vectors, as_mapping
@@ -144,6 +147,27 @@ def test_loader_processes_may_be_added_and_left_out_on_the_way(pool: GlooPool) -
     reports += gang.run()
     losses = list({r.step: r.loss for r in reports}.values())
     np.testing.assert_allclose(losses, expected, rtol=1e-12)
+
+
+def columns() -> list[torch.Tensor]:
+    """Pieces of three columns of text, one after the other; the last piece of each is shorter."""
+    return [torch.ones(5 if number < 6 else 2) for number in range(9)]
+
+
+def recurs(ctx: Any) -> None:
+    net = ctx.model("net", lambda: nn.Linear(1, 1))
+    ctx.optimizer("sgd", torch.optim.SGD, net, lr=0.1)
+    for batch in ctx.batches(columns):
+        with ctx.step() as step:
+            for pieces in batch:
+                step.backward(net(pieces.unsqueeze(-1)).square().mean())
+
+
+def test_samples_that_are_never_together_may_differ_in_shape_where_nothing_is_shuffled() -> None:
+    sizes = {"global_size": 3, "micro_size": 3}
+    assert len(train_alone(LoopTask(recurs), spec(**sizes, shuffle=False))) == 6
+    with pytest.raises(ConfigError, match=r"cannot be stacked"):
+        train_alone(LoopTask(recurs), spec(**sizes))
 
 
 def test_a_task_that_does_not_pickle_is_refused_where_processes_load() -> None:

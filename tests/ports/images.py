@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -179,14 +180,16 @@ def imagenet_script(script: Script) -> None:
 IMAGES, BATCH = 40, 32
 
 
-def autoencoder() -> dict[str, Any]:
-    return definitions("vae.py", "VAE", "loss_function", torch=torch, nn=nn, F=F)
+def autoencoder() -> tuple[type[nn.Module], Callable[..., torch.Tensor]]:
+    """The script's model and its loss of outputs and inputs."""
+    made = definitions("vae.py", "VAE", "loss_function", torch=torch, nn=nn, F=F)
+    return made["VAE"], made["loss_function"]
 
 
 def vae(ctx: Any) -> None:
     """Its loss is a sum over the batch, which is a mean over as much as makes one."""
-    made = autoencoder()
-    net = ctx.model("vae", made["VAE"])
+    kind, loss_of = autoencoder()
+    net = ctx.model("vae", kind)
     ctx.optimizer("adam", torch.optim.Adam, net, lr=1e-3)
     for batch in ctx.batches(shown(True, IMAGES)):
         last = batch.step % batch.steps_per_epoch == 0
@@ -194,19 +197,19 @@ def vae(ctx: Any) -> None:
         with ctx.step() as step:
             for images, _ in batch:
                 seen, mu, logvar = net(images)
-                step.backward(made["loss_function"](seen, images, mu, logvar), len(images) / size)
+                step.backward(loss_of(seen, images, mu, logvar), len(images) / size)
 
 
 def vae_script(script: Script) -> None:
-    made = autoencoder()
-    net = script.model("vae", made["VAE"])
+    kind, loss_of = autoencoder()
+    net = script.model("vae", kind)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for batch in script.batches(shown(True, IMAGES)):
         optimizer.zero_grad()
         loss = 0.0
         for images, _ in batch:
             seen, mu, logvar = net(images)
-            part = made["loss_function"](seen, images, mu, logvar)
+            part = loss_of(seen, images, mu, logvar)
             part.backward()
             loss += float(part.detach())
         optimizer.step()
@@ -231,20 +234,15 @@ def dcgan(ctx: Any) -> None:
     ctx.optimizer("generators", torch.optim.Adam, generator, **ADAM)
     fixed = torch.randn(4, port.nz, 1, 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
-    def show() -> None:
-        with torch.no_grad():
-            torch.save(generator(fixed), ctx.artifacts / "fakes.pt")
-
     for batch in ctx.batches(wide(DIGITS)):
-        if ctx.at and ctx.at % 2 == 0:
-            show()
         with ctx.step(metrics=("D_x", "D_G_z1", "D_G_z2")) as step:
             fakes = []
             for (real,) in batch:
                 judged = critic(real)
                 step.backward(F.binary_cross_entropy(judged, torch.ones_like(judged)))
-                fakes.append(generator(torch.randn(len(real), port.nz, 1, 1, dtype=real.dtype)))
-                fooled = critic(fakes[-1].detach())
+                fake = generator(torch.randn(len(real), port.nz, 1, 1, dtype=real.dtype))
+                fooled = critic(fake.detach())
+                fakes.append(fake)
                 step.backward(F.binary_cross_entropy(fooled, torch.zeros_like(fooled)))
                 step.measure(D_x=(judged.sum(), len(real)), D_G_z1=(fooled.sum(), len(real)))
             found = step.update(own)
@@ -253,7 +251,9 @@ def dcgan(ctx: Any) -> None:
                 step.backward(F.binary_cross_entropy(judged, torch.ones_like(judged)))
                 step.measure(D_G_z2=(judged.sum(), len(fake)))
         ctx.report(loss_D=found.loss, **step.metrics)
-    show()
+        if batch.step % 2 == 0:
+            with torch.no_grad():  # in training mode, which changes what the batch norms have seen
+                torch.save(generator(fixed), ctx.artifacts / "fakes.pt")
 
 
 def dcgan_script(script: Script) -> None:

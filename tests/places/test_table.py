@@ -41,7 +41,7 @@ ROWS = {
 }
 
 
-def tests_of(file: Path) -> set[str]:
+def named_in(file: Path) -> set[str]:
     named = (node.name for node in ast.parse(file.read_text()).body if isinstance(node, ast.FunctionDef))
     return {name for name in named if name.startswith("test_")}
 
@@ -53,11 +53,11 @@ def test_each_row_of_the_page_is_a_test_and_each_test_here_is_a_row() -> None:
     for row, begin in zip(rows, ROWS, strict=True):
         assert row.startswith(begin)
     for file, test in ROWS.values():
-        assert test in tests_of(ROOT / file), file
+        assert test in named_in(ROOT / file), file
     here = {
         test
         for file in Path(__file__).parent.glob("test_*.py")
         if file != Path(__file__)
-        for test in tests_of(file)
+        for test in named_in(file)
     }
     assert here <= {test for _, test in ROWS.values()}

@@ -64,9 +64,7 @@ class _File:
 
 def _write(dataset: ray.data.Dataset, store: Store, columns: tuple[str, ...]) -> None:
     """Files of rows, then the marker that says that they are all there."""
-    store.delete_tree(
-        "rows"
-    )  # of a try that did not get to its end: a data set may give other rows each time
+    store.delete_tree("rows")  # of a try that did not get to its end: rows may be others each time
     write, under_way = remote(_write_file, num_cpus=0), dict[Any, str]()
     rows, schemas = dict[str, int](), dict[str, pa.Schema]()
 

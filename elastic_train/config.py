@@ -69,15 +69,16 @@ class Checkpoints:
 
     `every` is a number of steps, "epoch" for those of one, or "auto": Young's interval from the measured cost
     of a save and the failure rate. `peers` is the same for the memory of other nodes, where a snapshot costs
-    little: every so many steps, as often as it costs 2 % at most, or None for no snapshots there. `pressure`
-    says what happens to a checkpoint that is due while the last one is still being written: training waits,
-    or leaves it out, or takes it as soon as that is done. `bandwidth` is how many bytes a second each node
-    writes to storage at most, None for as many as it can. `keep` newest stay, and with `best` the metric's
-    name also the best `keep_best`.
+    little: every so many steps, as often as it costs 2 % at most, or None for no snapshots there. On a node
+    they take `peer_bytes` at the most, None: what is free. `pressure` says what happens to a checkpoint that
+    is due while the last one is still being written: training waits, or leaves it out, or takes it as soon as
+    that is done. `bandwidth` is how many bytes a second each node writes to storage at most, None for as many
+    as it can. `keep` newest stay, and with `best` the metric's name also the best `keep_best`.
     """
 
     every: int | Literal["auto", "epoch"] = "auto"
     peers: int | Literal["auto"] | None = "auto"
+    peer_bytes: int | None = None
     pressure: Literal["wait", "skip", "coalesce"] = "coalesce"
     bandwidth: float | None = None
     keep: int = 3
@@ -87,18 +88,14 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         typed(self, "checkpoints.")
-        if not isinstance(self.every, str):
-            positive("checkpoints.every", self.every)
-        if self.peers not in ("auto", None):
-            positive("checkpoints.peers", self.peers)
-        if self.bandwidth is not None:
-            positive("checkpoints.bandwidth", self.bandwidth)
+        for name in ("every", "peers", "peer_bytes", "bandwidth", "keep_best"):
+            if not isinstance(value := getattr(self, name), str | None):
+                positive(f"checkpoints.{name}", value)
         if self.keep < 1:
             raise ConfigError(
                 field="checkpoints.keep",
                 problem=f"must be at least 1, got {self.keep}: with 0 nothing would be left to resume from.",
             )
-        positive("checkpoints.keep_best", self.keep_best)
         if self.best is None and (self.keep_best, self.best_order) != (1, "min"):
             raise ConfigError(
                 field="checkpoints.best",

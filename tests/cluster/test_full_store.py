@@ -29,6 +29,13 @@ def small_stores() -> Iterator[LocalCluster]:
         yield cluster
 
 
+@pytest.fixture
+def roomy() -> Iterator[LocalCluster]:
+    prepare_local_environment()
+    with LocalCluster(NODES) as cluster:
+        yield cluster
+
+
 def test_a_run_whose_copies_do_not_fit_goes_on_and_its_snapshots_stay_on_their_node(
     small_stores: LocalCluster, tmp_path: Path
 ) -> None:
@@ -49,3 +56,25 @@ def test_a_run_whose_copies_do_not_fit_goes_on_and_its_snapshots_stay_on_their_n
     assert 3 * share > STORE_BYTES, "there is no room for a second copy beside one and what is sent"
     assert all(one.copies < 2 * share for one in held)
     assert all(one.spilled == 0 for one in held)
+
+
+@pytest.mark.parametrize(("allowed", "holds"), [(150 * 10**6, True), (60 * 10**6, False)])
+def test_no_more_is_taken_of_a_node_than_is_allowed(
+    tmp_path: Path, roomy: LocalCluster, allowed: int, holds: bool
+) -> None:
+    """A share is 34 MB: the first has room for three slots and a copy, the other for no slots."""
+    job = trainer(size="small", max_steps=STEPS, storage=str(tmp_path), name="bounded", workers="2:2")
+    spec = replace(
+        job.spec,
+        timing=TIMING,
+        checkpoints=Checkpoints(every=4, keep=2, peers=1, peer_bytes=allowed),
+        parallelism=Parallelism(dp_replicate=1),
+    )
+    found = fit(job.task, spec, address=None, local_nodes=0, quiet=False)
+    assert found.checkpoint is not None
+    held = [r.event for r in found.records if isinstance(r.event, PeersHeld)]
+    assert bool(held) == holds
+    assert all(0 < one.own + one.copies <= allowed for one in held)
+    assert all(one.copies for one in held[-1:])
+    said = [str(r) for r in found.records if "what Checkpoints(peer_bytes=...) leaves of its node" in str(r)]
+    assert bool(said) != holds

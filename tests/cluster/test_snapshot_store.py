@@ -179,6 +179,13 @@ def test_a_segment_that_does_not_fit_is_refused_with_the_figure_and_leaves_nothi
     segments.create("large", 4096, slots=1, directory=tmp_path).drop()
 
 
+def test_what_would_pass_the_bound_of_a_node_is_refused_with_what_it_leaves() -> None:
+    segments.check_allowed(10**15, taken=10**15, bound=None, what="3 snapshots")
+    segments.check_allowed(3 * 10**6, taken=2 * 10**6, bound=5 * 10**6, what="3 snapshots")
+    with pytest.raises(MemoryTooSmall, match=r"3\.0 MB in what Checkpoints\(peer_bytes=.* has 2\.9 MB"):
+        segments.check_allowed(3 * 10**6, taken=2 * 10**6, bound=49 * 10**5, what="3 snapshots")
+
+
 KILLED = """
 import fcntl, os, signal, sys
 from pathlib import Path

@@ -53,6 +53,8 @@ class PeerStore:
         self._segments: dict[tuple[str, int], Segment] = {}  # by worker and generation
         self._flushing: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
+        self._making = threading.Lock()  # one segment at a time: each takes of what the others leave
+        self._bound = spec.checkpoints.peer_bytes
         self._repeated = (0, 0)  # generation and step
         self._snapshot_store = SnapshotStore(node)
         self._buddies: Sequence[Any] = ()
@@ -95,7 +97,8 @@ class PeerStore:
 
     @ray.method(concurrency_group=CONTROL)
     def reserve(self, worker: str, generation: int, size: int, slots: int, present: str = "") -> str:
-        """Shared memory for a worker's snapshots in a generation; its path. May raise MemoryTooSmall.
+        """Shared memory for a worker's snapshots in a generation; its path. MemoryTooSmall where there is
+        less, or less is allowed.
 
         `present` is the path of what the worker has of an older generation, and goes on with where it is
         still here: what it holds stays until newer snapshots are complete.
@@ -115,9 +118,12 @@ class PeerStore:
         self._drop_segments(lambda key: key[0] == worker and key[1] not in held)
         if kept is not None:
             return str(kept.path)
-        segment = segments.create(name, size, slots=slots)
-        with self._lock:
-            self._segments[worker, generation] = segment
+        with self._making:
+            taken = self._own_bytes() + self._snapshot_store.copied_bytes()
+            segments.check_allowed(slots * size, taken=taken, bound=self._bound, what=f"{slots} snapshots")
+            segment = segments.create(name, size, slots=slots)
+            with self._lock:
+                self._segments[worker, generation] = segment
         return str(segment.path)
 
     @ray.method(concurrency_group=SEAL)
@@ -174,7 +180,10 @@ class PeerStore:
         Raises MemoryTooSmall.
         """
         there = sealed.snapshot
-        self._snapshot_store.make_room(there, self._store_bytes)
+        free = self._store_bytes
+        if self._bound is not None:
+            free = min(free, max(self._bound - self._own_bytes(), 0))
+        self._snapshot_store.make_room(there, free)
         came = np.empty(there.buffer.nbytes, np.uint8)
         until = time.monotonic() + COPY_S
 
@@ -232,12 +241,17 @@ class PeerStore:
         self._outbox.post(*news)
 
     def _sizes(self) -> SnapshotSizes:
-        with self._lock:
-            own = sum(segment.size for segment in set(self._segments.values()))
-        copies = self._snapshot_store.copied_bytes()
         return SnapshotSizes(
-            own=own, copies=copies, room=self._store_bytes, spilled=spilled_bytes(self._node)
+            own=self._own_bytes(),
+            copies=self._snapshot_store.copied_bytes(),
+            room=self._store_bytes,
+            spilled=spilled_bytes(self._node),
         )
+
+    def _own_bytes(self) -> int:
+        """Of the segments."""
+        with self._lock:
+            return sum(segment.size for segment in set(self._segments.values()))
 
     def _drop_segments(self, due: Callable[[tuple[str, int]], bool]) -> None:
         with self._lock:

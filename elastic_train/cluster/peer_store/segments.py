@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from elastic_train.checkpoint.engine.arena import Arena
+from elastic_train.errors import MemoryTooSmall
 
 DIRECTORY = Path("/dev/shm")
 PREFIX = "elastic_train-"
@@ -50,6 +51,13 @@ def create(name: str, size: int, *, slots: int, directory: Path = DIRECTORY) -> 
     except BaseException:
         os.close(lock)
         raise
+
+
+def check_allowed(needed: int, *, taken: int, bound: int | None, what: str) -> None:
+    """MemoryTooSmall where so many bytes beside those that are taken are more than a person allows."""
+    if bound is not None and taken + needed > bound:
+        where = "what Checkpoints(peer_bytes=...) leaves of its node"
+        raise MemoryTooSmall(what=what, where=where, needed=needed, free=max(bound - taken, 0))
 
 
 def remove_in_the_end(name: str, directory: Path = DIRECTORY) -> None:

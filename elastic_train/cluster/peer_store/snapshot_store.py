@@ -68,7 +68,7 @@ class SnapshotStore:
                 gone = older.pop(0)
                 del self._snapshots[gone.generation, gone.rank, gone.step]
                 held -= gone.buffer.nbytes
-        where = "the object store of the node that would hold them"
+        where = "the object store of the node that would hold them, as far as peer_bytes allows"
         require(held + needed, free=free, what="copies of snapshots", where=where)
 
     def snapshot(self, generation: int, rank: int, step: int) -> Snapshot:

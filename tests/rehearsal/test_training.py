@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -19,11 +20,17 @@ from elastic_train.testing.gang_member import call
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
 from elastic_train.testing.rehearsal.build import load_library
 from elastic_train.testing.rehearsal.device import GIB
+from tests.tasks.chain import ChainTask
 from tests.tasks.tiny import TinyTask, tiny_run
+from tests.train.equality import spec
 from tests.train.test_moves import test_a_move_to_the_same_plan_changes_no_bit
+from tests.train.test_replay import test_adjacent_stages_that_log_nothing_between_them_replay_as_one
 
 pytestmark = [pytest.mark.ring2, pytest.mark.usefixtures("late_queues")]
-__all__ = ["test_a_move_to_the_same_plan_changes_no_bit"]
+__all__ = [
+    "test_a_move_to_the_same_plan_changes_no_bit",
+    "test_adjacent_stages_that_log_nothing_between_them_replay_as_one",
+]
 
 
 def where_it_is(state: dict[str, Any]) -> set[str]:
@@ -38,6 +45,30 @@ def test_members_train_where_they_are_told_to(pool: GlooPool) -> None:
     gang.form(gang.plan(1, 2))
     gang.run()
     assert pool.run(where_it_is, ranks=gang.processes) == [{"rehearsal"}] * 2
+
+
+def note_backward_threads(state: dict[str, Any]) -> None:
+    for parameter in state["member"].held.current.parameters.values():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda _: state.setdefault("threads", set()).add(threading.get_ident()))
+
+
+def only_its_own(state: dict[str, Any]) -> bool:
+    return state["threads"] == {threading.main_thread().ident}
+
+
+def test_backwards_run_on_the_training_thread_whose_layouts_no_generation_leaves_behind(
+    pool: GlooPool,
+) -> None:
+    """torch keeps layouts by thread, and they name groups: of a device's own thread nobody clears them."""
+    gang = Gang(pool, ChainTask(), spec(max_steps=6))
+    gang.form(gang.plan_on(Mesh(tp=2)))
+    for step, processes in ((2, [1, 0]), (4, [0, 1])):
+        pool.run(note_backward_threads, ranks=gang.processes)
+        gang.pause_at(step)
+        gang.form(gang.plan_on(Mesh(tp=2)), processes, gang.held())
+    assert [report.step for report in gang.run()] == [5, 6]
+    assert all(pool.run(only_its_own, ranks=gang.processes))
 
 
 @pytest.mark.parametrize(("phase", "gradient"), [("vote", True), ("backward", False)])

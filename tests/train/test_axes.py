@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -153,23 +154,31 @@ TEN_PLANS = [
 ]
 
 
+@pytest.fixture
+def seven(pool: GlooPool) -> Iterator[GlooPool]:
+    """The pool with three processes more."""
+    size = pool.size
+    pool.resize(7)
+    yield pool
+    pool.resize(size)
+
+
 @pytest.mark.matrix
-def test_ten_plans_one_after_the_other_give_the_same_bits_twice() -> None:
+def test_ten_plans_one_after_the_other_give_the_same_bits_twice(seven: GlooPool) -> None:
     run = spec(max_steps=2 * len(TEN_PLANS), batch=Batch(global_size=13, micro_size=1, seed=11))
-    with GlooPool(7) as pool:
-        gang = Gang(pool, ChainTask(), run)
-        gang.form(gang.plan(1, 1))
-        expected = [r.loss for r in gang.run()]
-        rounds: list[list[float]] = []
-        for _ in range(2):
-            origin, losses = None, []
-            for number, (mesh, processes) in enumerate(TEN_PLANS, start=1):
-                gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, origin)
-                last = number == len(TEN_PLANS)
-                losses += [r.loss for r in (gang.run() if last else gang.pause_at(2 * number))]
-                origin = gang.held()
-            rounds.append(losses)
-        final = gang.whole()
+    gang = Gang(seven, ChainTask(), run)
+    gang.form(gang.plan(1, 1))
+    expected = [r.loss for r in gang.run()]
+    rounds: list[list[float]] = []
+    for _ in range(2):
+        origin, losses = None, []
+        for number, (mesh, processes) in enumerate(TEN_PLANS, start=1):
+            gang.form(gang.plan_on(mesh, stages=SPLITS[mesh.pp]), processes, origin)
+            last = number == len(TEN_PLANS)
+            losses += [r.loss for r in (gang.run() if last else gang.pause_at(2 * number))]
+            origin = gang.held()
+        rounds.append(losses)
+    final = gang.whole()
     np.testing.assert_allclose(rounds[0], expected, rtol=1e-9)
     assert rounds[0] == rounds[1]
     assert all(np.isfinite(value.astype(float)).all() for value in final.values())

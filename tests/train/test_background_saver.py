@@ -32,7 +32,10 @@ def spec() -> RunSpec:
 @torch.library.custom_op("elastic_train_tests::shift", mutates_args=())
 def shift(weight: torch.Tensor) -> torch.Tensor:
     """A custom operation that does not say what it writes to, as a kernel of one's own may."""
-    weight.detach().numpy()[...] += 0.125
+    if weight.device.type == "cpu":
+        weight.detach().numpy()[...] += 0.125
+    else:
+        weight.data.add_(0.125)
     return weight.new_zeros(())
 
 
@@ -124,6 +127,7 @@ def start_lazily(
     state["member"] = Member(
         task,
         spec,
+        device=state["device"],
         on_step=state["reports"].append,
         faults=lambda phase, step, micro: state.get("faults", no_fault)(phase, step, micro),
         saving=lambda described: BackgroundSaver(described, tier, state["notes"].append),

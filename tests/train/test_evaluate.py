@@ -70,6 +70,7 @@ def evaluator(
     mesh: Mesh = ALONE,
     rank: int = 0,
     group: Group | None = None,
+    device: str = "cpu",
 ) -> Evaluator:
     names = tuple(map(str, range(mesh.size)))
     return Evaluator(
@@ -80,7 +81,7 @@ def evaluator(
         parameters=dict(model.named_parameters()),
         plan=Plan(mesh=mesh, workers=names, nodes=names, shares=even_shares(4, mesh.dp)),
         rank=rank,
-        device=torch.device("cpu"),
+        device=torch.device(device),
         group=group,
         guard=UserCodeGuard(
             worker="w",
@@ -103,9 +104,10 @@ def join(
         store_host=host,
         store_port=port,
         address="127.0.0.1",
+        device=state["device"],
     )
     group.form()
-    model = build(task)
+    model = build(task).to(state["device"])
     if mesh.dp_shard > 1:
         device_mesh = group.mesh(mesh)["dp_replicate", "dp_shard"]
         for block in model.blocks:
@@ -113,7 +115,7 @@ def join(
         fully_shard(model, mesh=device_mesh, ignored_params={model.gate.value})
     state["group"], state["evaluator"], state["model"] = (
         group,
-        evaluator(task, model, mesh, rank, group),
+        evaluator(task, model, mesh, rank, group, state["device"]),
         model,
     )
 

@@ -3,93 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 
-from elastic_train.checkpoint.merging import merged
 from elastic_train.config import RunSpec
-from elastic_train.geometry.fragments import Fragments
 from elastic_train.planner.plan import Mesh, Plan
 from elastic_train.recovery.evidence import Vote
 from elastic_train.recovery.substitute_plan import Substitute, substitute
 from elastic_train.testing.gang import Gang
 from elastic_train.testing.gloo_pool import GlooPool, PerRank
+from elastic_train.testing.replayed_stage import (
+    Found,
+    Kept,
+    Neighbours,
+    Part,
+    State,
+    by_box,
+    held_now,
+    kept_for,
+    part_of,
+    replay,
+)
 from elastic_train.train.boundary.crossing import Crossing
 from elastic_train.train.rank_assignment import ReplayAssignment
-from elastic_train.train.state.fragment_index import FragmentIndex
-from elastic_train.train.state.live_fragments import parts
 from tests.tasks.chain import ChainTask
 from tests.train.equality import SPLITS, spec
 
 pytestmark = pytest.mark.ring2
 
-State = dict[str, Any]
-Part = tuple[Fragments, list[np.ndarray], dict[str, Any]]
-Found = dict[tuple[str, str, tuple[int, ...]], np.ndarray]
-Kept = tuple[dict[Crossing, torch.Tensor], dict[int, Vote]]
 STEPS = 5
-
-
-def part_of(state: State) -> Part:
-    """All that this rank holds: boxes, bytes, scalars."""
-    member = state["member"]
-    shards = member.held.current
-    table = member.held.table(shards.generation)
-    return table, member.held.read(shards.generation, shards.step, table), member.document(shards.generation)
-
-
-def kept_for(state: State, stages: tuple[int, int]) -> Kept:
-    """What this rank's log has for stages, and the outcomes of votes."""
-    shards = state["member"].held.every()[0]
-    log = shards.log
-    log.flush()
-    assert log.span() == (1, STEPS)
-    source = shards.place.stage
-    sent = {c: log.read(c) for target in range(*stages) for c in log.crossings(source, target)}
-    return sent, {step: log.vote(step) for step in range(1, STEPS + 1)}
-
-
-class Neighbours:
-    """Logs that came from elsewhere."""
-
-    def __init__(self, sent: dict[Crossing, torch.Tensor], votes: dict[int, Vote]) -> None:
-        self._sent, self._votes = sent, votes
-
-    def read(self, crossing: Crossing) -> torch.Tensor:
-        return self._sent[crossing].clone()
-
-    def vote(self, step: int) -> Vote:
-        return self._votes[step]
-
-
-def replay(
-    state: State, assignment: ReplayAssignment, bases: Sequence[Part], kept: Kept
-) -> tuple[Found, int]:
-    """Replay in this process; what it holds of it then, by tensor and place, and the bytes that it logged."""
-    member = state["member"]
-    member.substitute(assignment)
-    had: Found = {}
-    for table, data, _ in bases:
-        had |= by_box(table, data)
-    needs = member.forming.needs(
-        bases[0][0] if len(bases) == 1 else Fragments.concat([base[0] for base in bases])
-    )
-    member.forming.fill(needs, [had[key] for key in by_box(needs, [np.empty(0)] * len(needs))])
-    member.load(merged([document for _, _, document in bases]))
-    member.replay(STEPS, Neighbours(*kept))
-    shards = member.held.every()[-1]
-    index = FragmentIndex(parts(shards))
-    return by_box(index.table(), index.read(index.table())), shards.log.nbytes if shards.log else 0
-
-
-def by_box(table: Fragments, data: Sequence[np.ndarray]) -> Found:
-    return {
-        (*table.names[int(table.key[row])], table.box(row).offsets): data[row] for row in range(len(table))
-    }
 
 
 def leave(state: State) -> None:
@@ -111,8 +56,7 @@ def replay_from_the_seed(state: State, assignment: ReplayAssignment, kept: Kept)
     member.forming.needs()
     member.forming.initialise()
     member.replay(STEPS, Neighbours(*kept))
-    index = FragmentIndex(parts(member.held.every()[-1]))
-    return by_box(index.table(), index.read(index.table()))
+    return held_now(state)
 
 
 class Lost:
@@ -141,7 +85,7 @@ class Lost:
         size = len(self.ranks) // self.plan.mesh.pp
         for rank in self.ranks:
             if rank // size not in range(*stages):
-                found, votes = self.pool.run(kept_for, stages, ranks=[rank])[0]
+                found, votes = self.pool.run(kept_for, stages, STEPS, ranks=[rank])[0]
                 sent |= found
         return sent, votes
 
@@ -178,7 +122,9 @@ class Lost:
         if by_module is not None:
             found_ = self.pool.run(replay_from_the_seed, PerRank(assignments), kept, ranks=processes)
             return found, [(each, 0) for each in found_]
-        return found, self.pool.run(replay, PerRank(assignments), PerRank(bases), kept, ranks=processes)
+        return found, self.pool.run(
+            replay, PerRank(assignments), PerRank(bases), kept, STEPS, ranks=processes
+        )
 
     def expected(self, ranks: Sequence[int]) -> Found:
         found: Found = {}

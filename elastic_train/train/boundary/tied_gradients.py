@@ -32,7 +32,7 @@ def add_kept_ties(
                     name=fqn,
                     part=edges.part,
                 )
-            )
+            ).to(mine.device)
             for stage in stages
             if stage != place.stage
         }

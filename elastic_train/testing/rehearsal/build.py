@@ -64,7 +64,7 @@ def _compile(path: Path) -> None:
     (path.parent / "lock").unlink(missing_ok=True)
     cpp_extension.load(
         NAME,
-        [str(source) for source in sorted(SOURCES.glob("*.cpp"))],
+        [str(SOURCES / "library.cpp")],
         extra_cflags=["-O1", "-fvisibility=hidden"],
         build_directory=str(path.parent),
         is_python_module=False,

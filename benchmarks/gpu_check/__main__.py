@@ -2,9 +2,10 @@
 
 python -m benchmarks.gpu_check [--device cpu|rehearsal] [--quick] [--json FILE] [--millions M]
 
-First every claim of claims.py: plans, moves between them, breaks and deaths in the middle of a collective,
-digests, checkpoints, memory that is too small, random numbers. Those that need two devices are left out where
-there is one, and said to be. Then what snapshots cost:
+First every claim of claims.py and failures.py: plans, moves between them, evaluation, loops, digests,
+checkpoints, random numbers; breaks and deaths in the middle of a collective, a lost stage that is replayed,
+memory that is too small and the plan that is taken then, a device that fails. Those that need two devices
+are left out where there is one, and said to be. Then what snapshots cost:
 
 `pinned_gb_s` is at what speed a snapshot of the whole state gets from the device into shared memory while
 nothing else runs, `x_of_bus_limit` that over the fastest single copy of such size into pinned memory that was
@@ -33,8 +34,8 @@ from typing import Any
 import torch
 
 from benchmarks import record
-from benchmarks.gpu_check.claims import tried
 from benchmarks.gpu_check.training import SLOTS, Snapshots, Training, device_of, hash_of, spans
+from benchmarks.gpu_check.tried import tried
 from benchmarks.stall.memory import copy_bytes_s
 from elastic_train.checkpoint.engine.arena import Arena
 from elastic_train.checkpoint.engine.audit import ALL

@@ -1,87 +1,44 @@
-"""What is claimed of training on a device, each claim tried by itself.
-
-As many processes as there are devices, two at the most, each with one of its own, form groups as a run's
-workers do, with the library's own members; what the CPU computes is what they are held to.
-"""
+"""What is claimed of computing on a device; what the CPU computes is what it is held to."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.problem import Problem
+from benchmarks.gpu_check.bench import (
+    ALONE,
+    NEAR,
+    OF_TWO,
+    SPEC,
+    STEPS,
+    TASK,
+    Bench,
+    Unlike,
+    far_apart,
+    losses_of,
+    plan_of,
+)
+from benchmarks.problem import LEARNING_RATE, Problem, Tokens
 from elastic_train.checkpoint.merging import merged
-from elastic_train.config import Batch, RunSpec
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.digest import box_digest, combine
 from elastic_train.geometry.fragments import Fragments
-from elastic_train.planner.plan import Mesh, Plan
-from elastic_train.testing.gang import From, Gang
-from elastic_train.testing.gang_member import call, start, take
-from elastic_train.testing.gloo_pool import GlooPool
+from elastic_train.models.llama import Llama
+from elastic_train.models.loss import next_token_loss
+from elastic_train.models.sizes import size
+from elastic_train.testing.gang import Gang
+from elastic_train.testing.gang_member import call, take
+from elastic_train.train.declaration.loop_task import LoopTask
+from elastic_train.train.member import StepReport
 from elastic_train.train.model.rng import preserved, seed_all
+from elastic_train.train.task import Evaluation
 
-STEPS = 6
-TASK = Problem(seq_len=16, samples=64)
-SPEC = RunSpec(
-    name="gpu-check",
-    storage_path="/nowhere",
-    batch=Batch(global_size=8, micro_size=2, seed=7),
-    max_steps=STEPS,
-    min_workers=1,
-    max_workers=2,
-    precision="fp64",
-    clip_norm=1.0,
-)
-ALONE = Mesh()
-OF_TWO = (Mesh(dp_replicate=2), Mesh(dp_shard=2), Mesh(tp=2), Mesh(cp=2), Mesh(pp=2))
-STAGES = ((0, 2), (2, 4))
-NEAR, NEAR_BF16 = 1e-9, 5e-2
-
-
-class Unlike(Exception):
-    """A claim does not hold; the words say what was found instead."""
-
-
-@dataclass(slots=True, eq=False)
-class Bench:
-    """The processes on the device, one on the CPU, and what that computed."""
-
-    device: str
-    pool: GlooPool
-    host: GlooPool
-    losses: list[float] = field(default_factory=list)
-    state: dict[tuple[str, str], np.ndarray] = field(default_factory=dict)
-
-    @property
-    def meshes(self) -> tuple[Mesh, ...]:
-        return (ALONE, *OF_TWO) if self.pool.size > 1 else (ALONE,)
-
-    def gang(self, **changes: Any) -> Gang:
-        return Gang(self.pool, TASK, replace(SPEC, **changes))
-
-    def compute_on_host(self) -> None:
-        gang = Gang(self.host, TASK, SPEC)
-        gang.form(gang.plan_on(ALONE))
-        self.losses, self.state = [r.loss for r in gang.run()], gang.whole()
-
-    def check_losses(self, losses: Sequence[float], first: int = 1, near: float = NEAR) -> float:
-        """The largest difference to the CPU's, relative; Unlike above `near`."""
-        expected = np.array(self.losses[first - 1 :])
-        found = float(np.max(np.abs(np.array(losses) - expected) / np.abs(expected)))
-        if not found <= near:
-            raise Unlike(f"losses {list(losses)} where the CPU has {expected.tolist()}")
-        return found
-
-
-def plan_of(gang: Gang, mesh: Mesh) -> Plan:
-    return gang.plan_on(mesh, stages=STAGES if mesh.pp > 1 else ())
+NEAR_BF16 = 5e-2
 
 
 def plans(bench: Bench) -> dict[str, Any]:
@@ -139,43 +96,6 @@ def moves(bench: Bench) -> dict[str, Any]:
     return {"moves": STEPS - 1, "form_s": max(seconds), "largest_difference": bench.check_losses(losses)}
 
 
-def aborted(bench: Bench) -> dict[str, Any]:
-    """A group is broken in the middle of a collective, and formed again in the same processes."""
-    gang = bench.gang()
-    gang.form(plan_of(gang, OF_TWO[0]))
-    running = gang.begin_until(1, "vote", 3)
-    time.sleep(0.5)  # the other one is in the vote's all-reduce by now
-    began = time.monotonic()
-    gang.abort()
-    for _, error, _ in running.results():
-        if not error.startswith("GroupBroken"):
-            raise Unlike(f"an aborted group ended with {error!r}")
-    took = time.monotonic() - began
-    gang.form(plan_of(gang, OF_TWO[1]), None, From(generation=gang.generation, step=2, holders=(0, 1)))
-    worst = bench.check_losses([r.loss for r in gang.run()], first=3)
-    return {"abort_s": took, "largest_difference": worst}
-
-
-def killed(bench: Bench) -> dict[str, Any]:
-    """A process is killed while the other waits for it; that one goes on with its own state and a new one."""
-    gang = bench.gang()
-    gang.form(plan_of(gang, OF_TWO[0]))
-    running = gang.begin_until(1, "reduce", 3)
-    bench.pool.kill(1)
-    began = time.monotonic()
-    gang.abort([0])
-    (_, error, _) = running.results(ranks=[0])[0]
-    took = time.monotonic() - began
-    if not error.startswith("GroupBroken"):
-        raise Unlike(f"the one that was left ended with {error!r}")
-    generation = gang.generation
-    bench.pool.restart(1)
-    bench.pool.run(start, TASK, SPEC, ranks=[1])
-    gang.form(plan_of(gang, OF_TWO[1]), None, From(generation=generation, step=2, holders=(0,)))
-    worst = bench.check_losses([r.loss for r in gang.run()], first=3)
-    return {"abort_s": took, "largest_difference": worst}
-
-
 def digests(bench: Bench) -> dict[str, Any]:
     """The digest that the device computes is that of the bytes on the host."""
     gang = bench.gang(precision="fp32")
@@ -220,23 +140,6 @@ def checkpoints(bench: Bench) -> dict[str, Any]:
     return {"tensors": len(found), "largest_difference": worst}
 
 
-def memory(bench: Bench) -> dict[str, Any]:
-    """Memory that is too small is told with the peak, as the device's own."""
-    gang = bench.gang()
-    gang.form(gang.plan_on(ALONE))
-    try:
-        bench.pool.run(_leave_little, ranks=[0])
-        (_, error, _) = gang.begin().results()[0]
-    finally:
-        bench.pool.run(_leave_all, ranks=[0])
-    if not error.startswith("DeviceMemoryExceeded"):
-        raise Unlike(f"it ended with {error!r}")
-    peak = int(error.partition("Tensors took ")[2].partition(" ")[0].replace(",", ""))
-    if peak <= 0:
-        raise Unlike(error)
-    return {"peak_mb": peak / 1e6}
-
-
 def random(bench: Bench) -> dict[str, Any]:
     """The device's generator is seeded and put back with the host's."""
     (same,) = bench.pool.run(_drawn, ranks=[0])
@@ -245,76 +148,60 @@ def random(bench: Bench) -> dict[str, Any]:
     return {}
 
 
-class Claim(NamedTuple):
-    name: str
-    processes: int
-    tried: Callable[[Bench], dict[str, Any]]
-    on_host: bool = True  # whether the CPU in the device's place can be asked too
+@dataclass(frozen=True, kw_only=True)
+class Evaluated(Problem):
+    """Measured on samples that no micro-batch size divides."""
+
+    def evaluation(self) -> Evaluation:
+        return Evaluation(dataset=Tokens(length=7, seq_len=self.seq_len), every=2)
 
 
-CLAIMS = (
-    Claim("plans", 1, plans),
-    Claim("repeats", 1, repeats),
-    Claim("mixed precision", 1, mixed),
-    Claim("moves", 2, moves),
-    Claim("aborted", 2, aborted),
-    Claim("killed", 2, killed),
-    Claim("digests", 1, digests),
-    Claim("checkpoints", 1, checkpoints),
-    Claim("memory", 1, memory, on_host=False),
-    Claim("random numbers", 1, random),
-)
+def evaluation(bench: Bench) -> dict[str, Any]:
+    """Under every kind of plan an evaluation gives what it gives on the CPU, and training doesn't notice."""
+    task = Evaluated(seq_len=TASK.seq_len, samples=TASK.samples)
+    host = Gang(bench.host, task, SPEC)
+    host.form(host.plan_on(ALONE))
+    expected = _metrics(host.run())
+    worst, gang = 0.0, Gang(bench.pool, task, SPEC)
+    for mesh in bench.meshes:
+        gang.form(plan_of(gang, mesh))
+        reports = gang.run()
+        worst = max(worst, bench.check_losses(losses_of(reports)))
+        if not np.allclose(_metrics(reports), expected, rtol=NEAR, atol=0.0):
+            raise Unlike(f"{mesh}: {_metrics(reports)} where the CPU has {expected}")
+    return {"evaluations": len(expected), "largest_difference": worst}
 
 
-def tried(device: torch.device, processes: int) -> list[dict[str, Any]]:
-    """Every claim: `held` is None for those that need more devices than there are."""
-    found: list[dict[str, Any]] = []
-    with GlooPool(processes, device.type) as pool, GlooPool(1) as host:
-        bench = Bench(device.type, pool, host)
-        bench.compute_on_host()
-        for claim in CLAIMS:
-            found.append(_tried(claim, bench))
-    return found
+def _metrics(reports: Sequence[StepReport]) -> list[float]:
+    return [value for report in reports for _, value in report.metrics]
 
 
-def _tried(claim: Claim, bench: Bench) -> dict[str, Any]:
-    said: dict[str, Any] = {"claim": claim.name, "says": (claim.tried.__doc__ or "").strip(), "held": None}
-    if claim.processes > bench.pool.size:
-        return said | {"why": f"needs {claim.processes} devices"}
-    if bench.device == "cpu" and not claim.on_host:
-        return said | {"why": "needs a device with a memory of its own"}
-    for rank in range(bench.pool.size):
-        if not bench.pool.alive(rank):
-            bench.pool.restart(rank)
-    began = time.monotonic()
-    try:
-        figures = claim.tried(bench)
-    except Exception as error:  # noqa: BLE001 - the report says it, and the next claim is tried
-        lines = str(error).strip().splitlines() or [""]
-        return said | {"held": False, "why": f"{type(error).__name__}: {lines[-1]}", "whole": str(error)}
-    return said | {"held": True, "seconds": time.monotonic() - began, **figures}
+def loop(ctx: Any) -> None:
+    """What a person writes who writes it out: TASK, step by step."""
+    model = ctx.model("net", lambda: Llama(size(TASK.size)))
+    ctx.optimizer("adam", torch.optim.AdamW, model.parameters(), lr=LEARNING_RATE)
+    for batch in ctx.batches(Tokens(length=TASK.samples, seq_len=TASK.seq_len)):
+        with ctx.step() as step:
+            for micro in batch:
+                step.backward(*next_token_loss(model(micro), micro))
+
+
+def loops(bench: Bench) -> dict[str, Any]:
+    """A training loop of one's own has the losses that it has on the CPU, and moves between plans."""
+    host = Gang(bench.host, LoopTask(loop), SPEC)
+    host.form(host.plan_on(ALONE))
+    expected = losses_of(host.run())
+    gang, losses, origin = Gang(bench.pool, LoopTask(loop), SPEC), list[float](), None
+    meshes = [mesh for mesh in bench.meshes if mesh.dp == mesh.size]
+    for number, mesh in enumerate(meshes, start=1):
+        gang.form(gang.plan_on(mesh), None, origin)
+        last = STEPS * number // len(meshes)
+        losses += losses_of(gang.run() if last == STEPS else gang.pause_at(last))
+        origin = gang.held()
+    return {"moves": len(meshes) - 1, "largest_difference": far_apart(losses, expected)}
 
 
 # -- in the processes
-
-
-def _leave_little(state: dict[str, Any]) -> None:
-    """A step finds a quarter of a MB. What the allocator has reserved and nobody uses is filled, too."""
-    torch.accelerator.empty_cache()
-    _, room = torch.accelerator.get_memory_info()
-    there = torch.accelerator.memory_reserved() + (2 << 20)
-    torch.get_device_module(state["device"]).set_per_process_memory_fraction(there / room)
-    filling = state["filling"] = []
-    for size in (1 << 20, 1 << 9):
-        with suppress(torch.OutOfMemoryError):
-            while True:
-                filling.append(torch.empty(size, dtype=torch.uint8, device=state["device"]))
-    del filling[-512:]
-
-
-def _leave_all(state: dict[str, Any]) -> None:
-    del state["filling"]
-    torch.get_device_module(state["device"]).set_per_process_memory_fraction(1.0)
 
 
 def _drawn(state: dict[str, Any]) -> bool:

@@ -126,7 +126,8 @@ class Member:
 
     def document(self, generation: int) -> dict[str, Any]:
         """The scalars of a local state, as JSON values."""
-        found = [self._described(held) for held in self.held.of(generation)]
+        with self.held.beside_training():
+            found = [self._described(held) for held in self.held.of(generation)]
         return found[0] if len(found) == 1 else merged(found)
 
     def computed(self, generation: int, step: int) -> tuple[int, ...]:
@@ -257,6 +258,7 @@ class Member:
             shards.kept = self.held.kept(self.continued, (shards.step or 0) + 1)
             assert shards.kept is not None, "what was offered is held until the next group goes"
             assert shards.kept.micro_batches == own
+        shards.mark_made()
         shards.log = follow(shards, self.held.every(), self.continued, self._spec)
         shards.spare_memory = [memory for old in self.held.every() for memory in old.gradient_memory]
         self.held.replace(shards, continued=self.continued)

@@ -23,13 +23,17 @@ from elastic_train.testing.rehearsal.device import GIB
 from tests.tasks.chain import ChainTask
 from tests.tasks.tiny import TinyTask, tiny_run
 from tests.train.equality import spec
-from tests.train.test_moves import test_a_move_to_the_same_plan_changes_no_bit
+from tests.train.test_moves import (
+    test_a_move_to_the_same_plan_changes_no_bit,
+    test_ranks_that_are_filled_while_the_others_run_the_first_step_end_as_if_nothing_had_moved,
+)
 from tests.train.test_replay import test_adjacent_stages_that_log_nothing_between_them_replay_as_one
 
 pytestmark = [pytest.mark.ring2, pytest.mark.usefixtures("late_queues")]
 __all__ = [
     "test_a_move_to_the_same_plan_changes_no_bit",
     "test_adjacent_stages_that_log_nothing_between_them_replay_as_one",
+    "test_ranks_that_are_filled_while_the_others_run_the_first_step_end_as_if_nothing_had_moved",
 ]
 
 

@@ -79,6 +79,7 @@ def rolled(shards: Shards) -> Iterator[None]:
     """Around a roll of shards: a step that it completes has its outcome now."""
     before = shards.step
     yield
+    shards.mark_made()
     if shards.log is not None and shards.applied is not None and shards.step != before:
         shards.log.seal(shards.applied)
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from elastic_train.errors import GroupBroken
 from elastic_train.geometry.fragments import Fragments
@@ -130,11 +133,31 @@ class LocalStates:
 
     def read(self, generation: int, step: int, wanted: Fragments) -> list[np.ndarray]:
         """The bytes of boxes of a local state, uint8; GroupBroken if it is not at that step any more."""
-        return self.serving(generation, step).read(wanted)
+        with self.beside_training():
+            return self.serving(generation, step).read(wanted)
 
     def digest_of(self, generation: int, step: int, boxes: Fragments) -> int:
         """Digest of boxes of a local state, to compare with what arrived elsewhere."""
-        return self.serving(generation, step).digest_of(boxes)
+        with self.beside_training():
+            return self.serving(generation, step).digest_of(boxes)
+
+    @contextmanager
+    def beside_training(self) -> Iterator[None]:
+        """Inside, what a device reads waits for what made the tensors alone, and not for a collective that is
+        enqueued behind: that one may wait for a rank which is filled from here.
+        """
+        with self._lock:
+            made = [shards.made for shards in self._shards if shards.made is not None]
+            device = next((shards.device for shards in self._shards), None)
+        if device is None or not made:
+            yield
+            return
+        # Of a priority that no communicator's stream has: torch gives one stream to several who ask.
+        stream = torch.Stream(device, priority=-1)
+        for event in made:
+            stream.wait_event(event)
+        with stream:
+            yield
 
     def serving(self, generation: int, step: int) -> FragmentIndex:
         """The fragments of a local state; GroupBroken if it is not at that step any more."""

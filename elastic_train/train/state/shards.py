@@ -108,6 +108,7 @@ class Shards:
     absent: frozenset[str] = frozenset()
     undone: frozenset[str] = frozenset()
     lock: threading.Lock = field(default_factory=threading.Lock)  # a reader looks at tensors that stay
+    made: torch.Event | None = None  # on a device, behind what made the tensors what they are now
 
     @property
     def model(self) -> nn.Module:
@@ -182,9 +183,15 @@ class Shards:
 
     def commit(self, vote: Vote) -> None:
         """Everything is at the vote's step: the shards are whole again."""
+        self.mark_made()
         with self.lock:
             self.pending.buffers, self.pending.reached = {}, None
             self.applied, self.step = vote, vote.step
+
+    def mark_made(self) -> None:
+        """The tensors are what the operations make of them that the caller enqueued so far."""
+        if self.device.type != "cpu":
+            self.made = torch.accelerator.current_stream(self.device).record_event()
 
     def drop_gradients(self) -> None:
         self.pending = PendingStep()

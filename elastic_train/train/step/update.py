@@ -98,6 +98,7 @@ def update(
             shards.optimizer.step()
     for fqn in moved:
         made.arrived(fqn)
+    shards.mark_made()
     with shards.lock:
         shards.step = step
 
@@ -143,6 +144,7 @@ def reopen(shards: Shards) -> None:
     if shards.schedule is not None and made.schedule is not None:
         shards.schedule.restore(made.schedule, made.settings)
     made.finished = False
+    shards.mark_made()
     with shards.lock:
         shards.applied, shards.step = made.applied, made.step - 1
 

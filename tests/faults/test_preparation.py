@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.driver.result import Result
@@ -73,9 +74,11 @@ class Slow(Pretrain):
 
 
 def replace_drained_nodes(cluster: LocalCluster) -> None:
-    """A notice outlasts the run that it came in: its node takes part in none that follows."""
-    drained = draining_nodes()
-    for node in [node.node_id for node in cluster.nodes if node.node_id in drained]:
+    """A notice outlasts the run that it came in: its node takes part in none that follows, and ends when
+    nothing runs on it.
+    """
+    living = {info["NodeID"] for info in ray.nodes() if info["Alive"]} - draining_nodes().keys()
+    for node in [node.node_id for node in cluster.nodes if node.node_id not in living]:
         cluster.kill_node(node)
     while len(cluster.nodes) < NODES:
         cluster.add_node()

@@ -11,6 +11,7 @@ from elastic_train.cluster.outbox import Outbox
 from tests.cluster.conftest import eventually
 
 pytestmark = pytest.mark.ring3
+LAST = 12
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +30,7 @@ def test_words_that_can_wait_gather_and_go_before_one_that_cannot() -> None:
 
     def send(words: list[int], _beat: None) -> ray.ObjectRef:
         heard.append(words)
-        return ray.put(True)
+        return ray.put(LAST not in words)
 
     outbox = Outbox(send, lambda: None, heartbeat_s=600.0, grace_s=600.0, expired=expired.append)
     outbox.post(0)
@@ -43,3 +44,5 @@ def test_words_that_can_wait_gather_and_go_before_one_that_cannot() -> None:
     outbox.post(11, can_wait=True)
     eventually("one that nothing follows", lambda: heard[-1] == [11])
     assert not expired
+    outbox.post(LAST)
+    eventually("its end, as nobody knows it", lambda: expired != [])

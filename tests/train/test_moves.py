@@ -113,7 +113,8 @@ def test_after_a_move_nothing_is_kept_of_what_was_held_before(
         threads.append(pool.run(count_resources, ranks=[0, 1]))
         gang.form(gang.plan(*mesh), None, gang.held())
     assert all(now <= 1.1 * then for now, then in zip(kept[-1], kept[0], strict=True)), kept
-    assert all(now <= then for now, then in zip(threads[-1], threads[1], strict=True)), threads
+    if pool.device == "cpu":  # a device's queues are threads here, of a pool that fills
+        assert all(now <= then for now, then in zip(threads[-1], threads[1], strict=True)), threads
 
 
 def count_digested(state: dict) -> None:

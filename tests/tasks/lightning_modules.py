@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -176,9 +176,15 @@ class SameNoise(L.Callback):
 
 
 def lightnings_own(
-    module: L.LightningModule, batch: et.Batch, *, callbacks: tuple[L.Callback, ...] = (), **options: Any
+    module: L.LightningModule,
+    batch: et.Batch,
+    *,
+    callbacks: tuple[L.Callback, ...] = (),
+    data: Callable[[DataLoader[Any]], dict[str, Any]] | None = None,
+    **options: Any,
 ) -> tuple[L.LightningModule, SameNoise, L.Trainer]:
-    """A copy of the module, trained by Lightning's Trainer in this process."""
+    """A copy of the module, trained by Lightning's Trainer in this process. `data` makes what its `fit` gets
+    of a data loader."""
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     noise = SameNoise(batch.micro_batches)
     trained = copy.deepcopy(module)
@@ -188,5 +194,6 @@ def lightnings_own(
         accelerator="cpu", callbacks=[noise, *callbacks], **of, **options,
     )  # fmt: skip
     in_order = DataLoader(images(), batch_size=batch.micro_size, sampler=InOrder(batch, SAMPLES))
-    trainer.fit(trained, in_order, held_out(batch.micro_size))
+    given = {"train_dataloaders": in_order, "val_dataloaders": held_out(batch.micro_size)}
+    trainer.fit(trained, **(data(in_order) if data else given))
     return trained, noise, trainer

@@ -11,8 +11,9 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -23,6 +24,7 @@ from torch.utils.data import (
 )
 
 from elastic_train.errors import ConfigError
+from elastic_train.integrations.lightning.hooks import check_data_hooks, of_data, overridden
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -124,32 +126,33 @@ class Collate:
 
 
 class Source:
-    """Where the data comes from: data loaders, a LightningDataModule, or the module's own methods.
+    """Where the data come from, for training and for validation: data loaders, a LightningDataModule, or the
+    module's own methods, whichever is there first.
 
     A data module goes to the workers as it was given, and is set up there. Two processes of a machine do not
     prepare data at once.
     """
 
-    PREPARING: ClassVar[str] = "prepare_data"
-
     def __init__(self, module: Any, datamodule: Any, train: Any, held_out: Any) -> None:
-        self._module = module if datamodule is None and train is None else None
-        self._datamodule = datamodule
-        self._given = None if train is None else (train, held_out)
         if datamodule is not None and (train is not None or held_out is not None):
             raise ConfigError(
                 field="lightning.fit(datamodule=...)",
                 problem="data loaders are given too.",
                 remedy="Give one of them.",
             )
+        check_data_hooks(datamodule)
+        self._datamodule: Any = datamodule
+        self._train = None if train is None else Loaded.of(train, "train_dataloaders")
+        self._held_out = None if held_out is None else _several(held_out)
+        asked = {"train_dataloader": train, "val_dataloader": held_out} if datamodule is None else {}
+        own = [name for name, given in asked.items() if given is None and overridden(module, name)]
+        self._sets_up = bool(own) and overridden(module, "setup")
+        without = datamodule is None and train is None
+        self._module: Any = module if own or without or overridden(module, "prepare_data") else None
         self._loaded: tuple[Loaded, list[Loaded]] | None = None
-        if self._given is not None:
-            self._loaded = _loaded(*self._given)
-            self._given = None
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = self._datamodule is None and self._module is None
-        return {**self.__dict__, "_loaded": self._loaded if kept else None}
+        return {**self.__dict__, "_loaded": None}
 
     @property
     def datamodule(self) -> Any:
@@ -157,14 +160,14 @@ class Source:
 
     def looked_at(self) -> tuple[Loaded, list[Loaded]]:
         """The data loaders, for their sizes: what is set up for it is not sent."""
-        if self._loaded is None:
-            return copy.deepcopy(self)._of_owner()
-        return self._loaded
+        given = self._datamodule is None and self._module is None
+        return self.loaders() if given else copy.deepcopy(self).loaders()
 
     def loaders(self) -> tuple[Loaded, list[Loaded]]:
         """The data loader for training and those for validation, in this process."""
         if self._loaded is None:
-            self._loaded = self._of_owner()
+            with torch.device("cpu"):  # also while the module is built without memory
+                self._loaded = self._of_owner()
         return self._loaded
 
     def training(self) -> Any:
@@ -177,29 +180,42 @@ class Source:
         train, held_out = self.loaders()
         return Collate(train.collate, [each.collate for each in held_out])(samples)
 
+    def teardown(self) -> None:
+        """The data module's, at the end."""
+        if of_data(self._datamodule, "teardown"):
+            self._datamodule.teardown("fit")
+
     def _of_owner(self) -> tuple[Loaded, list[Loaded]]:
-        owner: Any = self._datamodule if self._datamodule is not None else self._module
+        data, module = self._datamodule, self._module
         with _alone():
-            owner.prepare_data()
-        if self._datamodule is not None:
-            owner.setup("fit")
-        return _loaded(owner.train_dataloader(), _validation(owner))
+            if data is not None:
+                data.prepare_data()
+            if module is not None:
+                module.prepare_data()
+        if data is not None:
+            data.setup("fit")
+        elif module is not None and self._sets_up:
+            module.setup("fit")
+        train, held_out = self._train, self._held_out
+        owner: Any = module if data is None else data
+        if train is None:
+            train = Loaded.of(owner.train_dataloader(), "train_dataloaders")
+        if held_out is None:
+            held_out = _several(_validation(module, data))
+        return train, held_out
 
 
-def _validation(owner: Any) -> Any:
+def _validation(module: Any, datamodule: Any) -> Any:
     """Lightning's own method raises, or gives None, where nobody defined it."""
-    for cls in type(owner).__mro__:
-        if "val_dataloader" in vars(cls):
-            own = cls.__module__.split(".")[0] not in ("lightning", "pytorch_lightning")
-            return owner.val_dataloader() if own else None
-    return None
+    name = "val_dataloader"
+    if datamodule is not None:
+        return datamodule.val_dataloader() if of_data(datamodule, name) else None
+    return module.val_dataloader() if module is not None and overridden(module, name) else None
 
 
-def _loaded(train: Any, held_out: Any) -> tuple[Loaded, list[Loaded]]:
+def _several(held_out: Any) -> list[Loaded]:
     several = held_out if isinstance(held_out, list | tuple) else [] if held_out is None else [held_out]
-    return Loaded.of(train, "train_dataloaders"), [
-        Loaded.of(each, f"val_dataloaders[{number}]") for number, each in enumerate(several)
-    ]
+    return [Loaded.of(each, f"val_dataloaders[{number}]") for number, each in enumerate(several)]
 
 
 @contextmanager

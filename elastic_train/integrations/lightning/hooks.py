@@ -52,6 +52,9 @@ REFUSED: Mapping[str, tuple[str, str]] = {
     "load_state_dict": ("names of tensors are those of the modules", "Leave it out."),
 }
 """By hook: why it is refused, and what to do."""
+_NUMBERED = ("which samples a step has follows from its number", "Leave it out.")
+OF_DATA: Mapping[str, tuple[str, str]] = {"state_dict": _NUMBERED, "load_state_dict": _NUMBERED}
+"""Where the reason is another one for a LightningDataModule."""
 
 HONOURED = (
     *("configure_model", "configure_optimizers", "configure_callbacks", "prepare_data", "setup", "teardown"),
@@ -65,26 +68,46 @@ HONOURED = (
 """Those that are called."""
 
 
-def base_of(module: Any) -> type:
+def base_of(module: Any, base: str = "LightningModule") -> type:
     """Lightning's own class of a module; ConfigError where it has none."""
     for cls in type(module).__mro__:
-        if cls.__name__ == "LightningModule" and cls.__module__.split(".")[0] in (
-            "lightning",
-            "pytorch_lightning",
-        ):
+        if cls.__name__ == base and cls.__module__.split(".")[0] in ("lightning", "pytorch_lightning"):
             return cls
     raise ConfigError(
-        field="lightning.fit(module)",
-        problem=f"{type(module).__name__} is no LightningModule.",
-        remedy="Give one, or a function that makes it.",
+        field="lightning.fit(module)" if base == "LightningModule" else "lightning.fit(datamodule=...)",
+        problem=f"{type(module).__name__} is no {base}.",
+        remedy="Give one, or a function that makes it." if base == "LightningModule" else "",
     )
 
 
-def overridden(module: Any, name: str) -> bool:
+def overridden(module: Any, name: str, base: str = "LightningModule") -> bool:
     """Whether the module's own code defines a hook."""
-    base = base_of(module)
+    theirs = base_of(module, base)
     own = getattr(type(module), name, None)
-    return name in vars(module) or (own is not None and own is not getattr(base, name, None))
+    return name in vars(module) or (own is not None and own is not getattr(theirs, name, None))
+
+
+def of_data(datamodule: Any, name: str) -> bool:
+    """Whether there is a LightningDataModule that defines a hook."""
+    return datamodule is not None and overridden(datamodule, name, "LightningDataModule")
+
+
+def transferred(module: Any, batch: Any, loader: int = 0) -> Any:
+    """A micro-batch as `on_after_batch_transfer` leaves it: the data module's, if it has one, else the
+    module's."""
+    datamodule = module.trainer.datamodule
+    owner = datamodule if of_data(datamodule, "on_after_batch_transfer") else module
+    return owner.on_after_batch_transfer(batch, loader)
+
+
+def check_data_hooks(datamodule: Any) -> None:
+    """ConfigError for a hook of a data module that nobody would call."""
+    for name in REFUSED:
+        if of_data(datamodule, name):
+            problem, remedy = OF_DATA.get(name, REFUSED[name])
+            raise ConfigError(
+                field=f"{type(datamodule).__name__}.{name}", problem=f"{problem}.", remedy=remedy
+            )
 
 
 def check_hooks(module: Any) -> None:

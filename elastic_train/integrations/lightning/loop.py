@@ -73,8 +73,9 @@ class Fit:
     def _build(self) -> Steps:
         module = self.made()
         attach(module, View(self.settings, module, self.source.datamodule))
+        if overridden(module, "setup") or overridden(module, "prepare_data"):
+            self.source.loaders()  # data are prepared, and a data module is set up, before the module
         if overridden(module, "setup"):
-            self.source.loaders()  # a data module is set up before the module
             module.setup("fit")
         if overridden(module, "configure_model"):
             module.configure_model()
@@ -170,6 +171,7 @@ class Entered:
         with state_of(view, "ending"):
             module.on_train_end()
             module.on_fit_end()
+            self._fit.source.teardown()
             if overridden(module, "teardown"):
                 module.teardown("fit")
 

@@ -18,6 +18,7 @@ import torch
 
 from elastic_train.errors import ConfigError
 from elastic_train.integrations.lightning.attached import View, clip
+from elastic_train.integrations.lightning.hooks import transferred
 from elastic_train.integrations.lightning.logged import Logged, logging_into, samples_of
 from elastic_train.integrations.lightning.steps import arguments_of
 
@@ -293,7 +294,7 @@ class ManualSteps:
             clip(optimizer, *self._clips[number])
 
     def transferred(self, batch: Any) -> Any:
-        return self.module.on_after_batch_transfer(batch, 0)
+        return transferred(self.module, batch)
 
     @contextmanager
     def as_caller(self) -> Iterator[None]:

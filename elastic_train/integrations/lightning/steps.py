@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from elastic_train.errors import ConfigError
-from elastic_train.integrations.lightning.hooks import overridden
+from elastic_train.integrations.lightning.hooks import transferred
 from elastic_train.integrations.lightning.logged import Logged, logging_into, samples_of
 
 
@@ -27,8 +27,7 @@ class Steps(nn.Module):
         self, kind: str, batch: Any, batch_idx: int, loader: int = 0, loaders: int = 1
     ) -> tuple[Any, Logged]:
         """What `training_step` or `validation_step` returned, and what it logged."""
-        if overridden(self.module, "on_after_batch_transfer"):
-            batch = self.module.on_after_batch_transfer(batch, loader)
+        batch = transferred(self.module, batch, loader)
         training = kind == "training_step"
         said = Logged(
             on_step=training,

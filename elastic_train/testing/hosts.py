@@ -5,6 +5,7 @@ A host whose link is down is a black hole: no packet comes back, no connection i
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -18,6 +19,8 @@ from pathlib import Path
 from types import TracebackType
 
 GCS_PORT = 6399
+NUMBERS = itertools.count()
+"""Of the networks of this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +48,11 @@ def why_not() -> str:
         return "there is no `ip` command"
     if os.geteuid() != 0:
         return "network namespaces need root"
-    made = subprocess.run(["ip", "netns", "add", "et-probe"], capture_output=True, text=True, check=False)
+    probe = f"et-probe-{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True, check=False)
     if made.returncode:
         return f"no network namespaces here: {made.stderr.strip()}"
-    subprocess.run(["ip", "netns", "del", "et-probe"], check=True)
+    subprocess.run(["ip", "netns", "del", probe], check=True)
     return ""
 
 
@@ -62,7 +66,7 @@ class Hosts:
 
     def __init__(self, count: int, environment: Mapping[str, str], network: Network = PLAIN) -> None:
         self._count, self._environment, self._network = count, dict(environment), network
-        self._tag = f"et{os.getpid() % 100_000}"
+        self._tag = f"et{os.getpid() % 100_000}n{next(NUMBERS) % 100}"
         self._temporary = Path(tempfile.mkdtemp(prefix="et-", dir="/tmp"))
 
     @property
@@ -170,9 +174,12 @@ class Hosts:
                     os.kill(pid, signal.SIGKILL)
         for host in range(self._count):
             subprocess.run(["ip", "netns", "del", self.name(host)], capture_output=True, check=False)
+            # With its namespace it would go some time later.
+            subprocess.run(["ip", "link", "del", f"{self._tag}v{host}"], capture_output=True, check=False)
         subprocess.run(["ip", "link", "del", f"{self._tag}b"], capture_output=True, check=False)
         shutil.rmtree(self._temporary, ignore_errors=True)
 
 
 def _ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
+    done = subprocess.run(["ip", *arguments], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, f"ip {' '.join(arguments)}: {done.stderr.strip()}"

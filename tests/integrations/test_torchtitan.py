@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from ray.train import RunConfig, ScalingConfig
 import elastic_train as et
 from elastic_train.checkpoint.begin import begin
 from elastic_train.errors import ConfigError, TensorMismatch
+from elastic_train.integrations.torchtitan.field_table import FIELDS, names_of
 from elastic_train.planner.plan import Mesh
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.gang import Gang
@@ -29,6 +32,7 @@ with warnings.catch_warnings():  # of torch's own modules, which torchtitan impo
 
 pytestmark = [pytest.mark.ring2, pytest.mark.timeout(1000), pytest.mark.filterwarnings("default")]
 SAVED = 3
+PAGE = Path(__file__).parents[2] / "docs" / "torchtitan.md"
 
 
 def trainer(made: Any, **options: Any) -> et.ElasticTrainer:
@@ -147,11 +151,23 @@ def _changed(path: str, value: Any) -> Any:
         ("override.imports", ["somewhere"]),
         ("validator.enable", True),
         ("checkpoint.initial_load_path", "outputs"),
+        ("checkpoint.load_step", 3),
+        ("checkpoint.exclude_from_loading", ["optimizer"]),
+        ("checkpoint.load_only", True),
+        ("checkpoint.create_seed_checkpoint", True),
+        ("checkpoint.last_save_in_hf", True),
+        ("checkpoint.keep_latest_k", 0),
+        ("optimizer.optimizer_factory_kwargs_by_name", {"AdamW": {"capturable": True}}),
+        ("debug.deterministic", True),
+        ("debug.detect_anomaly", True),
+        ("debug.batch_invariant", True),
     ],
 )
 def test_what_is_not_supported_is_refused_by_the_name_of_its_field(path: str, value: Any) -> None:
+    made = _changed(path, value)
+    made.checkpoint.enable = True
     with pytest.raises(ConfigError) as refused:
-        trainer(_changed(path, value))
+        trainer(made)
     assert refused.value.field == f"config.{path}"
 
 
@@ -170,6 +186,72 @@ def test_other_losses_optimizers_and_models_are_refused_by_name() -> None:
         assert told.value.field == field
 
 
+def test_attention_that_is_not_causal_over_a_whole_window_is_refused() -> None:
+    from torchtitan.models.common.attention import VarlenAttention
+    from torchtitan.models.llama3.model import Llama3Model
+
+    class Masked(Llama3Model):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Llama3Model.Config):
+            pass
+
+        def get_attention_masks(self, positions: torch.Tensor) -> Any:
+            return super().get_attention_masks(positions)
+
+    globals()["Masked"] = Masked
+    Masked.__qualname__, Masked.Config.__qualname__ = "Masked", "Masked.Config"
+    masked, window, linear = config(), config(), config()
+    given = {each.name: getattr(masked.model_spec.model, each.name) for each in fields(Llama3Model.Config)}
+    masked.model_spec.model = Masked.Config(**given)
+    window.model_spec.model.layers[1].attention.inner_attention = VarlenAttention.Config(window_size=(8, 0))
+    linear.model_spec.model.layers[1].attention = None
+    for refused, field in ((masked, "model"), (window, "model.layers"), (linear, "model.layers")):
+        with pytest.raises(ConfigError) as told:
+            trainer(refused)
+        assert told.value.field == f"config.model_spec.{field}"
+
+
+def test_each_field_of_a_config_is_in_the_table_and_no_other() -> None:
+    assert FIELDS.keys() == {*names_of(config())}
+
+
+def test_the_page_has_the_table() -> None:
+    rows: list[str] = []
+    for name, (treatment, why) in sorted(FIELDS.items(), key=lambda each: each[0].partition(".")[0]):
+        section, _, field = name.partition(".")
+        rows.append(f"| `{section}` | {f'`{field}`' if field else ''} | {treatment} | {why} |")
+    assert "\n".join(rows) in PAGE.read_text()
+
+
+def test_a_field_without_effect_is_told_and_one_of_a_newer_version_refused(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = _changed("parallelism.data_parallel_replicate_degree", 4)
+    trainer(made)
+    assert "parallelism.data_parallel_replicate_degree" in caplog.text
+
+    @dataclass(kw_only=True)
+    class Newer(type(made.debug)):
+        sparkle: float = 0.0
+
+    for value, expected in ((0.0, nullcontext()), (0.5, pytest.raises(ConfigError, match=r"debug\.sparkle"))):
+        with expected:
+            trainer(_changed("debug", Newer(seed=3, sparkle=value)))
+
+
+def test_a_trainer_of_ones_own_is_refused() -> None:
+    from torchtitan.trainer import Trainer
+
+    class Mine(Trainer):
+        @dataclass(kw_only=True, slots=True)
+        class Config(Trainer.Config):
+            pass
+
+    given = config()
+    with pytest.raises(ConfigError, match=r"Mine\.Config of .*, whose trainer nobody would call"):
+        trainer(Mine.Config(**{each.name: getattr(given, each.name) for each in fields(given)}))
+
+
 def test_sizes_and_degrees_are_the_configs_and_options_win() -> None:
     made = config(tensor_parallel_degree=2, data_parallel_shard_degree=4)
     made.checkpoint.enable, made.checkpoint.interval = True, 7
@@ -177,7 +259,7 @@ def test_sizes_and_degrees_are_the_configs_and_options_win() -> None:
     assert spec.batch == et.Batch(global_size=8, micro_size=2, seed=made.debug.seed)
     assert (spec.max_steps, spec.clip_norm, spec.precision) == (STEPS, 1.0, "fp32")
     assert spec.parallelism == et.Parallelism(tp=2, dp_shard=4)
-    assert spec.checkpoints.every == 7
+    assert (spec.checkpoints.every, spec.checkpoints.keep) == (7, 10)
     own = trainer(made, max_steps=9, parallelism=et.Parallelism()).spec
     assert (own.max_steps, own.parallelism) == (9, et.Parallelism())
     halves = dataclasses.replace(made.training, mixed_precision_param="bfloat16")

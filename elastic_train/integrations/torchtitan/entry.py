@@ -36,5 +36,7 @@ def trainer(
         "parallelism": parallelism_of(config),
     }
     if config.checkpoint.enable:
-        said["checkpoints"] = Checkpoints(every=config.checkpoint.interval)
+        said["checkpoints"] = Checkpoints(
+            every=config.checkpoint.interval, keep=config.checkpoint.keep_latest_k
+        )
     return ElasticTrainer(TitanTask(config, dataset, evaluation), **{**said, **options})

@@ -20,9 +20,11 @@ from elastic_train.control.states import (
     Ended,
     Facts,
     Flaps,
+    Forming,
     Membership,
     Outcome,
     Running,
+    Settling,
     State,
     Waiting,
     Worker,
@@ -33,6 +35,9 @@ from elastic_train.planner.plan import Plan, WorkerSlot
 
 ORDERS = 4
 """Of nodes without different ones that are barred, which are kept."""
+
+COMES_BACK_S = 1.0
+"""How long the start of a worker waits for a group that settles, and again while it forms."""
 
 NO_FLAP = ("preemption", "user", "storage")
 
@@ -203,7 +208,7 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
         return Outcome(state=state)
     if isinstance(state.phase, Running) and rests(facts.saves, at):
         return Outcome(state=state)  # nobody is missed, and starts may need storage
-    if at < members.rests_until:
+    if at < members.rests_until or _comes_back(state, at):
         return Outcome(state=state)
     leaving = draining(members)
     index = worker_index.index_of(members.workers)
@@ -230,6 +235,18 @@ def staff(state: State, policy: Policy, at: float) -> Outcome:
         reason=f"starting {len(started)} worker{'s' * (len(started) > 1)} on "
         + ", ".join(dict.fromkeys(w.node for w in started)),
     )
+
+
+def _comes_back(state: State, at: float) -> bool:
+    """Whether a group that lost a member comes back with those that are ready: a process that starts would
+    take cores from it.
+    """
+    phase, members = state.phase, state.facts.membership
+    if not isinstance(phase, Settling | Forming) or at - phase.since >= COMES_BACK_S:
+        return False
+    if isinstance(phase, Forming) and state.facts.lineage.generation == 1:
+        return False
+    return len(present(members)) >= phase.plan.world_size
 
 
 def _places(

@@ -6,8 +6,8 @@ import pytest
 
 from elastic_train.control.commands import StartWorker, StopWorker
 from elastic_train.control.events import Cause, LacksRoom, Node, WorkerLost
-from elastic_train.control.membership import worker_slots
-from elastic_train.control.states import Facts, Membership, Worker
+from elastic_train.control.membership import COMES_BACK_S, worker_slots
+from elastic_train.control.states import Facts, Forming, Membership, Worker
 from elastic_train.planner.plan import Mesh, Plan
 
 pytestmark = pytest.mark.ring0
@@ -21,6 +21,31 @@ def test_a_lost_worker_is_replaced_where_there_is_room(replicated):
     play = replicated.running(4, step=2)
     play.lose("w0004")
     assert play.ordered(StartWorker) == [StartWorker(worker="w0005", node="d")]
+
+
+def test_a_standby_is_replaced_once_the_group_that_it_joined_has_come_back(replicated):
+    """A process that starts takes cores from the one that comes back."""
+    play = replicated
+    play.policy = replace(play.policy, standby=1, max_workers=3)
+    play.running(4, step=2)
+    play.lose("w0003")
+    assert started(play) == []
+    play.settle("w0001", "w0002")
+    assert isinstance(play.phase, Forming)
+    play.wait(0.5)
+    assert started(play) == []
+    play.go()
+    play.wait(0.5)
+    assert started(play) == ["c"]
+
+
+def test_a_group_that_takes_long_to_come_back_does_not_keep_workers_from_starting(replicated):
+    play = replicated
+    play.policy = replace(play.policy, standby=1, max_workers=3)
+    play.running(4, step=2)
+    play.lose("w0003")
+    play.wait(COMES_BACK_S)
+    assert started(play) == ["c"]
 
 
 def test_no_worker_is_started_on_a_node_that_leaves(replicated):
@@ -38,6 +63,7 @@ def test_a_node_whose_workers_end_unused_is_quarantined_and_comes_back(play):
     play.lose("w0005")
     assert started(play) == []
     assert "node c is quarantined for 20 s" in play.outcome.reason
+    play.go()
     play.wait(19.0)
     assert started(play) == []
     play.wait(2.0)

@@ -36,6 +36,8 @@ from elastic_train.control.fault_schedule import FaultSchedule
 from elastic_train.observe.journal_records import Record
 from elastic_train.storage.store import Store
 
+PARTS = ("detect_s", "decide_s", "rebuild_s", "transfer_s", "first_step_s", "parts")
+
 
 class Killer(Chaos):
     """Adds the spare node once the group trains, kills five steps after a checkpoint, stops when over.
@@ -135,6 +137,7 @@ def measure(records: Sequence[Record], killed_at: float, planned: int) -> dict[s
         "rebuild_s": ready.seconds - order.seconds - transfer_s,
         "transfer_s": transfer_s,
         "first_step_s": first.seconds - ready.seconds,
+        "parts": dict(ready.event.parts) if isinstance(ready.event, GroupReady) else {},
         "first_step": first.event.step,
         "steps_redone": max(committed) - order.formed.step,
         "from": order.formed.source,
@@ -176,6 +179,7 @@ def run(case: Case, kills: int = 1) -> dict[str, Any]:
         **(found or {"problem": "never killed" if killed_at is None else "did not come back in time"}),
         "step_s": seconds[len(seconds) // 2] if seconds else None,
         "each_s": [one["kill_to_step_s"] if one is not None else None for one in each],
+        "each": [{name: one[name] for name in PARTS} if one is not None else None for one in each],
         "events": timeline(records, killed_at or records[0].seconds),
     }
 

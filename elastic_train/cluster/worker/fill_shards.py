@@ -12,6 +12,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 import numpy as np
+import numpy.ma
 import ray
 
 from elastic_train.cluster.byte_stream import Arrivals, arrived

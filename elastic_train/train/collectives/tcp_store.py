@@ -17,6 +17,11 @@ from torch._C._distributed_c10d import Store, TCPStore
 
 from elastic_train.train.collectives.sockets import Endpoint
 
+POLL_S, SLOW_POLL_S = 0.001, 0.02
+"""Between two looks at first, and at most. In between it is a quarter of what was waited: who is there soon
+is seen soon, and a server of many members isn't asked too often.
+"""
+
 _clients: dict[tuple[str, int], TCPStore] = {}
 
 
@@ -104,14 +109,13 @@ class InterruptibleStore(Store):
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:  # type: ignore[override]
         """Until all keys are there. The client is shared, so no call blocks inside it."""
-        deadline = time.monotonic() + (timeout or self._timeout).total_seconds()
-        pause_s = 0.001
+        began, limit_s = time.monotonic(), (timeout or self._timeout).total_seconds()
         while not self._store.check(list(keys)):
             self._check_alive()
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > limit_s:
                 raise TimeoutError(f"no {', '.join(keys)} in the store")
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 0.02)
+            time.sleep(min(POLL_S + waited / 4, SLOW_POLL_S))
 
 
 def check_in(

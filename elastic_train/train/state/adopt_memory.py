@@ -13,27 +13,29 @@ from torch.distributed.tensor import DTensor
 
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.train.state.fragment_index import FragmentIndex
-from elastic_train.train.state.live_fragments import TensorPart, parts
+from elastic_train.train.state.live_fragments import TensorPart
 from elastic_train.train.state.shards import Shards
 
 Extra = MutableMapping[tuple[str, str], torch.Tensor]
 
 
-def adopt_memory(shards: Shards, extra: Extra, boxes: Fragments, held: FragmentIndex) -> np.ndarray:
-    """Let new shards use the memory of `held` for those of `boxes` that are one whole part here and there.
+def adopt_memory(
+    shards: Shards, extra: Extra, boxes: Fragments, *, here: FragmentIndex, held: FragmentIndex
+) -> np.ndarray:
+    """Let new shards, whose parts are `here`, use the memory of `held` for those of `boxes` that are one
+    whole part here and there.
 
     Returns which they are, as a mask. `extra` are states that the optimizer does not have yet. Both states
     have the same memory from here on: nobody may write before the older one is dropped. Buffers, which a
     forward may change, and views of what is larger are left to be copied.
     """
-    own = FragmentIndex(parts(shards, extra=extra))
     taken, memory = np.zeros(len(boxes), bool), set[int]()
     for row in range(len(boxes)):
         name, box = boxes.names[int(boxes.key[row])], boxes.box(row)
-        here, there = own.parts_of(name), held.parts_of(name)
-        if name[1] == "buffer" or len(here) != 1 or len(there) != 1:
+        new, there = here.parts_of(name), held.parts_of(name)
+        if name[1] == "buffer" or len(new) != 1 or len(there) != 1:
             continue
-        if here[0].box != box or there[0].box != box or not _fits(here[0], there[0]):
+        if new[0].box != box or there[0].box != box or not _fits(new[0], there[0]):
             continue
         address = there[0].view.untyped_storage().data_ptr()
         if address not in memory:

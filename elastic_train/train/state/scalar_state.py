@@ -94,15 +94,17 @@ def restore(
             url=f"step {document['step']}",
             problem=f"the optimizer state {absent[0][1]!r} of {absent[0][0]!r} is listed and was not found.",
         )
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    for (fqn, state), value in filled.items():
+        if (fqn, state) in listed:
+            tensors.setdefault(fqn, {})[state] = value
     group_of = {p: group for group in shards.optimizer.param_groups for p in group["params"]}
     for fqn, parameter in shards.parameters.items():
         own: dict[str, Any] = {
             state: _value(scalar, state, group_of.get(parameter, {}), parameter, shards.device)
             for state, scalar in kept["scalars"].get(fqn, {}).items()
         }
-        own |= {
-            state: value for (name, state), value in filled.items() if name == fqn and (name, state) in listed
-        }
+        own |= tensors.get(fqn, {})
         if own:
             shards.optimizer.state[parameter] = own
     shards.optimizer.__setstate__(

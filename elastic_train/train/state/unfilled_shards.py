@@ -33,6 +33,7 @@ class UnfilledShards:
     def __init__(self, task: Task, spec: RunSpec, shards: Shards, guard: UserCodeGuard) -> None:
         self._task, self._spec, self._guard = task, spec, guard
         self._filled: dict[tuple[str, str], torch.Tensor] = {}
+        self._known: FragmentIndex | None = None  # until tensors get other memory
         self.shards = shards
         self.needed_bytes = self.filled_bytes = 0
 
@@ -46,14 +47,14 @@ class UnfilledShards:
         and buffers only. Buffers that a `foreign` state lacks have their initial values.
         """
         if not isinstance(states, Fragments):
-            self._filled = compatibility.memory_for(self.shards, states or (), {})
+            self._take_memory(states or (), {})
             return self._counted(self._index().table())
         kinds = compatibility.kinds_of(self.shards, states, foreign=foreign)
         initial = compatibility.check(self.shards, kinds, foreign=foreign)
         # Stages lack unlike buffers, and all ranks initialise together.
         if foreign and not self._agreed(not initial):
             self.initialise()
-        self._filled = compatibility.memory_for(self.shards, kinds, kinds)
+        self._take_memory(kinds, kinds)
         table = self._index().table()
         wanted = np.array([table.names[key] not in initial for key in table.key.tolist()], bool)
         return self._counted(table.take(wanted))
@@ -63,7 +64,8 @@ class UnfilledShards:
 
         That state may be read until `go`, and is written by nobody any more.
         """
-        taken = adopt_memory(self.shards, self._filled, boxes, held)
+        taken = adopt_memory(self.shards, self._filled, boxes, here=self._index(), held=held)
+        self._known = None
         self._came(boxes.take(taken))
         return boxes.take(~taken)
 
@@ -90,6 +92,7 @@ class UnfilledShards:
         """Every tensor gets its initial value. All ranks call it; sentences that a person should see."""
         with self._guard.at("initialising", 0):
             notes = give_values(self._task, self._spec, self.shards)
+        self._known = None
         self.shards.step = 0
         return notes
 
@@ -98,6 +101,7 @@ class UnfilledShards:
         data = document.get("data")
         if data is not None:  # other systems don't say what they trained on
             DataIdentity(length=data["length"], fingerprint=data["fingerprint"]).require(identity)
+        self._known = None
         return documents.restore(self.shards, document, self._filled)
 
     def digest(self) -> int:
@@ -109,6 +113,9 @@ class UnfilledShards:
     def digest_of(self, boxes: Fragments) -> int:
         """Digest of boxes that were filled, to compare with what those had who gave them."""
         return self._index().digest_of(boxes)
+
+    def _take_memory(self, states: Iterable[compatibility.Name], kinds: compatibility.Kinds) -> None:
+        self._filled, self._known = compatibility.memory_for(self.shards, states, kinds), None
 
     def _counted(self, needs: Fragments) -> Fragments:
         self.needed_bytes, self.filled_bytes = int(needs.nbytes.sum()), 0
@@ -122,4 +129,6 @@ class UnfilledShards:
             return agreed(self.shards, holds)
 
     def _index(self) -> FragmentIndex:
-        return FragmentIndex(parts(self.shards, extra=self._filled))
+        if self._known is None:
+            self._known = FragmentIndex(parts(self.shards, extra=self._filled))
+        return self._known

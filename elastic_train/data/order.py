@@ -75,6 +75,12 @@ class SampleOrder:
             Permutation(self.length, self.batch.seed, epoch)(positions) if self.batch.shuffle else positions
         )
 
+    def count(self, step: int) -> int:
+        """How many micro-batches a step has."""
+        first = (step - 1) % self.steps_per_epoch * self.batch.global_size
+        samples = min(self.batch.global_size, self.length - first)
+        return -(-samples // self.batch.micro_size)
+
     def micro_batches(self, step: int) -> tuple[MicroBatch, ...]:
         """The step's micro-batches by index: as many as its samples fill, the last one with what is left."""
         ids, size, epoch = self.sample_ids(step), self.batch.micro_size, self.epoch(step)

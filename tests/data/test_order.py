@@ -102,6 +102,7 @@ def test_stops_and_resizes_leave_the_ledger_of_an_undisturbed_run(
 @settings(deadline=None)
 def test_micro_batches_have_one_size_but_for_the_last_one(length: int, batch: Batch, step: int):
     micros = SampleOrder(length, batch).micro_batches(step)
+    assert SampleOrder(length, batch).count(step) == len(micros)
     assert [m.index for m in micros] == list(range(len(micros)))
     assert all(len(m.ids) == batch.micro_size for m in micros[:-1])
     assert 0 < len(micros[-1].ids) <= batch.micro_size

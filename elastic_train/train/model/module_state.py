@@ -37,6 +37,14 @@ def _attributes(module: nn.Module) -> dict[str, Any]:
     }
 
 
+def _changed(module: nn.Module, was: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in _attributes(module).items()
+        if name not in was or (type(was[name]), was[name]) != (type(value), value)
+    }
+
+
 def keeps_extra_state(module: nn.Module) -> bool:
     return type(module).get_extra_state is not nn.Module.get_extra_state
 
@@ -50,15 +58,10 @@ def capture(model: nn.Module, before: Mapping[str, Mapping[str, Any]], *, attrib
     for raw, module in model.named_modules():
         path = canonical(raw)
         own: dict[str, Any] = {}
-        was = before.get(path, {"training": module.training})
-        if was["training"] != module.training:
+        was = before.get(path, {})
+        if was.get("training", module.training) != module.training:
             own["training"] = module.training
-        changed = {
-            name: value
-            for name, value in (_attributes(module) if attributes else {}).items()
-            if name not in was or (type(was[name]), was[name]) != (type(value), value)
-        }
-        if changed:
+        if attributes and (changed := _changed(module, was)):
             own["attributes"] = changed
         if keeps_extra_state(module):
             try:

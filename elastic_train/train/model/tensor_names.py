@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from torch import nn
 
@@ -12,7 +13,10 @@ from elastic_train.errors import ConfigError
 WRAPPERS = frozenset({"_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"})
 """Path parts that torch.compile, DDP, activation checkpointing and FSDP1 put into names."""
 
+NAMES_KEPT = 1 << 16  # every step asks for those of all modules
 
+
+@lru_cache(maxsize=NAMES_KEPT)
 def canonical(name: str) -> str:
     """The name without the parts that wrappers added, in any order and at any depth."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)

@@ -160,7 +160,7 @@ class Stepper:
         self._mark("reduce", step, -1)
         with self._guard.collective("the reduction", step):
             self._sums.reduce(step)
-            self._shards.pending.buffers = self._buffers.fold(len(self._order.micro_batches(step)))
+            self._shards.pending.buffers = self._buffers.fold(self._order.count(step))
             if self._updates is not None:
                 self._updates.rest()
             square_sum, finite = self._sums.squares()

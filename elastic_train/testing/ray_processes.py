@@ -37,8 +37,11 @@ class RayProcesses:
         self._directory = Path(tempfile.mkdtemp(prefix="et-", dir="/tmp"))  # sockets need a short path
         self.environment = dict(environment)
         self._head_cpus, self._starts = head_cpus, 0
+        self._temporary = self._directory
         self.head: psutil.Popen | None = None
         self.nodes: list[psutil.Popen] = []
+        self._last: psutil.Popen | None = None
+        self._before = frozenset[tuple[str, int, int]]()
         try:
             self.start_head()
         except BaseException:
@@ -58,13 +61,14 @@ class RayProcesses:
     def start_head(self) -> None:
         """Start a head; after `kill_head` a new cluster begins, on other ports."""
         self._port, self._dashboard = free_port(), free_port()
+        self._last, self._temporary = None, self._directory / f"s{self._starts}"
         self.head = self._start(
             "--head",
             f"--port={self._port}",
             f"--dashboard-port={self._dashboard}",
             f"--ray-client-server-port={free_port()}",
             f"--num-cpus={self._head_cpus}",
-            f"--temp-dir={self._directory / f's{self._starts}'}",
+            f"--temp-dir={self._temporary}",
             *self._head_options(),
         )
         self._wait_for(f"{self.jobs}/api/gcs_healthz")  # nobody is asked for a token there
@@ -95,6 +99,8 @@ class RayProcesses:
         return ()
 
     def _start(self, *arguments: str) -> psutil.Popen:
+        self._wait_for_sockets()
+        self._before = self._sockets()
         self._starts += 1
         ports = ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
         command = [
@@ -110,9 +116,23 @@ class RayProcesses:
         ]
         environment = self.environment | {"RAY_raylet_start_wait_time_s": str(int(START_S))}
         with (self._directory / f"{self._starts}.log").open("w") as log:
-            return psutil.Popen(
+            self._last = psutil.Popen(
                 command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
+        return self._last
+
+    def _sockets(self) -> frozenset[tuple[str, int, int]]:
+        """Of the raylets that listen, or did: paths, which may be used again, and which file each is."""
+        found = ((path, path.lstat()) for path in self._temporary.glob("session_2*/sockets/raylet*"))
+        return frozenset((str(path), file.st_ino, file.st_ctime_ns) for path, file in found)
+
+    def _wait_for_sockets(self) -> None:
+        """Until the raylet that was started last listens: two that start at once may choose the same name for
+        their sockets, and one of them aborts."""
+        deadline = time.monotonic() + START_S
+        while self._last is not None and self._last.poll() is None and not self._sockets() - self._before:
+            assert time.monotonic() < deadline, f"a raylet does not listen after {START_S:.0f} s"
+            time.sleep(0.05)
 
     def _wait_for(self, url: str) -> None:
         deadline = time.monotonic() + START_S

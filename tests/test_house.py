@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pickle
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -144,3 +145,8 @@ def test_nobody_waits_for_an_actor_without_a_deadline() -> None:
         and not any(word.arg == "timeout" for word in call.keywords)
     ]
     assert not endless
+
+
+def test_each_test_says_its_ring() -> None:
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    assert [file.name for file in files if not re.search(r"\bmark\.ring\d", file.read_text())] == []

@@ -8,6 +8,7 @@ import torch
 from elastic_train.errors import ConfigError
 from elastic_train.train.custom.carried_rows import CarriedRows
 
+pytestmark = pytest.mark.ring2
 CPU = torch.device("cpu")
 
 

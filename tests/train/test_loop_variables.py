@@ -9,6 +9,8 @@ import pytest
 
 from elastic_train.train.custom.loop_variables import body_of, carried, flowing, paired
 
+pytestmark = pytest.mark.ring2
+
 
 def summed(turns: Any, train: Any) -> None:
     total = 0.0

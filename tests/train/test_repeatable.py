@@ -19,6 +19,7 @@ from elastic_train.train.model.value_prints import print_of
 from elastic_train.train.step.repeatable import Repeatable
 from tests.tasks.tiny import TinyTask
 
+pytestmark = pytest.mark.ring2
 Leaves = Callable[[Any, torch.Tensor], Any]
 
 

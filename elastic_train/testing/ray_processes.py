@@ -25,6 +25,7 @@ from ray.util import get_node_ip_address
 OBJECT_STORE_BYTES = 100_000_000
 START_S = 180.0
 HOST = "127.0.0.1"
+STARTED = "Ray runtime started"  # as `ray start` says it
 
 
 class RayProcesses:
@@ -99,7 +100,7 @@ class RayProcesses:
         return ()
 
     def _start(self, *arguments: str) -> psutil.Popen:
-        self._wait_for_sockets()
+        self._wait_for_the_last()
         self._before = self._sockets()
         self._starts += 1
         ports = ("dashboard-agent-listen-port", "dashboard-agent-grpc-port", "metrics-export-port")
@@ -126,13 +127,20 @@ class RayProcesses:
         found = ((path, path.lstat()) for path in self._temporary.glob("session_2*/sockets/raylet*"))
         return frozenset((str(path), file.st_ino, file.st_ctime_ns) for path, file in found)
 
-    def _wait_for_sockets(self) -> None:
-        """Until the raylet that was started last listens: two that start at once may choose the same name for
-        their sockets, and one of them aborts."""
+    def _wait_for_the_last(self) -> None:
+        """Until what was started last does not mind another one. Nodes give up where they don't find a head
+        that is registered, and two raylets that start at once may choose the same name for their sockets, and
+        one of them aborts.
+        """
         deadline = time.monotonic() + START_S
-        while self._last is not None and self._last.poll() is None and not self._sockets() - self._before:
-            assert time.monotonic() < deadline, f"a raylet does not listen after {START_S:.0f} s"
+        while self._last is not None and self._last.poll() is None and not self._is_up():
+            assert time.monotonic() < deadline, f"a node is not there after {START_S:.0f} s:\n{self.log()}"
             time.sleep(0.05)
+
+    def _is_up(self) -> bool:
+        if self._last is self.head:
+            return STARTED in (self._directory / f"{self._starts}.log").read_text()
+        return bool(self._sockets() - self._before)
 
     def _wait_for(self, url: str) -> None:
         deadline = time.monotonic() + START_S

@@ -17,11 +17,8 @@ one callback to the next is one whole step of the engine.
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +32,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import elastic_train as et
-from benchmarks import record
+from benchmarks import program, record
 from benchmarks.overhead.whole_run import System
 from benchmarks.problem import Problem
 from elastic_train.config import RunSpec
@@ -191,14 +188,11 @@ def compare(pool: GlooPool, name: str, problem: Problem, pairs: int) -> list[dic
     return steps
 
 
-def measured(program: str, *words: str) -> dict[str, Any]:
-    """What a program in a process of its own wrote."""
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        command = (sys.executable, "-m", f"benchmarks.overhead.{program}", *words, "--json", file.name)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-2000:])
-        return json.load(file)
+def measured(name: str, *words: str) -> dict[str, Any]:
+    found = program.measured(program.command_of(f"benchmarks.overhead.{name}", *words), LIMIT_S)
+    if "problem" in found:
+        raise RuntimeError(found["problem"])
+    return found
 
 
 def whole_runs(quick: bool) -> list[dict[str, Any]]:

@@ -20,17 +20,11 @@ word (hole), in network namespaces, which need root. `at_6m` and `at_85m` are la
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from benchmarks import record
+from benchmarks import program, record
 from benchmarks.peers import torchft
 from benchmarks.recovery.cases import CASES, CHECKPOINT_EVERY, GIVE_UP_S
 
@@ -66,24 +60,9 @@ COLUMNS = {
 
 
 def measured(system: str, case: str, repetition: int, python: str = sys.executable) -> dict[str, Any]:
-    """One case of one system; a problem is a result too."""
-    program = "benchmarks.recovery.hole_run" if case == HOLE else PROGRAMS[system]
-    load = round(os.getloadavg()[0], 1)
-    with tempfile.TemporaryDirectory(prefix="et-bench-") as directory:
-        file, log = Path(directory) / "result.json", Path(directory) / "log"
-        command = [python, "-m", program, case, "--json", str(file)]
-        with log.open("wb") as out:
-            process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-            try:
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(LIMIT_S)
-            finally:
-                _end(process)
-        found = (
-            json.loads(file.read_text())
-            if file.exists()
-            else {"problem": f"exit code {process.returncode}: {log.read_text()[-800:]}"}
-        )
+    """One case of one system."""
+    load, module = program.load(), "benchmarks.recovery.hole_run" if case == HOLE else PROGRAMS[system]
+    found = program.measured(program.command_of(module, case, python=python), LIMIT_S)
     if system == OURS:  # nothing is run again unless steps were lost: the first step is a new one
         found["kill_to_regained_s"] = found.get("kill_to_step_s") if not found.get("steps_redone") else None
     found["kill_to_step_steps"] = in_steps(found)
@@ -183,18 +162,6 @@ def _words(result: dict[str, Any]) -> str:
         f"{result['kill_to_step_s']:.2f} s to step {result['first_step']} on {result['workers']} workers, "
         f"{result['steps_redone']} steps redone, from {result['from']}"
     )
-
-
-def _end(program: subprocess.Popen[bytes]) -> None:
-    """As a person would, where it still runs: the program ends its cluster when it is interrupted."""
-    if program.poll() is not None:
-        return
-    program.send_signal(signal.SIGINT)
-    try:
-        program.wait(60.0)
-    except subprocess.TimeoutExpired:
-        program.kill()
-        program.wait()
 
 
 if __name__ == "__main__":

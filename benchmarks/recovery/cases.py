@@ -44,6 +44,7 @@ class Case:
     kill_after: int = KILL_AFTER
     global_batch: int = GLOBAL_BATCH
     at: float = 0.0
+    keep_on: int = KEEP_ON
 
     @property
     def everybody(self) -> bool:
@@ -108,6 +109,16 @@ CASES = {
             size="base",
             kill_after=11,
             **AT_SIZE,
+        ),
+        Case(
+            name="at_368m",
+            says="a node is killed, nothing replaces it: 2 -> 1 workers, 368 M parameters, no peer snapshots",
+            size="medium",
+            kill_after=4,
+            global_batch=2 * MICRO_BATCH,
+            keep_on=1,
+            peers=None,
+            **AT_SIZE | {"workers": 2, "nodes": 2, "planned": 1},
         ),
         Case(
             name="late",

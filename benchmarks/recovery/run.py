@@ -21,7 +21,6 @@ from benchmarks.recovery.cases import (
     CASES,
     CHECKPOINT_EVERY,
     GIVE_UP_S,
-    KEEP_ON,
     MICRO_BATCH,
     Case,
     sigkill,
@@ -68,14 +67,18 @@ class Killer(Chaos):
 
     def _over(self) -> bool:
         found = measure(self._records, self.killed_at[-1], self._case.planned) if self.killed_at else None
-        return found is not None and self._steps()[-1] >= found["first_step"] + KEEP_ON
+        return found is not None and self._steps()[-1] >= found["first_step"] + self._case.keep_on
 
     def _steps(self) -> list[int]:
         return [r.event.step for r in self._records if isinstance(r.event, StepCommitted)] or [0]
 
     def _trains(self) -> bool:
         formed = [r.formed for r in self._records if r.formed is not None]
-        return bool(formed) and len(formed[-1].workers) == self._case.workers and self._steps()[-1] > 5
+        return (
+            bool(formed)
+            and len(formed[-1].workers) == self._case.workers
+            and self._steps()[-1] > min(5, self._case.kill_after)
+        )
 
     def _standing_by(self) -> bool:
         ready = [r for r in self._records if isinstance(r.event, WorkerReady)]

@@ -12,26 +12,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-from benchmarks import record
+from benchmarks import program, record
 from benchmarks.spot.case import START_S, parser
 from benchmarks.spot.trace import scaled
-from elastic_train.testing.ray_processes import end_tree
 
 OURS, PEER = "elastic_train", "ray_train"
 PROGRAMS = {OURS: "benchmarks.spot.run", PEER: "benchmarks.peers.ray_train_spot"}
 QUICK_S = 120.0
-LOOK_S = 1.0
 COLUMNS = {
     "system": "system",
     "goodput": "goodput",
@@ -46,31 +37,18 @@ COLUMNS = {
 
 
 def measured(system: str, command: list[str], limit_s: float) -> dict[str, Any]:
-    """One system's way through the trace, as its program tells it; a problem is a result too."""
-    load, said = round(os.getloadavg()[0], 1), ""
-    with tempfile.TemporaryDirectory(prefix="et-bench-") as directory:
-        file, log = Path(directory) / "result.json", Path(directory) / "log"
-        with log.open("wb") as out:
-            program = psutil.Popen([*command, "--json", str(file)], stdout=out, stderr=subprocess.STDOUT)
-            until = time.monotonic() + limit_s
-            while program.poll() is None and time.monotonic() < until:
-                time.sleep(LOOK_S)
-                if (now := reported(file).get("progress", said)) != said:
-                    said = now
-                    print(f"  {said}", flush=True)
-        found = reported(file)
-        if program.poll() is None:
-            found["problem"] = f"it was not over after {limit_s:.0f} s, and was ended"
-            end_tree(program, signal.SIGKILL)  # its cluster too
-        elif program.returncode:
-            found["problem"] = f"exit code {program.returncode}: {log.read_text()[-1500:]}"
+    """One system's way through the trace, as its program tells it."""
+    load, said = program.load(), ""
+
+    def told(file: Path) -> None:
+        nonlocal said
+        if (now := program.written(file).get("progress", said)) != said:
+            said = now
+            print(f"  {said}", flush=True)
+
+    found = program.measured(command, limit_s, told)
     found.pop("progress", None)
     return {"system": system, "load": load, **found}
-
-
-def reported(file: Path) -> dict[str, Any]:
-    """What a program knew when it wrote last."""
-    return json.loads(file.read_text()) if file.exists() else {}
 
 
 def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -112,7 +90,7 @@ def main() -> int:
 
     for system in systems:
         print(f"{system}, seed {said.seed}", flush=True)
-        command = [sys.executable, "-m", PROGRAMS[system], str(said.trace), *options]
+        command = program.command_of(PROGRAMS[system], str(said.trace), *options)
         results.append(measured(system, command, 2 * START_S + seconds))
         print("\n".join([*results[-1].get("summary", []), results[-1].get("problem", "")]), flush=True)
         if said.json is not None:  # whatever becomes of the next one

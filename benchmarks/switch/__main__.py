@@ -1,13 +1,13 @@
 """How long does training stand still when the group changes and nobody failed, beside Ray Train?
 
-python -m benchmarks.switch [--quick] [--json FILE] [--size tiny|small|base] [--case NAME]
+python -m benchmarks.switch [--quick] [--json FILE] [--size tiny|small|base|medium] [--case NAME]
 
 A Llama is trained with AdamW by nodes of one worker, and each change comes once the group has trained for a
-while: a node joins two data parallel ones and is drained again; 3 grow to 4 and 6; two replicas are cut in
-two each; a model is cut into two stages; a node that stood by takes the place of one that is drained; a
-slow node is left (`cases.py`). Measured is the gap between the last committed step of the old group and the
-first of the new one, in seconds and in steps of the old group; how fast the old group trains between the
-change's cause and the change; and of the gap, how much was forming and how much the first step.
+while: a node joins two data parallel ones and is drained again; one joins another; 3 grow to 4 and 6; two
+replicas are cut in two each; a model is cut into two stages; a node that stood by takes the place of one that
+is drained; a slow node is left (`cases.py`). Measured is the gap between the last committed step of the old
+group and the first of the new one, in seconds and in steps of the old group; how fast the old group trains
+between the change's cause and the change; and of the gap, how much was forming and how much the first step.
 
 Ray Train's elastic run grows once in a cluster of its own. It restarts from its last checkpoint when a node
 goes, and cuts no model by itself, so it has a row for one growth alone.
@@ -15,15 +15,10 @@ goes, and cuts no model by itself, so it has a row for one growth alone.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
-import tempfile
-from pathlib import Path
 from typing import Any
 
-from benchmarks import record
+from benchmarks import program, record
 from benchmarks.switch.cases import CASES, GIVE_UP_S, LABELS
 
 OURS, PEER = "elastic_train", "Ray Train"
@@ -47,19 +42,6 @@ COLUMNS = {
     "redone": "steps_redone",
     "load": "load",
 }
-
-
-def measured(program: str, *words: str, limit_s: float) -> Any:
-    """What a program in a process of its own wrote; a problem is a result too."""
-    with tempfile.TemporaryDirectory(prefix="et-bench-") as directory:
-        file, log = Path(directory) / "result.json", Path(directory) / "log"
-        command = [sys.executable, "-m", program, *words, "--json", str(file)]
-        with log.open("wb") as out:
-            try:
-                subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, timeout=limit_s, check=False)
-            except subprocess.TimeoutExpired:
-                return {"problem": f"not over after {limit_s:.0f} s"}
-        return json.loads(file.read_text()) if file.exists() else {"problem": log.read_text()[-800:]}
 
 
 def headline(results: list[dict[str, Any]]) -> dict[str, float | None]:
@@ -90,23 +72,23 @@ def ours(size: str, case: str, quick: bool) -> list[dict[str, Any]]:
     often = times(case, size, quick)
     turns = CASES[case].turns(often)
     print(f"{size}: {', '.join(dict.fromkeys(change.name for change in turns))}; {OURS}", flush=True)
-    load = round(os.getloadavg()[0], 1)
-    words = (size, case, "--times", str(often))
-    found = measured("benchmarks.switch.run", *words, limit_s=GIVE_UP_S * (len(turns) + 1))
+    load = program.load()
+    command = program.command_of("benchmarks.switch.run", size, case, "--times", str(often))
+    found = program.measured(command, GIVE_UP_S * (len(turns) + 1))
     rows = found if isinstance(found, list) else [found]
     return [{"size": size, "system": OURS, "case": case, "load": load, **row} for row in rows]
 
 
 def peers(size: str) -> dict[str, Any]:
     print(f"{size}: one growth; {PEER}", flush=True)
-    load = round(os.getloadavg()[0], 1)
-    found = measured("benchmarks.peers.ray_train_switch", size, limit_s=4 * GIVE_UP_S)
+    load = program.load()
+    found = program.measured(program.command_of("benchmarks.peers.ray_train_switch", size), 4 * GIVE_UP_S)
     return {"size": size, "system": PEER, "way": "growth", "load": load, **found}
 
 
 def main() -> int:
     parser = record.options(__doc__ or "")
-    parser.add_argument("--size", action="append", choices=SIZES, help="only this one; may be repeated")
+    parser.add_argument("--size", action="append", choices=LABELS, help="only this one; may be repeated")
     parser.add_argument("--case", action="append", choices=CASES, help="only this one; may be repeated")
     given = parser.parse_args()
     results: list[dict[str, Any]] = []

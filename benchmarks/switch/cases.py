@@ -4,14 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Literal
 
 from elastic_train.config import Parallelism
 
 GLOBAL_BATCH, MICRO_BATCH = 24, 2
+BATCHES = {"medium": 8}  # of a size at which a step would take a minute
 CHECKPOINT_EVERY = 10
-LABELS = {"tiny": "200k", "small": "6m", "base": "85m"}  # parameters, by size
-SETTLED = {"tiny": 15, "small": 10, "base": 6}  # steps of a group before the next change, by size
-SLOW_S = {"tiny": 0.05, "small": 0.4, "base": 1.0}  # that a forward takes longer on a slow node, by size
+LABELS = {"tiny": "200k", "small": "6m", "base": "85m", "medium": "368m"}  # parameters, by size
+SETTLED = {
+    "tiny": 15,
+    "small": 10,
+    "base": 6,
+    "medium": 4,
+}  # steps of a group before the next change, by size
+SLOW_S = {
+    "tiny": 0.05,
+    "small": 0.4,
+    "base": 1.0,
+    "medium": 1.0,
+}  # that a forward takes longer on a slow node, by size
 NOTICE_S = 60.0  # a drain's
 EVICT_SLOWER_THAN = 1.5
 GIVE_UP_S = 240.0  # for one change
@@ -40,6 +52,7 @@ class Case:
     spare: int = 0
     slow: bool = False
     join_window_s: float = 0.5
+    peers: Literal["auto"] | None = "auto"
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -55,6 +68,11 @@ CASES = {
     "dp": Case(
         workers=2,
         changes=(Change(name="growth", by=1, adds=1), Change(name="drain", by=-1, drains=1)),
+    ),
+    "alone": Case(  # of so few workers that a large state fits into one machine
+        workers=1,
+        changes=(Change(name="1 to 2", by=1, adds=1),),
+        peers=None,
     ),
     "many": Case(
         workers=3,

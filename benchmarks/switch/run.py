@@ -21,6 +21,7 @@ from typing import Any
 import elastic_train as et
 from benchmarks.problem import Problem
 from benchmarks.switch.cases import (
+    BATCHES,
     CASES,
     CHECKPOINT_EVERY,
     EVICT_SLOWER_THAN,
@@ -161,12 +162,12 @@ def run(size: str, case: Case, times: int) -> list[dict[str, Any]]:
         spec = RunSpec(
             name="switch",
             storage_path=storage,
-            batch=et.Batch(global_size=GLOBAL_BATCH, micro_size=MICRO_BATCH),
+            batch=et.Batch(global_size=BATCHES.get(size, GLOBAL_BATCH), micro_size=MICRO_BATCH),
             max_steps=100_000,
             min_workers=1,
             max_workers=max(case.sizes),
             parallelism=case.parallelism,
-            checkpoints=et.Checkpoints(every=CHECKPOINT_EVERY, keep=2),
+            checkpoints=et.Checkpoints(every=CHECKPOINT_EVERY, keep=2, peers=case.peers),
             timing=et.Timing(join_window_s=case.join_window_s),
             standby=case.spare,
             evict_slower_than=EVICT_SLOWER_THAN if case.slow else None,

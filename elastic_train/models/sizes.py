@@ -7,7 +7,7 @@ from typing import Literal
 
 from elastic_train.errors import ConfigError
 
-SizeName = Literal["nano", "tiny", "tiny_moe", "small", "base", "large"]
+SizeName = Literal["nano", "tiny", "tiny_moe", "small", "base", "medium", "large"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +63,7 @@ SIZES: dict[SizeName, LlamaConfig] = {
     "tiny_moe": LlamaConfig(dim=64, layers=4, heads=4, kv_heads=2, hidden=96, experts=8),
     "small": LlamaConfig(dim=256, layers=8, heads=8, kv_heads=4, hidden=704),
     "base": LlamaConfig(dim=768, layers=12, heads=12, kv_heads=4, hidden=2048),
+    "medium": LlamaConfig(dim=1152, layers=24, heads=18, kv_heads=6, hidden=3408),
     "large": LlamaConfig(dim=2048, layers=22, heads=32, kv_heads=8, hidden=5632),
 }
 

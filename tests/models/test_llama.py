@@ -93,7 +93,7 @@ def test_a_fresh_model_predicts_close_to_uniformly():
     assert abs(total.item() / count.item() - math.log(NANO.vocabulary)) < 0.1
 
 
-@pytest.mark.parametrize("name", ["nano", "tiny", "small", "base", "large"])
+@pytest.mark.parametrize("name", ["nano", "tiny", "small", "base", "medium", "large"])
 def test_every_size_builds_on_the_meta_device(name: str):
     with torch.device("meta"):
         model = Llama(size(name))

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -28,6 +27,7 @@ from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.journal import read_journal
 from elastic_train.testing.slow_samples import SlowSamples
 from jobs.pretrain_lm import Pretrain
+from tests.cluster.conftest import eventually
 from tests.cluster.test_notices import metadata_server
 from tests.faults.conftest import Runs, assert_same_training
 
@@ -93,7 +93,7 @@ def test_the_sigterm_of_a_pod_is_a_drain(runs: Runs) -> None:
     environment = {**os.environ, "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(int(NOTICE_S))}
     pod = subprocess.Popen([*POD, "/bin/bash", "-c", "--", command], env=environment)
     try:
-        until(lambda: sum(node["Alive"] for node in ray.nodes()) == 6)
+        eventually("a sixth node", lambda: sum(node["Alive"] for node in ray.nodes()) == 6)
         (first,) = psutil.Process(pod.pid).children()
         result = slow_run(runs, "pod", at_step(5, lambda _: first.terminate()), workers="2:5")
         assert leaving(result)
@@ -131,23 +131,15 @@ def at_step(step: int, act: Act) -> Callable[[str], None]:
 
     def wait(url: str) -> None:
         store = open_store(url)
-        for _ in range(600):
+
+        def there() -> list[Record]:
             seen = [from_json(line) for _, part in read_journal(store) for line in part]
-            if any(isinstance(r.event, StepCommitted) and r.event.step >= step for r in seen):
-                act(seen)
-                return
-            time.sleep(0.2)
-        raise AssertionError(f"step {step} was not reached")
+            committed = (record.event for record in seen if isinstance(record.event, StepCommitted))
+            return seen if any(event.step >= step for event in committed) else []
+
+        act(eventually(f"step {step}", there))
 
     return wait
-
-
-def until(there: Callable[[], bool]) -> None:
-    for _ in range(600):
-        if there():
-            return
-        time.sleep(0.1)
-    raise AssertionError("it did not come to be within a minute")
 
 
 def slow_run(runs: Runs, name: str, beside: Callable[[str], None], **changes: Any) -> Result:

@@ -24,8 +24,8 @@ class Search:
 
     With the model's layers and the hardware known, the plan of most predicted goodput is sought among all,
     with `recompute`, `virtual` stages per rank and split backwards (`zero_bubble`) that may be tried. Else it
-    is the data-parallel plan that keeps most copies. `data_first`: that one as long as it fits and no
-    other axis is asked for.
+    is the data-parallel plan that keeps most copies. `data_first`: that one as long as it fits, no other axis
+    is asked for, and none of the workers are left to other axes.
     """
 
     micro_batches: int
@@ -50,7 +50,7 @@ class Search:
             return self._data_parallel(question)
         if self.data_first and not self.constraints.divides_the_model:
             simple = self._data_parallel(question)
-            if not isinstance(simple, Infeasible):
+            if not (isinstance(simple, Infeasible) or self.constraints.opens_the_model(question.room)):
                 return simple
         chosen = choose(problem)
         if isinstance(chosen, Infeasible):

@@ -1,7 +1,7 @@
 """Build the planner of a run for the present cluster, on the driver, before anything is started.
 
 A run is data-parallel as long as that fits. The model's layers are looked at only where a person fixes
-another axis, or where some number of workers within the bounds has too little memory for data-parallel plans.
+another axis, or the axes of data to fewer ranks than there may be workers, or where some number of workers within the bounds has too little memory for data-parallel plans.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from elastic_train.planner.plan import Infeasible, WorkerSlot
 from elastic_train.planner.question import Planned, Question
 from elastic_train.planner.search import Search, planner_for
 from elastic_train.recovery.selective_logging import Selective, steps_between
+from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.meta_shape import model_shape
 from elastic_train.train.parallel.parallelize import check_rules
 from elastic_train.train.profile import profiled_shape
@@ -57,7 +58,8 @@ def make_planner(
         rates = {"flops_per_s": known.flops_per_s, "memory_bytes_per_s": known.memory_bytes_per_s}
     hardware = replace(hardware, memory_bytes=memory_bytes)
     planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
-    requested = spec.parallelism.divides_the_model
+    opens = spec.parallelism.opens_the_model(spec.max_workers) and not isinstance(task, LoopTask)
+    requested = spec.parallelism.divides_the_model or opens
     few, all_ = Question(worker_slots=worker_slots[: spec.min_workers]), Question(worker_slots=worker_slots)
     with _GUARD.at("building the model", 0):
         if requested or any(isinstance(planner(asked), Infeasible) for asked in (few, all_)):

@@ -171,14 +171,6 @@ class Parallelism:
         """Whether a person asks for an axis that cuts computations, not only batches and memory."""
         return any((getattr(self, axis) or 1) > 1 for axis in MODEL)
 
-    def opens_the_model(self, workers: int) -> bool:
-        """Whether batches and memory are to be divided so far and no further, which leaves some of the workers
-        to nothing but stages or tp, and one of these is left to the planner.
-        """
-        if self.dp_replicate is None or self.dp_shard is None:
-            return False
-        return self.dp_replicate * self.dp_shard * self.together < workers and None in (self.tp, self.pp)
-
     @property
     def together(self) -> int:
         """Workers that are asked to compute each micro-batch together. Stages are none of them: a pipeline

@@ -50,7 +50,7 @@ class Search:
             return self._data_parallel(question)
         if self.data_first and not self.constraints.divides_the_model:
             simple = self._data_parallel(question)
-            if not (isinstance(simple, Infeasible) or self.constraints.opens_the_model(question.room)):
+            if not (isinstance(simple, Infeasible) or opens_the_model(self.constraints, question.room)):
                 return simple
         chosen = choose(problem)
         if isinstance(chosen, Infeasible):
@@ -110,6 +110,16 @@ class Search:
 
 def _less(there: int | None, needed: int) -> int:
     return needed - 1 if there is None else min(there, needed - 1)
+
+
+def opens_the_model(constraints: Parallelism, workers: int) -> bool:
+    """Whether the axes of data are fixed to fewer ranks than there are workers, and stages or tp, to which the
+    others are left, are the planner's to choose.
+    """
+    if constraints.dp_replicate is None or constraints.dp_shard is None:
+        return False
+    ranks = constraints.dp_replicate * constraints.dp_shard * constraints.together
+    return ranks < workers and None in (constraints.tp, constraints.pp)
 
 
 def planner_for(

@@ -1,7 +1,8 @@
 """Build the planner of a run for the present cluster, on the driver, before anything is started.
 
 A run is data-parallel as long as that fits. The model's layers are looked at only where a person fixes
-another axis, or the axes of data to fewer ranks than there may be workers, or where some number of workers within the bounds has too little memory for data-parallel plans.
+another axis, or the axes of data to fewer ranks than there may be workers, or where some number of workers
+within the bounds has too little memory for data-parallel plans.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from elastic_train.planner.accelerators import ACCELERATORS, PLAIN, PLAIN_FLOPS_
 from elastic_train.planner.model_shape import ModelShape
 from elastic_train.planner.plan import Infeasible, WorkerSlot
 from elastic_train.planner.question import Planned, Question
-from elastic_train.planner.search import Search, planner_for
+from elastic_train.planner.search import Search, opens_the_model, planner_for
 from elastic_train.recovery.selective_logging import Selective, steps_between
 from elastic_train.train.declaration.loop_task import LoopTask
 from elastic_train.train.model.meta_shape import model_shape
@@ -58,7 +59,7 @@ def make_planner(
         rates = {"flops_per_s": known.flops_per_s, "memory_bytes_per_s": known.memory_bytes_per_s}
     hardware = replace(hardware, memory_bytes=memory_bytes)
     planner = planner_for(spec, shape=shape, memory_bytes=memory_bytes, hardware=hardware)
-    opens = spec.parallelism.opens_the_model(spec.max_workers) and not isinstance(task, LoopTask)
+    opens = opens_the_model(spec.parallelism, spec.max_workers) and not isinstance(task, LoopTask)
     requested = spec.parallelism.divides_the_model or opens
     few, all_ = Question(worker_slots=worker_slots[: spec.min_workers]), Question(worker_slots=worker_slots)
     with _GUARD.at("building the model", 0):

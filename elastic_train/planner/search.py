@@ -113,8 +113,8 @@ def _less(there: int | None, needed: int) -> int:
 
 
 def opens_the_model(constraints: Parallelism, workers: int) -> bool:
-    """Whether the axes of data are fixed to fewer ranks than there are workers, and stages or tp, to which the
-    others are left, are the planner's to choose.
+    """Whether the axes of data are fixed to fewer ranks than there are workers, and stages or tp, to which
+    the others are left, are the planner's to choose.
     """
     if constraints.dp_replicate is None or constraints.dp_shard is None:
         return False

@@ -1,8 +1,11 @@
-"""Methods of a trainer that a script overrides: those that are called, and those that are refused by name."""
+"""Methods of a trainer or a callback that a script overrides: those that nobody calls are refused by name."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
+
+from transformers import TrainerCallback
 
 from elastic_train.errors import ConfigError
 
@@ -24,6 +27,9 @@ NOT_CALLED = {
 }
 IN_A_RUN = ("evaluate", "evaluation_loop", "prediction_step", "get_eval_dataloader", "_get_eval_sampler")
 """Called in the driver after a run, and not while it trains."""
+NOT_TOLD = ("on_pre_optimizer_step", "on_optimizer_step", "on_substep_end")
+"""Events of a callback within a step, which is over when the driver hears of it."""
+TOLD_AFTERWARDS = "on_prediction_step"
 CALLED_INSIDE = frozenset({"_save", "_load_best_model", "_move_model_to_device"})
 
 
@@ -47,3 +53,19 @@ def check_overridden(kind: type, theirs: type, ours: type, *, evaluates: bool) -
                 problem="is overridden, and the run does not call it.",
                 remedy=f"{why}.",
             )
+
+
+def check_callbacks(callbacks: Iterable[TrainerCallback], *, evaluates: bool) -> None:
+    """ConfigError for an event that a script's callback waits for and is never told of while it trains."""
+    events = (*NOT_TOLD, TOLD_AFTERWARDS) if evaluates else NOT_TOLD
+    for callback in callbacks:
+        kind = type(callback)
+        if kind.__module__.partition(".")[0] == "transformers":  # bars of progress
+            continue
+        for event in events:
+            if getattr(kind, event, None) is not getattr(TrainerCallback, event):
+                raise ConfigError(
+                    field=f"{kind.__name__}.{event}",
+                    problem="callbacks are in the driver, and hear of a step when it is over.",
+                    remedy="Use on_evaluate." if event == TOLD_AFTERWARDS else "Use on_step_end.",
+                )

@@ -9,6 +9,7 @@ from typing import Any
 
 from ray.train import UserCallback
 from transformers import EarlyStoppingCallback
+from transformers.trainer_callback import DefaultFlowCallback, TrainerControl
 from transformers.trainer_utils import SaveStrategy
 
 from elastic_train.control.events import CheckpointCommitted, StepCommitted
@@ -16,6 +17,13 @@ from elastic_train.integrations.hf.loss_kind import Steps
 from elastic_train.observe.journal_records import Record
 
 log = logging.getLogger(__name__)
+
+NOT_ASKED = {
+    "should_save": "checkpoints are saved as save_strategy and save_steps say",
+    "should_evaluate": "a run evaluates as eval_strategy and eval_steps say",
+    "should_epoch_stop": "an epoch has all of its steps",
+}
+"""What a callback may set, and nobody does: why."""
 
 
 class Progress(UserCallback):
@@ -43,6 +51,7 @@ class Progress(UserCallback):
         self._evaluated = 0  # the last step that was
         self._due: dict[int, float] = {}  # steps whose checkpoint is to be saved, with their epoch
         self._silent = False
+        self._said: set[str] = set()  # of what callbacks asked for in vain
         self.stopping = False
 
     def caught_up(self, records: Iterable[Record]) -> None:
@@ -90,16 +99,33 @@ class Progress(UserCallback):
         state.global_step = event.step
         state.epoch = self._steps.epoch(event.step, self._accumulated)
         self._call("on_step_end")
+        self._only_what_is_due("on_step_end")
         self._log()
         ends = event.step % self._steps.per_epoch == 0
         if self._trainer.control.should_save:
             self._owe(event.step)
         if ends:
             self._call("on_epoch_end")
+            self._only_what_is_due("on_step_end", "on_epoch_end")
             self._log()
             if self._trainer.control.should_save:
                 self._owe(event.step)
         self._heed()
+
+    def _only_what_is_due(self, *events: str) -> None:
+        """Take back what a callback asked for besides what these events ask for, with a word."""
+        trainer, due = self._trainer, TrainerControl()
+        for event in events:
+            getattr(DefaultFlowCallback(), event)(trainer.args, trainer.state, due)
+        for flag, why in NOT_ASKED.items():
+            if flag == "should_evaluate" and not events:
+                continue  # what was due is being told of
+            if getattr(trainer.control, flag) and not getattr(due, flag):
+                setattr(trainer.control, flag, False)
+                if flag not in self._said:
+                    step = trainer.state.global_step
+                    log.warning("a callback set control.%s at step %d, in vain: %s", flag, step, why)
+                self._said.add(flag)
 
     def _owe(self, step: int) -> None:
         self._due[step] = self._trainer.state.epoch
@@ -142,6 +168,7 @@ class Progress(UserCallback):
             own = {name: value for name, value in found.items() if name.startswith(prefix)}
             self._tell_log(own)
             self._call("on_evaluate", metrics=own)
+            self._only_what_is_due()
         trainer.control.should_evaluate = False
         better = trainer._determine_best_metric(metrics=found, trial=None)
         if better and trainer.args.save_strategy == SaveStrategy.BEST:

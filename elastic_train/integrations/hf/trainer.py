@@ -21,7 +21,7 @@ from elastic_train.errors import ConfigError
 from elastic_train.integrations.hf.arguments import check_arguments
 from elastic_train.integrations.hf.described import Described, described
 from elastic_train.integrations.hf.given_model import give_values
-from elastic_train.integrations.hf.overridden import check_overridden
+from elastic_train.integrations.hf.overridden import check_callbacks, check_overridden
 from elastic_train.integrations.hf.progress import Progress
 from elastic_train.integrations.hf.saved import STATE, save_checkpoint
 from elastic_train.train.model.optimizer import names_of
@@ -75,6 +75,7 @@ class Trainer(TransformersTrainer):
         }
         super().__init__(*given, **own)
         self._trained = False
+        check_callbacks(self.callback_handler.callbacks, evaluates=_evaluates(self.args))
 
     def train(
         self,
@@ -97,6 +98,7 @@ class Trainer(TransformersTrainer):
                 problem="was called before, and its run is over.",
                 remedy="Make another Trainer, with an output_dir of its own.",
             )
+        check_callbacks(self.callback_handler.callbacks, evaluates=_evaluates(self.args))
         begins = self._beginning(resume_from_checkpoint)
         self._trained, self.is_in_train = True, True
         started = time.monotonic()

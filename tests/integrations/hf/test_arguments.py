@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("transformers", reason="whose arguments these are")
 pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
-from transformers import EarlyStoppingCallback, TrainingArguments
+from transformers import EarlyStoppingCallback, TrainerCallback, TrainingArguments
 
 from elastic_train.errors import ConfigError
 from elastic_train.integrations.hf import Trainer
@@ -82,6 +82,23 @@ def test_a_method_that_nothing_calls_is_refused_by_its_name(tmp_path: Path) -> N
     Evaluates(args=arguments(tmp_path), **given)
     with pytest.raises(ConfigError, match=r"Trainer\.evaluate"):
         Evaluates(args=arguments(tmp_path, eval_strategy="steps", eval_steps=2), **given)
+
+
+@pytest.mark.parametrize(
+    "event", ["on_pre_optimizer_step", "on_optimizer_step", "on_substep_end", "on_prediction_step"]
+)
+def test_an_event_that_no_callback_is_told_of_is_refused_by_its_name(event: str, tmp_path: Path) -> None:
+    waits = type("Waits", (TrainerCallback,), {event: lambda *_, **__: None})
+    given = {"model": causal(), "train_dataset": texts(), "eval_dataset": texts(3)}
+    evaluating = arguments(tmp_path, eval_strategy="steps", eval_steps=2)
+    with pytest.raises(ConfigError, match=rf"Waits\.{event}"):
+        Trainer(args=evaluating, callbacks=[waits], **given)
+    trainer = Trainer(args=evaluating, **given)
+    trainer.add_callback(waits)
+    with pytest.raises(ConfigError, match=rf"Waits\.{event}"):
+        trainer.train()
+    if event == "on_prediction_step":  # told of in the driver's own evaluate
+        Trainer(args=arguments(tmp_path), callbacks=[waits], **given)
 
 
 @pytest.mark.parametrize(

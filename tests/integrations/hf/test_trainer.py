@@ -117,6 +117,8 @@ def test_what_a_callback_raises_and_a_checkpoint_that_has_no_place_cost_no_other
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if state.global_step == 8:
                 (tmp_path / "checkpoint-4").unlink()
+            control.should_save |= state.global_step == 3  # where none is due
+            control.should_evaluate |= state.global_step in (3, 5)
 
     for step in (4, 8):
         (tmp_path / f"checkpoint-{step}").write_text("in its place")
@@ -133,6 +135,11 @@ def test_what_a_callback_raises_and_a_checkpoint_that_has_no_place_cost_no_other
     assert (tmp_path / "checkpoint-4" / "model.safetensors").exists()
     lost = [record.getMessage() for record in caplog.records if "was not written" in record.getMessage()]
     assert [text.split()[0] for text in lost] == ["checkpoint-8"]
+    vain = [record.getMessage() for record in caplog.records if "in vain" in record.getMessage()]
+    assert [text.split(", in vain")[0] for text in vain] == [
+        "a callback set control.should_save at step 3",
+        "a callback set control.should_evaluate at step 3",
+    ]
 
 
 def test_a_script_started_again_has_its_logs_and_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -81,11 +81,9 @@ class Progress(UserCallback):
         return sorted(self._due)
 
     def finished(self) -> None:
-        """The epoch that the last step is in ends with the run."""
-        trainer = self._trainer
-        if trainer.state.global_step and trainer.state.global_step % self._steps.per_epoch:
-            self._call("on_epoch_end")
-            self._log()
+        """The epoch in which a run is stopped ends with it."""
+        if self._trainer.state.global_step and not self._ends_epoch:
+            self._epoch_ends()
 
     # -- private -------------------------------------------------------------------------------------------
 
@@ -101,16 +99,24 @@ class Progress(UserCallback):
         self._call("on_step_end")
         self._only_what_is_due("on_step_end")
         self._log()
-        ends = event.step % self._steps.per_epoch == 0
         if self._trainer.control.should_save:
             self._owe(event.step)
-        if ends:
-            self._call("on_epoch_end")
-            self._only_what_is_due("on_step_end", "on_epoch_end")
-            self._log()
-            if self._trainer.control.should_save:
-                self._owe(event.step)
+        if self._ends_epoch:
+            self._epoch_ends()
         self._heed()
+
+    @property
+    def _ends_epoch(self) -> bool:
+        """Whether the last step was an epoch's last one, or the run's."""
+        state = self._trainer.state
+        return state.global_step % self._steps.per_epoch == 0 or state.global_step >= state.max_steps
+
+    def _epoch_ends(self) -> None:
+        self._call("on_epoch_end")
+        self._only_what_is_due("on_step_end", "on_epoch_end")
+        self._log()
+        if self._trainer.control.should_save:
+            self._owe(self._trainer.state.global_step)
 
     def _only_what_is_due(self, *events: str) -> None:
         """Take back what a callback asked for besides what these events ask for, with a word."""

@@ -106,6 +106,26 @@ def test_a_trainer_is_after_training_what_transformers_own_is(tmp_path: Path) ->
         ours.train()
 
 
+def test_a_run_that_ends_within_an_epoch_ends_that_epoch_as_transformers_does(tmp_path: Path) -> None:
+    heard: list[list[tuple[str, int]]] = []
+    for kind, name in ((Theirs, "theirs"), (Trainer, "ours")):
+        hears = Hears()
+        changes = {"eval_strategy": "epoch", "save_strategy": "epoch", "max_steps": 6}
+        trainer = kind(
+            model=classifier(),
+            args=arguments(tmp_path / name, **changes),
+            train_dataset=labelled(),
+            eval_dataset=labelled(9),
+            callbacks=[hears],
+        )
+        trainer.train()
+        saved = sorted(path.name for path in (tmp_path / name).glob("checkpoint-*"))
+        assert saved == ["checkpoint-4", "checkpoint-6"]
+        heard.append(hears.heard)
+    theirs, ours = ([one for one in told if one[0] != "save"] for told in heard)
+    assert ours == theirs
+
+
 def test_what_a_callback_raises_and_a_checkpoint_that_has_no_place_cost_no_other_step(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,18 +12,9 @@ GLOBAL_BATCH, MICRO_BATCH = 24, 2
 BATCHES = {"medium": 8}  # of a size at which a step would take a minute
 CHECKPOINT_EVERY = 10
 LABELS = {"tiny": "200k", "small": "6m", "base": "85m", "medium": "368m"}  # parameters, by size
-SETTLED = {
-    "tiny": 15,
-    "small": 10,
-    "base": 6,
-    "medium": 4,
-}  # steps of a group before the next change, by size
-SLOW_S = {
-    "tiny": 0.05,
-    "small": 0.4,
-    "base": 1.0,
-    "medium": 1.0,
-}  # that a forward takes longer on a slow node, by size
+# Steps of a group before the next change, and seconds that a forward takes longer on a slow node, by size.
+SETTLED = {"tiny": 15, "small": 10, "base": 6, "medium": 4}
+SLOW_S = {"tiny": 0.05, "small": 0.4, "base": 1.0, "medium": 1.0}
 NOTICE_S = 60.0  # a drain's
 EVICT_SLOWER_THAN = 1.5
 GIVE_UP_S = 240.0  # for one change

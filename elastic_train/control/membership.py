@@ -241,12 +241,11 @@ def _comes_back(state: State, at: float) -> bool:
     """Whether a group that lost a member comes back with those that are ready: a process that starts would
     take cores from it.
     """
-    phase, members = state.phase, state.facts.membership
+    phase, facts = state.phase, state.facts
     if not isinstance(phase, Settling | Forming) or at - phase.since >= COMES_BACK_S:
         return False
-    if isinstance(phase, Forming) and state.facts.lineage.generation == 1:
-        return False
-    return len(present(members)) >= phase.plan.world_size
+    first = isinstance(phase, Forming) and facts.lineage.generation == 1
+    return not first and len(present(facts.membership)) >= phase.plan.world_size
 
 
 def _places(

@@ -13,7 +13,7 @@ from benchmarks.program import measured
 pytestmark = pytest.mark.ring1
 
 WRITES = """
-import json, pathlib, subprocess, sys, time
+import json, pathlib, sys
 pathlib.Path(sys.argv[-1]).write_text(json.dumps([1, 2]))
 """
 SILENT = "print('nothing to say')"

@@ -27,11 +27,13 @@ _ATTEMPT = re.compile(r"step-(\d{10,})\.g(\d+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What has to stay beside what is kept: attempts in flight (generation, step), and those of the
-    generation that is `writing` beyond the newest commit, because its writers may not have reported yet.
+    """What has to stay beside what is kept: slots after the one that was `known` when `keep` was decided,
+    None for all; attempts in flight (generation, step); those of the generation that was `writing` then,
+    beyond the newest commit, because its writers may not have reported yet; and those of later generations.
     """
 
     keep: Collection[int]
+    known: int | None = None
     in_flight: Collection[tuple[int, int]] = ()
     writing: int | None = None
 
@@ -93,7 +95,8 @@ def look(store: Store, log: CommitLog, wanted: Wanted) -> Look:
     except StorageError as error:
         raise _incomplete(store, error) from error
     kept = log.valid()
-    slots = tuple(r.slot for r in kept[:-1] if r.slot not in wanted.keep)
+    decided = [r.slot for r in kept[:-1] if wanted.known is None or r.slot <= wanted.known]
+    slots = tuple(slot for slot in decided if slot not in wanted.keep)
     committed = {r.path: r for r in kept if r.slot not in slots}
     pinned = {r.path: r for r in log.pins()}
     committed |= {path: record for path, record in pinned.items() if path not in committed}
@@ -158,11 +161,12 @@ def _inside(store: Store, directory: str, manifest: Manifest) -> Iterator[str]:
 
 
 def _beyond(path: str, newest: CommitRecord, writing: int | None) -> bool:
-    """Whether an attempt may still be on its way: of a later step, by the generation that is writing."""
+    """Whether an attempt may still be on its way: of a later step by the generation that was writing, or by
+    one that began since."""
     found = _ATTEMPT.fullmatch(path.rpartition("/")[2])
     assert found is not None
     step, generation = int(found[1]), int(found[2])
-    return step > newest.step and generation == writing
+    return writing is not None and (generation > writing or (generation == writing and step > newest.step))
 
 
 def _incomplete(store: Store, error: StorageError | CheckpointError) -> StorageError:

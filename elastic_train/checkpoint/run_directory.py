@@ -25,7 +25,7 @@ from elastic_train.errors import (
     Malformed,
     NoCheckpoint,
 )
-from elastic_train.recovery.evidence import Stored
+from elastic_train.recovery.evidence import Commitment, Stored
 from elastic_train.recovery.lineage import alive
 from elastic_train.storage.commit_log import CommitLog, CommitRecord
 from elastic_train.storage.store import Store
@@ -128,6 +128,16 @@ class RunDirectory:
             raise self._nothing_left("every checkpoint of its log was removed")
         return kept[-1] if kept else None
 
+    def branch(self) -> list[Commitment]:
+        """The newest checkpoint and the kept ones that it descends from, oldest first."""
+        kept = self.records()
+        lineage = kept[-1].lineage if kept else ()
+        return [
+            Commitment(stored=_stored(r), metrics=r.metrics)
+            for r in kept
+            if r is kept[-1] or alive(lineage, r.generation, r.step)
+        ]
+
     def ever_committed(self) -> bool:
         """Whether the run ever had a checkpoint: then it must not start from step 0."""
         self._check_log()
@@ -163,18 +173,20 @@ class RunDirectory:
         in_flight: Collection[tuple[int, int]] = (),
         *,
         term: int,
+        known: int | None = None,
         writing: int | None = None,
         told: Callable[[str], None] = lambda directory: None,
     ) -> Pruned:
         """Delete every checkpoint whose slot is not in `keep`, and attempts that nobody will commit.
 
-        The newest commit stays whatever `keep` says; so do attempts of `in_flight` (generation, step), those
-        of the generation that is `writing` beyond the newest commit, because its writers may not have
-        reported yet, and files that a kept checkpoint refers to. What goes is first written to the log, so
-        that a controller that was fenced meanwhile deletes nothing that its successor counts on. `told` hears
-        of each directory that was cleared.
+        The newest commit stays whatever `keep` says, and so do those after the slot that was the newest
+        `known` when it was decided, None for all. So do attempts of `in_flight` (generation, step), those of
+        the generation that was `writing` then, beyond the newest commit, because its writers may not have
+        reported yet, those of later generations, and files that a kept checkpoint refers to. What goes is
+        first written to the log, so that a controller that was fenced meanwhile deletes nothing that its
+        successor counts on. `told` hears of each directory that was cleared.
         """
-        wanted = Wanted(keep=keep, in_flight=in_flight, writing=writing)
+        wanted = Wanted(keep=keep, known=known, in_flight=in_flight, writing=writing)
         self.log.check(term)
         first = look(self.store, self.log, wanted)
         if first.slots:

@@ -24,6 +24,7 @@ def collect_garbage(
     """
     directory = run_there(run)
     keep = [c.slot for c in directory.commits()]
+    known = max(keep, default=0)  # a run that is still held may commit until it is taken over
     if unpin is not None and not dry_run and not directory.unpin(unpin):
         raise ConfigError(field="--unpin", problem=f"{unpin} reads nothing of {run}.")
     _, sizes = directory.unneeded(keep)
@@ -38,7 +39,7 @@ def collect_garbage(
             lease.renew(term)
             cleared: list[str] = []
             with progress("removed", lambda: len(cleared), len(sizes), text=lambda n: f"{n} directories"):
-                gone = directory.prune(keep, term=term, told=cleared.append).directories
+                gone = directory.prune(keep, term=term, known=known, told=cleared.append).directories
         finally:
             lease.release()
         sizes = {path: sizes.get(path, 0) for path in gone}

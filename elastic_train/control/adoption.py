@@ -63,7 +63,7 @@ def term_began(state: State, event: TermBegan, policy: Policy) -> Outcome:
         saves=replace(state.facts.saves, ever_stored=state.facts.saves.ever_stored or event.ever_stored),
     )
     over = before.term == 0 or isinstance(state.phase, Ended)
-    facts = with_newest(facts, event.stored, trusted=over)
+    facts = with_newest(facts, event.stored, event.kept, trusted=over)
     state = replace(state, facts=facts)
     if event.finished or (event.stored is not None and event.stored.step >= policy.max_steps):
         step = event.stored.step if event.stored is not None else facts.lineage.step

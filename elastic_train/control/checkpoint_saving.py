@@ -29,7 +29,6 @@ from elastic_train.control.policy import Policy
 from elastic_train.control.retention import kept_slots
 from elastic_train.control.states import (
     Attempt,
-    Commitment,
     Forming,
     Measurements,
     Outcome,
@@ -40,7 +39,7 @@ from elastic_train.control.states import (
     Unsaved,
 )
 from elastic_train.control.storage_trouble import over, troubled
-from elastic_train.recovery.evidence import Stored, checkpoint_of
+from elastic_train.recovery.evidence import Commitment, Stored, checkpoint_of
 from elastic_train.recovery.lineage import alive
 
 

@@ -122,7 +122,8 @@ class Commit:
 class Prune:
     """Delete every checkpoint of this run that is committed and not in `keep` (slots), and orphaned attempts.
 
-    Attempts of `in_flight` (generation, step) are left alone.
+    What is committed after the newest of `keep` stays: nobody knew of it when this was decided. Attempts of
+    `in_flight` (generation, step) are left alone.
     """
 
     keep: tuple[int, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from elastic_train.control.causes import Cause
-from elastic_train.recovery.evidence import LocalState, PeerSnapshot, Stored
+from elastic_train.recovery.evidence import Commitment, LocalState, PeerSnapshot, Stored
 from elastic_train.recovery.replayable_steps import Sent
 
 
@@ -26,8 +26,9 @@ class Node:
 class TermBegan:
     """A controller took the run: the first event of each term.
 
-    `stored` is the newest valid checkpoint of the commit log. `ever_stored` tells whether the log ever held
-    one. `again`: the controller's process was restarted; else a person submitted the run.
+    `stored` is the newest valid checkpoint of the commit log, `kept` are that and those it descends from,
+    oldest first. `ever_stored` tells whether the log ever held one. `again`: the controller's process was
+    restarted; else a person submitted the run.
     """
 
     at: float
@@ -36,6 +37,7 @@ class TermBegan:
     ever_stored: bool
     finished: bool = False
     again: bool = False
+    kept: tuple[Commitment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,11 +155,15 @@ class PeersReported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogRead:
-    """The newest checkpoint of the commit log, None if there never was one; or why that is not known."""
+    """The newest checkpoint of the commit log, None if there never was one; or why that is not known.
+
+    `kept` are that and those it descends from, oldest first.
+    """
 
     at: float
     stored: Stored | None = None
     problem: str = ""
+    kept: tuple[Commitment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

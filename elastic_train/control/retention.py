@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from elastic_train.config import Checkpoints
-from elastic_train.control.states import Commitment
+from elastic_train.recovery.evidence import Commitment
 
 
 def kept_slots(

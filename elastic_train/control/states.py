@@ -15,7 +15,7 @@ from elastic_train.control.commands import Command, RunOutcome
 from elastic_train.control.events import Cause, Node, PartWritten, PeersHeld
 from elastic_train.planner.goodput_model import StepPace
 from elastic_train.planner.plan import Plan
-from elastic_train.recovery.evidence import LocalState, Origin, PeerSnapshot, Stored, Vote
+from elastic_train.recovery.evidence import Commitment, LocalState, Origin, PeerSnapshot, Stored, Vote
 from elastic_train.recovery.lineage import Lineage
 from elastic_train.recovery.replayable_steps import Sent
 
@@ -91,14 +91,6 @@ class Unsaved:
     times: int
     since: float
     step: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Commitment:
-    """A committed checkpoint of this lineage, with the metrics it was committed with."""
-
-    stored: Stored
-    metrics: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,16 @@ the log.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from elastic_train.control.commands import ReadLog
 from elastic_train.control.ending import end
 from elastic_train.control.events import LogRead
 from elastic_train.control.policy import Policy
-from elastic_train.control.states import Commitment, Facts, Outcome, State, Waiting
+from elastic_train.control.states import Facts, Outcome, State, Waiting
 from elastic_train.control.storage_trouble import over, reported, rests, spent, troubled
-from elastic_train.recovery.evidence import Stored
+from elastic_train.recovery.evidence import Commitment, Stored
 from elastic_train.recovery.lineage import alive, back_to
 
 
@@ -49,7 +50,7 @@ def log_read(state: State, event: LogRead, policy: Policy) -> Outcome:
             return end(state, "infrastructure", why)
         return Outcome(state=state, reason=f"the commit log could not be read: {event.problem}")
     facts = replace(facts, saves=over(saves))
-    facts = with_newest(facts, event.stored, trusted=isinstance(state.phase, Waiting))
+    facts = with_newest(facts, event.stored, event.kept, trusted=isinstance(state.phase, Waiting))
     step = event.stored.step if event.stored is not None else 0
     state = replace(state, facts=facts)
     if facts.saves.stored is not None and facts.saves.stored.step >= policy.max_steps:
@@ -62,8 +63,11 @@ def log_read(state: State, event: LogRead, policy: Policy) -> Outcome:
     )
 
 
-def with_newest(facts: Facts, stored: Stored | None, *, trusted: bool) -> Facts:
-    """Take the commit log's word for the newest checkpoint.
+def with_newest(
+    facts: Facts, stored: Stored | None, kept: Sequence[Commitment] = (), *, trusted: bool
+) -> Facts:
+    """Take the commit log's word for the newest checkpoint, and for those in `kept` that nobody told of:
+    retention knows them then, with their metrics.
 
     One that the lineage left behind waits, while members may be alive that went on without it. Where nobody
     is, the run goes back to it: a checkpoint of a branch is better than an older one. What was ordered to be
@@ -83,8 +87,8 @@ def with_newest(facts: Facts, stored: Stored | None, *, trusted: bool) -> Facts:
             saves=replace(facts.saves, commitments=left),
         )
     known = tuple(c for c in facts.saves.commitments if c.stored.step <= stored.step)
-    if all(c.stored.slot != stored.slot for c in known):
-        known = (*known, Commitment(stored=stored))
+    told = max((c.stored.slot for c in known), default=0)
+    known += tuple(c for c in kept or (Commitment(stored=stored),) if told < c.stored.slot <= stored.slot)
     return replace(
         facts,
         saves=replace(

@@ -89,6 +89,14 @@ class Stored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Commitment:
+    """A committed checkpoint, with the metrics it was committed with."""
+
+    stored: Stored
+    metrics: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Fresh:
     """Initialise from the seed: nothing was ever committed."""
 

@@ -115,7 +115,7 @@ class SimulatedCluster(SimulatedMachines):
             case Commit():
                 self.storage.order(term, command, self.tell)
             case Prune(keep=keep):
-                self.storage.prune(term, keep)
+                self.storage.order_prune(term, keep)
             case ReadLog():
                 self.storage.read_log(term, self.tell)
             case End():

@@ -83,10 +83,16 @@ class SimulatedStorage:
         self.ever = True
         return stored
 
+    def order_prune(self, term: int, keep: tuple[int, ...]) -> None:
+        """Prune after the commits that were ordered before, of which not all may be known yet."""
+        self.busy_until = max(self.busy_until, self.clock.now)
+        self.clock.after(self.busy_until - self.clock.now, lambda: self.prune(term, keep))
+
     def prune(self, term: int, keep: tuple[int, ...]) -> None:
         if term < self.fence:
             return
-        self.kept = {slot: stored for slot, stored in self.kept.items() if slot in keep}
+        known = max(keep, default=0)
+        self.kept = {slot: stored for slot, stored in self.kept.items() if slot in keep or slot > known}
         assert self.kept, "at every instant one loadable checkpoint exists"
 
     def newest(self) -> Stored | None:

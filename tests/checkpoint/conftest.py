@@ -47,6 +47,7 @@ def save(cut: Cut) -> Save:
         step: int,
         generation: int = 1,
         lineage: Sequence[tuple[int, int]] = ((1, 0),),
+        metrics: Sequence[tuple[str, float]] = (),
     ) -> Stored:
         directory = attempt_path(step=step, generation=generation)
         w = np.full((6, 4), step, dtype=np.float32)
@@ -55,6 +56,8 @@ def save(cut: Cut) -> Save:
             write_part(run.store, directory, 1, [cut("w", w, Box((4, 0), (2, 4)))]),
         ]
         assembled = assemble(run.store, directory, parts, {"step": step})
-        return run.commit(assembled, term=term, generation=generation, step=step, lineage=lineage)
+        return run.commit(
+            assembled, term=term, generation=generation, step=step, lineage=lineage, metrics=metrics
+        )
 
     return make

@@ -173,6 +173,38 @@ def test_the_newest_stays_whatever_was_asked_for(run: RunDirectory, save: Save) 
     assert verify(open_checkpoint_of(run)).sound
 
 
+def test_what_was_committed_since_a_prune_was_decided_stays(run: RunDirectory, save: Save) -> None:
+    term = run.begin_term("a")
+    stored = [save(run, term=term, step=s) for s in (1, 2, 3, 4)]
+    run.prune([stored[1].slot], term=term, known=stored[1].slot)
+    assert steps(run) == [2, 3, 4]
+
+
+def test_attempts_of_a_generation_that_began_since_a_prune_was_decided_stay(
+    run: RunDirectory, save: Save, cut: Cut
+) -> None:
+    """A group that went back may write a step below the newest commit."""
+    term = run.begin_term("a")
+    stored = save(run, term=term, step=6)
+    for step, generation in ((4, 2), (7, 2), (5, 1), (7, 1)):
+        write_part(run.store, attempt_path(step=step, generation=generation), 0, [cut("w", np.zeros(2))])
+    run.prune([stored.slot], term=term, writing=1)
+    left = {(4, 2), (7, 2), (7, 1)}
+    assert directories(run) == {stored.path, *(attempt_path(step=s, generation=g) for s, g in left)}
+
+
+def test_a_branch_is_the_newest_checkpoint_and_its_ancestors_with_their_metrics(
+    run: RunDirectory, save: Save
+) -> None:
+    term = run.begin_term("a")
+    assert run.branch() == []
+    first = save(run, term=term, step=2, metrics=[("loss", 0.5)])
+    save(run, term=term, step=5)  # left behind: generation 2 began at step 2
+    newest = save(run, term=term, step=4, generation=2, lineage=((1, 0), (2, 2)))
+    assert [c.stored for c in run.branch()] == [first, newest]
+    assert dict(run.branch()[0].metrics) == {"loss": 0.5}
+
+
 def open_checkpoint_of(run: RunDirectory) -> Checkpoint:
     newest = run.newest()
     assert newest is not None

@@ -12,17 +12,19 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from elastic_train.checkpoint.run_directory import RunDirectory
 from elastic_train.checkpoint.snapshot import Buffer, Snapshot
 from elastic_train.cluster.checkpoint_io import PartWriter
 from elastic_train.cluster.controller.committer import Committer, versions
 from elastic_train.cluster.controller.effects import Effects, Lane
 from elastic_train.cluster.messages import Writing
 from elastic_train.config import Batch, RunSpec, Timing
-from elastic_train.control.commands import Commit
+from elastic_train.control.commands import Commit, Prune
 from elastic_train.control.events import CheckpointCommitted, Event, PartWritten, SaveFailed
 from elastic_train.geometry.box import Box
 from elastic_train.geometry.fragments import Fragments
 from elastic_train.storage.store import Store
+from tests.cluster.conftest import eventually
 
 pytestmark = pytest.mark.ring1
 WAIT_S = 100.0
@@ -34,13 +36,13 @@ DOCUMENT: dict[str, Any] = {
 }
 
 
-def of_weight(values: np.ndarray, document: dict[str, Any], *, generation: int) -> Snapshot:
-    """A state of one tensor at step 4."""
+def of_weight(values: np.ndarray, document: dict[str, Any], *, generation: int, step: int = 4) -> Snapshot:
+    """A state of one tensor."""
     shape = values.shape
     return Snapshot(
         generation=generation,
         rank=0,
-        step=4,
+        step=step,
         fragments=Fragments.of([("w", "param", "float32", shape, Box.whole(shape))]),
         document=document,
         buffer=Buffer.of([values]),
@@ -86,8 +88,8 @@ class Run:
         self.committer.store = cast("Store", store)
         return store.gate
 
-    def part(self, document: dict[str, Any]) -> PartWritten:
-        snapshot = of_weight(np.arange(3, dtype=np.float32), document, generation=1)
+    def part(self, document: dict[str, Any], step: int = 4) -> PartWritten:
+        snapshot = of_weight(np.arange(3, dtype=np.float32), document, generation=1, step=step)
         PartWriter(self.spec, self.said.put, clock=lambda: 0.0).save(snapshot)
         part = self.next()
         assert isinstance(part, PartWritten)
@@ -135,6 +137,32 @@ def test_a_commit_that_storage_holds_up_is_late_and_is_told_when_it_comes_true(
     committed = run.next()
     assert isinstance(committed, CheckpointCommitted)
     assert committed.stored.step == 4
+
+
+def test_a_prune_waits_behind_commits_that_it_does_not_know_and_leaves_them(
+    tmp_path: Path, effects: list[Effects]
+) -> None:
+    run = Run(tmp_path)
+    effects.append(run.effects)
+    parts = {step: run.part(DOCUMENT | {"step": step}, step) for step in (1, 2, 3, 4)}
+
+    def commit(step: int) -> None:
+        run.committer.commit(Commit(generation=1, step=step, parts=(parts[step],)))
+
+    slots: dict[int, int] = {}
+    for step in (1, 2):
+        commit(step)
+        committed = run.next()
+        assert isinstance(committed, CheckpointCommitted)
+        slots[step] = committed.stored.slot
+    gate = run.held()
+    commit(3)
+    commit(4)
+    run.committer.prune(Prune(keep=(slots[2],)))  # decided when step 2 was told
+    gate.set()
+    assert all(isinstance(run.next(), CheckpointCommitted) for _ in range(2))
+    eventually("the prune ends", lambda: not run.effects.outstanding())
+    assert [stored.step for stored in RunDirectory(run.committer.store).commits()] == [2, 3, 4]
 
 
 class Metered:

@@ -5,26 +5,46 @@ from dataclasses import replace
 
 import pytest
 
+from elastic_train.config import Checkpoints
 from elastic_train.control.adoption import resume_commands
-from elastic_train.control.commands import Abort, Commit, End, Form, Go, Pause, Save, StartWorker, StopWorker
+from elastic_train.control.commands import (
+    Abort,
+    Commit,
+    End,
+    Form,
+    Go,
+    Pause,
+    Prune,
+    Save,
+    StartWorker,
+    StopWorker,
+)
 from elastic_train.control.events import Adopted, Node, NodesChanged, StopRequested, TermBegan, WorkerReady
 from elastic_train.control.fault_schedule import storm
 from elastic_train.control.journal_codec import fold
 from elastic_train.control.states import Forming, Pausing, Running, Settling, Waiting
 from elastic_train.control.transition import transition
-from elastic_train.recovery.evidence import Fresh, FromStorage, Live
+from elastic_train.recovery.evidence import Commitment, Fresh, FromStorage, Live
 from elastic_train.testing.simulator import Simulation, simulated_policy
 
 pytestmark = pytest.mark.ring0
 
 
 def take_over(
-    play, *, at: float = 0.0, stored=None, alive: str = "", step: int | None = None, strangers=(), silent=()
+    play,
+    *,
+    at: float = 0.0,
+    stored=None,
+    alive: str = "",
+    step: int | None = None,
+    strangers=(),
+    silent=(),
+    kept=(),
 ):
     """A new term whose clock starts at `at`; `alive` are the last letters of the workers that live."""
     play.at = at
     stored = stored or play.facts.saves.stored
-    play(TermBegan, term=play.facts.term + 1, stored=stored, ever_stored=stored is not None)
+    play(TermBegan, term=play.facts.term + 1, stored=stored, ever_stored=stored is not None, kept=kept)
     generation = play.facts.lineage.generation
     step = play.facts.lineage.step if step is None else step
     running = tuple(
@@ -255,6 +275,23 @@ def test_the_log_has_the_final_report_on_what_is_stored(play):
     play.parts(12)
     take_over(play, alive="12", stored=play.stored(12, 3))
     assert [c.stored.slot for c in play.facts.saves.commitments] == [1, 3]
+
+
+def test_retention_knows_what_was_committed_and_not_noted(play):
+    """The predecessor died between the commits of steps 7 and 10 and their records."""
+    play.policy = replace(play.policy, checkpoints=Checkpoints(keep=1, best="loss"))
+    play.running(2, step=12)
+    play.parts(5)
+    play.saved(5, 1, metrics=(("loss", 0.9),))
+    losses = {1: (5, 0.9), 2: (7, 0.1), 3: (10, 0.8)}
+    kept = tuple(
+        Commitment(stored=play.stored(step, slot), metrics=(("loss", loss),))
+        for slot, (step, loss) in losses.items()
+    )
+    take_over(play, alive="12", stored=play.stored(10, 3), kept=kept)
+    play.parts(12)
+    play.saved(12, 4, metrics=(("loss", 0.7),))
+    assert play.ordered(Prune)[-1].keep == (2, 4)
 
 
 def went_back(play):

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from elastic_train.config import Checkpoints
 from elastic_train.control.retention import kept_slots
-from elastic_train.control.states import Commitment
-from elastic_train.recovery.evidence import Stored
+from elastic_train.recovery.evidence import Commitment, Stored
 
 pytestmark = pytest.mark.ring0
 

@@ -22,7 +22,7 @@ from elastic_train.config import RunSpec
 from elastic_train.control.commands import Commit, Prune
 from elastic_train.control.events import CheckpointCommitted, Event, FencedOff, LogRead, SaveFailed
 from elastic_train.errors import CheckpointError, Fenced
-from elastic_train.recovery.evidence import Stored
+from elastic_train.recovery.evidence import Commitment, Stored
 from elastic_train.storage.commit_log import CommitLog
 from elastic_train.storage.fsspec_store import child_url, open_store
 from elastic_train.storage.lease import Lease
@@ -58,8 +58,9 @@ class Committer:
     def log(self) -> CommitLog:
         return self._run.log
 
-    def newest(self) -> Stored | None:
-        return self._run.newest()
+    def newest(self) -> tuple[Stored | None, tuple[Commitment, ...]]:
+        """The newest checkpoint, and what is kept of its branch."""
+        return self._run.newest(), tuple(self._run.branch())
 
     def before(self, stored: Stored) -> Stored | None:
         """Where to go when it is damaged; None, too, where the log does not keep it."""
@@ -113,7 +114,8 @@ class Committer:
         """Ends in LogRead."""
 
         def said() -> tuple[Event, ...]:
-            return (LogRead(at=0.0, stored=self.newest()),)
+            stored, kept = self.newest()
+            return (LogRead(at=0.0, stored=stored, kept=kept),)
 
         begin_events(
             self._effects,
@@ -128,9 +130,10 @@ class Committer:
     def prune(self, command: Prune) -> None:
         """What was not deleted is left to the next prune."""
         writing = self.lineage[-1][0] if self.lineage else None
+        known = max(command.keep, default=0)  # commits that this lane does first may not have been told yet
 
         def prune() -> None:
-            self._run.prune(command.keep, command.in_flight, term=self._term, writing=writing)
+            self._run.prune(command.keep, command.in_flight, term=self._term, known=known, writing=writing)
 
         def ended(ending: Ending[None]) -> None:
             match ending:

@@ -63,7 +63,7 @@ from elastic_train.errors import ElasticTrainError, Fenced
 from elastic_train.observe.journal_records import record, wall_text
 from elastic_train.planner.plan_cache import PlanCache
 from elastic_train.planner.question import Planner
-from elastic_train.recovery.evidence import Stored
+from elastic_train.recovery.evidence import Commitment, Stored
 from elastic_train.storage.journal import Journal
 from elastic_train.storage.outlast import outlast
 
@@ -185,7 +185,7 @@ class Controller:
     def _begin(self) -> bool:
         """Own the run, fold its journal, adopt living workers. False if the run had only to be ended."""
         again = bool(ray.get_runtime_context().was_current_actor_reconstructed)
-        state, newest = awaited(
+        state, (newest, kept) = awaited(
             self._effects,
             "taking over the run",
             Lane.STORAGE,
@@ -227,6 +227,7 @@ class Controller:
             ever_stored=newest is not None,
             finished=newest is not None and newest.step >= self._spec.max_steps,
             again=again,
+            kept=kept,
         )
         running = tuple((s.worker, s.node, s.generation, s.step) for s in found.living)
         adopted = Adopted(at=0.0, running=running, silent=found.silent)
@@ -248,8 +249,8 @@ class Controller:
         self._effects.every("demand", ASK_AGAIN_S, self._demand.ask)
         self._effects.every("room", LOOK_S, room.look)
 
-    def _take_over(self) -> tuple[State, Stored | None]:
-        """Storage's part of the beginning: the state that led here, and the newest checkpoint."""
+    def _take_over(self) -> tuple[State, tuple[Stored | None, tuple[Commitment, ...]]]:
+        """Storage's part of the beginning: the state that led here, and the checkpoints there are."""
         holder = f"{self._driver}, controller {str(ray.get_runtime_context().get_actor_id())[:12]}"
         committer = Committer(self._spec, holder, self._inbox.post, self._effects)
         term = committer.take_over()

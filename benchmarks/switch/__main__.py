@@ -7,7 +7,9 @@ while: a node joins two data parallel ones and is drained again; one joins anoth
 replicas are cut in two each; a model is cut into two stages; a node that stood by takes the place of one that
 is drained; a slow node is left (`cases.py`). Measured is the gap between the last committed step of the old
 group and the first of the new one, in seconds and in steps of the old group; how fast the old group trains
-between the change's cause and the change; and of the gap, how much was forming and how much the first step.
+between the change's cause and the change; of the gap, how much was forming and how much the first step; and
+the most memory of a worker's process in steps before, how much more it is for the change, and what a newcomer
+takes.
 
 Ray Train's elastic run grows once in a cluster of its own. It restarts from its last checkpoint when a node
 goes, and cuts no model by itself, so it has a row for one growth alone.
@@ -39,6 +41,9 @@ COLUMNS = {
     "step s": "step_s",
     "speed beside": "speed_beside",
     "asked to step s": "asked_to_step_s",
+    "step GB": "step_gb",
+    "more": "change_more_gb",
+    "newcomer": "newcomer_gb",
     "redone": "steps_redone",
     "load": "load",
 }

@@ -82,6 +82,12 @@ CASES = {
         ),
         parallelism=Parallelism(dp_replicate=2, tp=1, pp=1),
     ),
+    "shards": Case(  # of a state that is nowhere whole
+        workers=2,
+        changes=(Change(name="shards 2 to 3", by=1, adds=1), Change(name="shards 3 to 2", by=-1, drains=1)),
+        parallelism=Parallelism(dp_replicate=1, tp=1, pp=1),
+        peers=None,
+    ),
     "pp": Case(
         workers=1,
         changes=(Change(name="pp 1 to 2", by=1, adds=1), Change(name="pp 2 to 1", by=-1, drains=1)),

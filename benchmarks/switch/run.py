@@ -13,8 +13,8 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from benchmarks.switch.cases import (
     Case,
     Change,
 )
+from benchmarks.switch.peak_memory import PeakMemory
 from elastic_train.cluster import ray_private
 from elastic_train.cluster.actor_names import short
 from elastic_train.cluster.driver.launch import fit, prepare_local_environment
@@ -41,10 +42,12 @@ from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.run_updates import RunUpdate
 from elastic_train.config import RunSpec
-from elastic_train.control.events import GroupReady, StepCommitted
+from elastic_train.control.events import GroupReady, StepCommitted, WorkerReady
 from elastic_train.control.fault_schedule import FaultSchedule, Moment, SlowNode
 from elastic_train.observe.journal_records import FormedGroup, Record
 from elastic_train.storage.store import Store
+
+FIRST_STEPS = 3  # of a group, in which the memory of snapshots is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ class Asked:
     at: float  # wall time
     workers: int  # that train afterwards
     after: int = 0  # the generation that trained before
+    peaks: Mapping[str, int] = field(default_factory=dict[str, int])  # bytes of each worker in steps before
 
 
 class Changes(Chaos):
@@ -70,14 +74,19 @@ class Changes(Chaos):
         self._formed: dict[int, FormedGroup] = {}  # by generation
         self._workers = case.workers  # that the last change leads to
         self._since, self._over = time.monotonic(), False
+        self._memory = PeakMemory()
+        self.peaks: dict[int, Mapping[str, int]] = {}  # by generation, from what set it off to its first step
         self.asked: list[Asked] = []
 
     def on_update(self, update: RunUpdate, controller: Any, store: Store) -> None:
         for record in update.records:
             if record.formed is not None:
                 self._formed[record.formed.generation] = record.formed
+            if isinstance(record.event, WorkerReady):
+                self._memory.add(record.event.worker, record.event.pid)
             if isinstance(record.event, StepCommitted):
                 self._steps.append((record.event.generation, record.event.step))
+        self._look_at_memory()
         if self._over:
             return
         late = time.monotonic() - self._since > GIVE_UP_S
@@ -86,6 +95,15 @@ class Changes(Chaos):
             controller.stop.remote("measured")
         elif self._settled():
             self._set_off(self._left.pop(0))
+
+    def _look_at_memory(self) -> None:
+        """What the steps of a group take, once its first two are over, and what a change takes."""
+        peaks = self._memory.peaks()
+        newest = self._steps[-1][0] if self._steps else 0
+        if newest and newest not in self.peaks:
+            self.peaks[newest] = peaks
+        if sum(g == newest for g, _ in self._steps) < FIRST_STEPS:
+            self._memory.mark()
 
     def _settled(self) -> bool:
         """Whether the group that the last change asked for has trained for a while."""
@@ -99,7 +117,9 @@ class Changes(Chaos):
     def _set_off(self, change: Change) -> None:
         generation = self._steps[-1][0]
         self._since, self._workers = time.monotonic(), self._workers + change.by
-        self.asked.append(Asked(change.name, time.time(), self._workers, generation))
+        peaks = self._memory.peaks()
+        self.asked.append(Asked(change.name, time.time(), self._workers, generation, peaks))
+        self._memory.mark()
         training = [node for node in self._there if short(node) in self._formed[generation].nodes]
         for _ in range(change.adds):
             self._there.append(self._local.add_node())
@@ -108,13 +128,18 @@ class Changes(Chaos):
             ray_private.drain_node(node, NOTICE_S)
 
 
-def measured(records: Sequence[Record], asked: Sequence[Asked]) -> list[dict[str, Any]]:
-    """Each change that was set off, with the seconds and steps that training stood still."""
+def measured(
+    records: Sequence[Record], asked: Sequence[Asked], peaks: Mapping[int, Mapping[str, int]] | None = None
+) -> list[dict[str, Any]]:
+    """Each change that was set off, with the seconds and steps that training stood still. `peaks` are the
+    bytes that each worker took for the change, by the generation that it led to.
+    """
     steps = [(r.seconds, r.event.generation) for r in records if isinstance(r.event, StepCommitted)]
     ready = {r.event.generation: r.seconds for r in records if isinstance(r.event, GroupReady)}
     parts = {r.event.generation: r.event.parts for r in records if isinstance(r.event, GroupReady)}
     ordered = {r.formed.generation: r.seconds for r in records if r.formed is not None}
-    formed = {r.formed.generation: len(r.formed.workers) for r in records if r.formed is not None}
+    groups = {r.formed.generation: r.formed.workers for r in records if r.formed is not None}
+    formed = {generation: len(workers) for generation, workers in groups.items()}
     found: list[dict[str, Any]] = []
     for change, after in itertools.zip_longest(asked, asked[1:]):
         until = after.at if after is not None else float("inf")
@@ -144,9 +169,31 @@ def measured(records: Sequence[Record], asked: Sequence[Asked]) -> list[dict[str
                 "step_after_s": settled,
                 "speed_beside": step_s / beside if step_s and beside else None,
                 "asked_to_step_s": first - change.at,
+                **_memory(change.peaks, (peaks or {}).get(new, {}), groups[old]),
             }
         )
     return found
+
+
+def _memory(
+    steps: Mapping[str, int], change: Mapping[str, int], members: Sequence[str]
+) -> dict[str, float | None]:
+    """What a member takes at the most in the steps before a change, how much more for the change, and what a
+    newcomer takes.
+    """
+    both = [(steps[worker], change[worker]) for worker in members if worker in steps and worker in change]
+    added = [change[worker] for worker in change if worker not in members]
+    return {
+        "step_gb": _gigabytes(before for before, _ in both),
+        "change_more_gb": _gigabytes(after - before for before, after in both),
+        "newcomer_gb": _gigabytes(added),
+    }
+
+
+def _gigabytes(sizes: Iterable[int]) -> float | None:
+    """Of the largest."""
+    largest = max(sizes, default=None)
+    return round(largest / 1e9, 3) if largest is not None else None
 
 
 def _pace(steps: Sequence[tuple[float, int]]) -> float | None:
@@ -174,7 +221,7 @@ def run(size: str, case: Case, times: int) -> list[dict[str, Any]]:
         )
         changes = Changes(cluster, case, case.turns(times), size)
         result = fit(Problem(size=size), spec, address=None, local_nodes=0, quiet=True, chaos=changes)
-    return measured(result.records, changes.asked)
+    return measured(result.records, changes.asked, changes.peaks)
 
 
 def main() -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 
 from benchmarks.peers import ray_train_switch
 from benchmarks.switch.cases import CASES
+from benchmarks.switch.peak_memory import PeakMemory
 from benchmarks.switch.run import Asked, measured
 from elastic_train.observe.journal_records import Record
 from tests.benchmarks.test_measure import KILLED_AT, committed, formed, ready
@@ -35,6 +37,33 @@ def test_a_gap_lies_between_the_last_step_of_the_old_group_and_the_first_of_the_
     assert found["speed_beside"] == pytest.approx(0.5)
     assert found["step_after_s"] == pytest.approx(0.5)
     assert found["asked_to_step_s"] == pytest.approx(11.5)
+
+
+def test_the_memory_of_a_change_is_told_by_what_it_takes_beside_steps() -> None:
+    records = [
+        formed(-9, 1, 2, 0),
+        *paced(1, 1, -2, -1, 1),
+        formed(2, 2, 3, 3),
+        ready(2, 2),
+        *paced(2, 4, 3, 4),
+    ]
+    before = {"w0": 3_000_000_000, "w1": 2_000_000_000}
+    change = {"w0": 3_100_000_000, "w1": 2_500_000_000, "w2": 1_500_000_000}
+    (found,) = measured(records, [Asked("growth", KILLED_AT, 3, 1, before)], {2: change})
+    assert (found["step_gb"], found["change_more_gb"], found["newcomer_gb"]) == (3.0, 0.5, 1.5)
+
+
+def test_a_peak_is_that_since_the_mark() -> None:
+    memory = PeakMemory()
+    memory.add("me", os.getpid())
+    memory.add("gone", 0)
+    held = bytearray(200 << 20)
+    high = memory.peaks()["me"]
+    del held
+    memory.mark()
+    low = memory.peaks()
+    assert low.keys() == {"me"}
+    assert high - low["me"] > 150 << 20
 
 
 def test_a_change_to_another_size_than_was_asked_for_is_none() -> None:

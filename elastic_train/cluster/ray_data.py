@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +18,7 @@ from ray.exceptions import RayTaskError
 
 from elastic_train.cluster.ray_calls import FETCH_S, LOOK_S, answer, remote
 from elastic_train.data.table import ParquetTable
-from elastic_train.errors import DataMismatch, StorageError
+from elastic_train.errors import AlreadyExists, DataMismatch, StorageError
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.store import Store
 
@@ -26,6 +28,8 @@ BYTES_PER_FILE = 128 << 20
 WRITERS = 8
 """How many files are written at a time."""
 DONE = "table.json"
+ROWS = "rows"
+"""Begins the directories of rows. The marker names the one that is the table."""
 
 
 def from_ray_data(dataset: ray.data.Dataset, url: str) -> ParquetTable:
@@ -33,23 +37,34 @@ def from_ray_data(dataset: ray.data.Dataset, url: str) -> ParquetTable:
 
     They are written below `url` in the data set's own order, by tasks on the nodes that hold its blocks, and
     never again: where a whole table lies there already, that one is read and the data set is not executed, so
-    that a run that is submitted again trains on the same samples. Raises DataMismatch if that table has other
-    columns or blocks differ in a column's type, and StorageError if the nodes don't share the place.
+    that a run that is submitted again trains on the same samples. Of several calls at the same time each
+    executes it, and all read what the first one wrote. Raises DataMismatch if that table has other columns
+    or blocks differ in a column's type, and StorageError if the nodes don't share the place.
     """
     store = open_store(url)
     columns = tuple(dataset.columns() or ())
-    names = ", ".join(columns)
-    if store.exists(DONE):
-        written = tuple(json.loads(store.read(DONE))["columns"])
-        if written != columns:
-            raise DataMismatch(
-                field="dataset",
-                problem=f"{url} holds the columns {', '.join(written)}, the data set has {names}.",
-                remedy="Write it to another place.",
-            )
-    else:
-        _write(dataset, store, columns)
-    return ParquetTable(f"{url.rstrip('/')}/rows", columns=columns)
+    table = _table(store) if store.exists(DONE) else _write(dataset, store, columns)
+    if table.columns != columns:
+        raise DataMismatch(
+            field="dataset",
+            problem=f"{url} holds the columns {', '.join(table.columns)}, the data set has "
+            f"{', '.join(columns)}.",
+            remedy="Write it to another place.",
+        )
+    return ParquetTable(f"{url.rstrip('/')}/{table.directory}", columns=columns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """What the marker says."""
+
+    columns: tuple[str, ...]
+    directory: str
+
+
+def _table(store: Store) -> _Table:
+    said = json.loads(store.read(DONE))
+    return _Table(columns=tuple(said["columns"]), directory=said.get("directory", ROWS))
 
 
 @dataclass(kw_only=True)
@@ -62,9 +77,31 @@ class _File:
     size: int = 0
 
 
-def _write(dataset: ray.data.Dataset, store: Store, columns: tuple[str, ...]) -> None:
-    """Files of rows, then the marker that says that they are all there."""
-    store.delete_tree("rows")  # of a try that did not get to its end: rows may be others each time
+def _write(dataset: ray.data.Dataset, store: Store, columns: tuple[str, ...]) -> _Table:
+    """Files of rows, then the marker that says that they are all there; the table of whoever set it first.
+
+    Each call has a directory of its own: a data set that shuffles gives other rows each time, and files of
+    two calls would not be its rows.
+    """
+    own = f"{ROWS}-{secrets.token_hex(4)}"
+    try:
+        rows = _write_rows(dataset, store, own)
+        with suppress(AlreadyExists):
+            said = {"columns": columns, "rows": rows, "directory": own}
+            store.create(DONE, json.dumps(said).encode())
+        table = _table(store)
+    except StorageError:
+        if not store.exists(DONE):
+            raise
+        table = _table(store)  # whoever was first took away what the others had begun
+    others = {path.partition("/")[0] for path in store.list() if path.startswith(ROWS)} - {table.directory}
+    for left in sorted(others if table.directory == own else others & {own}):
+        store.delete_tree(left)
+    return table
+
+
+def _write_rows(dataset: ray.data.Dataset, store: Store, directory: str) -> int:
+    """How many there are."""
     write, under_way = remote(_write_file, num_cpus=0), dict[Any, str]()
     rows, schemas = dict[str, int](), dict[str, pa.Schema]()
 
@@ -75,17 +112,21 @@ def _write(dataset: ray.data.Dataset, store: Store, columns: tuple[str, ...]) ->
                 if count:
                     rows[path], schemas[path] = count, schema
 
-    for number, file in enumerate(_files(dataset)):
-        path = f"rows/{number:06}.parquet"
-        under_way[write.remote(store.url, path, file.spans, *file.blocks)] = path
-        gather(WRITERS - 1)
-    gather(0)
+    try:
+        for number, file in enumerate(_files(dataset)):
+            path = f"{directory}/{number:06}.parquet"
+            under_way[write.remote(store.url, path, file.spans, *file.blocks)] = path
+            gather(WRITERS - 1)
+        gather(0)
+    finally:  # where one failed, the others write no more into a directory that is taken away
+        if under_way:
+            ray.wait([*under_way], num_returns=len(under_way), timeout=FETCH_S)
     for schema in schemas.values():
         _same(schemas[min(schemas)], schema)
-    if lacking := [*sorted(rows.keys() - set(store.list("rows")))]:
+    if lacking := [*sorted(rows.keys() - set(store.list(directory)))]:
         problem = "a task of another process wrote it, and it is not there: use storage that all nodes share."
         raise StorageError(path=f"{store.url}/{lacking[0]}", operation="read", problem=problem)
-    store.create(DONE, json.dumps({"columns": columns, "rows": sum(rows.values())}).encode())
+    return sum(rows.values())
 
 
 def _written(call: Any) -> tuple[int, pa.Schema]:

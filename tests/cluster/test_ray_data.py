@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import ray
 
+from elastic_train.cluster import ray_data as module
 from elastic_train.cluster.driver.launch import prepare_local_environment
 from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_data import from_ray_data
@@ -85,3 +87,41 @@ def test_arrays_of_many_shapes_are_kept_and_a_column_of_two_types_is_refused_by_
     with pytest.raises(DataMismatch, match="column 'id' is int64 in some rows and float in others"):
         from_ray_data(mixed, str(tmp_path / "mixed"))
     assert len(from_ray_data(ray.data.range(5), str(tmp_path / "mixed"))) == 5, "nothing was left of it"
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_calls_at_the_same_time_have_the_rows_of_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shuffles in its own way, and a table is several files."""
+    monkeypatch.setattr(module, "ROWS_PER_FILE", 100)
+
+    def made(seed: int) -> list[int]:
+        shuffled = ray.data.range(ROWS, override_num_blocks=6).random_shuffle(seed=seed)
+        table = from_ray_data(shuffled, str(tmp_path / "t"))
+        return [table[i]["id"] for i in range(ROWS)]
+
+    with ThreadPoolExecutor(3) as pool:
+        first, *others = pool.map(made, range(3))
+    assert sorted(first) == list(range(ROWS))
+    assert others == [first, first]
+    assert made(7) == first
+    assert len([*(tmp_path / "t").iterdir()]) == 2, "the marker, and one directory of rows"
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_what_calls_left_that_were_broken_off_is_no_part_of_a_table(tmp_path: Path) -> None:
+    left = tmp_path / "t" / "rows-0123abcd"
+    left.mkdir(parents=True)
+    (left / "000000.parquet").write_bytes(b"half a file")
+    assert len(from_ray_data(ray.data.range(5), str(tmp_path / "t"))) == 5
+    assert not left.exists()
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_a_table_whose_marker_names_no_directory_is_read(tmp_path: Path) -> None:
+    from_ray_data(ray.data.range(5), str(tmp_path / "t"))
+    (rows,) = (tmp_path / "t").glob("rows-*")
+    rows.rename(tmp_path / "t" / "rows")
+    (tmp_path / "t" / module.DONE).write_text('{"columns": ["id"], "rows": 5}')
+    assert [row["id"] for row in from_ray_data(ray.data.range(9), str(tmp_path / "t"))] == [0, 1, 2, 3, 4]

@@ -18,6 +18,7 @@ from elastic_train.cluster.local_cluster import LocalCluster
 from elastic_train.cluster.ray_calls import named_actors
 from elastic_train.cluster.run_reading import records
 from elastic_train.control.events import StepCommitted
+from elastic_train.data.sample_range import SourcePart
 from elastic_train.errors import ConfigError
 from elastic_train.observe.journal_records import FormedGroup
 from elastic_train.observe.ledger import ledger
@@ -113,3 +114,48 @@ def test_a_trial_is_made_by_a_function_and_an_error_of_its_code_is_its_own(runs:
 
     found = tune.Tuner(et.tune.trainable(wrong), param_space={"lr": 3}).fit()
     assert "no 3" in str(found.errors[0])
+
+
+class Measured(tune_sweep.Digits):
+    """Evaluated at every second step."""
+
+    def evaluation(self) -> et.Evaluation:
+        return et.Evaluation(dataset=SourcePart(self.dataset(), 0, 48), every=2)
+
+
+def measured(config: dict[str, Any]) -> et.ElasticTrainer:
+    made = JOBS(config)
+    made.task = Measured(config["width"], config["lr"])
+    return made
+
+
+def search(storage: Path, metric: str, trainable: Any, rates: tuple[float, ...]) -> tune.ResultGrid:
+    space = {"width": 16, "max_steps": 5, "storage": str(storage)}
+    return tune.Tuner(
+        trainable,
+        param_space={"lr": tune.grid_search(list(rates)), **space},
+        tune_config=tune.TuneConfig(metric=metric, mode="min", max_concurrent_trials=2),
+        run_config=tune.RunConfig(storage_path=str(storage / "search"), name=f"search-{time.time_ns()}"),
+    ).fit()
+
+
+def test_runs_that_end_by_themselves_end_their_trials_with_what_is_compared(runs: Runs) -> None:
+    found = search(runs.storage, "loss", et.tune.trainable(JOBS), (0.1, 1e-4))
+    assert not found.errors
+    for result in found:
+        told = result.metrics_dataframe
+        assert told is not None
+        assert list(told["step"]) == [1, 2, 3, 4, 5], "each step once, the last one too"
+        assert result.metrics["loss"] == list(told["loss"])[-1]
+    assert found.get_best_result().config["lr"] == 0.1
+
+
+def test_steps_that_have_the_metric_are_the_results(runs: Runs) -> None:
+    (result,) = found = search(
+        runs.storage, "eval_loss", et.tune.trainable(measured, metric="eval_loss"), (0.1,)
+    )
+    assert not found.errors
+    told = result.metrics_dataframe
+    assert told is not None
+    assert list(told["step"])[:2] == [2, 4]
+    assert all(told["eval_loss"].notna())

@@ -16,8 +16,10 @@ from typing import Any, ClassVar
 
 from ray import tune
 from ray.train import UserCallback
+from ray.tune.result import RESULT_DUPLICATE
 
 from elastic_train.api import ElasticTrainer
+from elastic_train.cluster.driver.launch import absolute
 from elastic_train.cluster.driver.stop_run import ask_to_stop
 from elastic_train.errors import ConfigError
 from elastic_train.storage.urls import parse
@@ -26,17 +28,19 @@ BESIDE_THE_HEAD: Mapping[str, float] = {"node:__internal_head__": 0.001}
 """What a trial's own process takes: it is where the search is, and no worker's node."""
 CHECKPOINT = "checkpoint_url"
 ASK_S = 0.5
-READY = 256
-"""Steps that may be committed before the search heard of them. Training does not wait for it."""
 
 
-def trainable(trainer: Callable[[dict[str, Any]], ElasticTrainer]) -> type[tune.Trainable]:
+def trainable(
+    trainer: Callable[[dict[str, Any]], ElasticTrainer], *, metric: str | None = None
+) -> type[tune.Trainable]:
     """What `ray.tune.Tuner` takes: `trainer(config)` makes the trainer of a trial.
 
     A trial is a run of its own, named by its trainer and the trial, so that it goes on where it was when its
     process is started again. Each committed step is a result: `step`, `loss`, what was reported of it, and
-    `path` of the run. A relative storage path starts where this is called. Trials share the cluster: each run
-    takes workers up to its maximum, and gives none back to others; its minimum has to be there.
+    `path` of the run; with a `metric` each step that has it, since Tune ends a search whose results lack what
+    it compares. A relative storage path starts where this is called, in a submitted job at home. Trials share
+    the cluster: each run takes workers up to its maximum, and gives none back to others; its minimum has to
+    be there.
     """
     if isinstance(trainer, ElasticTrainer) or not callable(trainer):
         raise ConfigError(
@@ -45,7 +49,8 @@ def trainable(trainer: Callable[[dict[str, Any]], ElasticTrainer]) -> type[tune.
             remedy="Give a function: def trainer(config): return et.ElasticTrainer(...).",
         )
     name = getattr(trainer, "__name__", "trainer")
-    return type(name, (Trial,), {"make": staticmethod(trainer), "start": str(Path.cwd())})
+    said = {"make": staticmethod(trainer), "start": absolute("."), "metric": metric}
+    return type(name, (Trial,), said)
 
 
 def checkpoint_url(result: Any) -> str:
@@ -83,10 +88,11 @@ class Steps(UserCallback):
 
 
 class Trial(tune.Trainable):
-    """Drives a run in a thread; `step` waits for its next committed step."""
+    """Drives a run in a thread, which the first `step` starts; `step` waits for its next result."""
 
     make: ClassVar[Callable[[dict[str, Any]], ElasticTrainer]]
     start: ClassVar[str]
+    metric: ClassVar[str | None]
 
     @classmethod
     def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
@@ -104,44 +110,72 @@ class Trial(tune.Trainable):
         trainer.callbacks = (*trainer.callbacks, self._steps)
         self._trainer = trainer
         self._error: BaseException | None = None
+        self._measured: dict[str, Any] = {}  # what the run came to
         self._last = 0
-        self._over = False
-        self._thread = threading.Thread(target=self._run, name="run", daemon=True)
-        self._thread.start()
+        self._tells = False  # a result was told
+        self._thread: threading.Thread | None = None
 
     def step(self) -> dict[str, Any]:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="run", daemon=True)
+            self._thread.start()
         while True:
-            said = None if self._over else self._told.get()
+            said = self._told.get()
             if said is None:
-                self._over = True
+                self._told.put(None)  # it stays so
                 self._thread.join()
-                if self._error is not None:
-                    raise self._error
-                return {"done": True, "step": self._last, "path": self._path}
-            if said["step"] > self._last:  # what was run again is told once
-                self._last = said["step"]
+                return self._end()
+            if said["step"] <= self._last:  # what was run again is told once
+                continue
+            self._last = said["step"]
+            if self.metric is None or self.metric in said:
+                self._tells = True
                 return {**said, "path": self._path}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         (Path(checkpoint_dir) / CHECKPOINT).write_text(self._path)
 
     def load_checkpoint(self, checkpoint: Any) -> None:
-        """The run goes on where it was, by its name."""
+        """The run goes on where it was, by its name. ConfigError for the checkpoint of another trial."""
+        given = (Path(checkpoint) / CHECKPOINT).read_text()
+        if given != self._path:
+            raise ConfigError(
+                field="tune.TuneConfig(scheduler=...)",
+                problem=f"it gives the trial of {self._path} the state of {given}: a trial goes on with its "
+                "own run alone.",
+                remedy="Use a scheduler that stops trials and moves nothing, such as ASHAScheduler.",
+            )
 
     def cleanup(self) -> None:
         """Stop the run, with a checkpoint, and wait until nothing of it is left."""
-        asked = False
-        while self._thread.is_alive():
-            asked = asked or ask_to_stop(self._trainer.spec, "its trial was stopped")
+        while self._thread is not None and self._thread.is_alive():
+            # Again and again: the controller that heard it may be one that this run is about to replace.
+            ask_to_stop(self._trainer.spec, "its trial was stopped")
             self._thread.join(ASK_S)
 
     @property
     def _path(self) -> str:
         return f"{self._trainer.spec.storage_path}/{self._trainer.spec.name}"
 
+    def _end(self) -> dict[str, Any]:
+        """The result that ends the trial: its last one once more, which Tune counts once, or else what its
+        run had come to before."""
+        if self._error is not None:
+            raise self._error
+        if self._tells:
+            return {RESULT_DUPLICATE: True}
+        if self.metric is not None and self.metric not in self._measured:
+            known = ", ".join(sorted(self._measured.keys() - {"step"})) or "nothing"
+            raise ConfigError(
+                field="tune.trainable(metric=...)",
+                problem=f"no step of {self._path} has {self.metric!r}; what it measured is {known}.",
+                remedy="Name what the run reports or evaluates, and evaluate once at least.",
+            )
+        return {**self._measured, "done": True, "path": self._path}
+
     def _run(self) -> None:
         try:
-            self._trainer.fit(quiet=True)
+            self._measured = dict(self._trainer.fit(quiet=True).metrics or {})
         except Exception as error:  # noqa: BLE001 - raised again where the search asks for a step
             self._error = error
         finally:

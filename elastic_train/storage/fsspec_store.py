@@ -19,7 +19,7 @@ from elastic_train.storage.s3_store import S3Store
 from elastic_train.storage.store import Buffer, Sink, Store
 from elastic_train.storage.urls import child_url, is_local, package_of, parse
 
-__all__ = ["Options", "SharedMemoryStore", "child_url", "is_local", "open_store"]
+__all__ = ["Options", "SharedMemoryStore", "child_url", "file_system", "is_local", "open_store"]
 Options = Mapping[str, Any]
 
 FRESH = {"skip_instance_cache": True, "use_listings_cache": False}
@@ -46,6 +46,13 @@ def open_store(url: str, *, options: Options | None = None, retry: Retry | None 
     return kind(
         lambda: _connect(url, protocol, arguments), root=address.root, url=url.rstrip("/"), retry=retry
     )
+
+
+def file_system(url: str) -> fsspec.AbstractFileSystem:
+    """The fsspec file system of a URL that is no path of this machine, with the errors of `open_store`."""
+    address = parse(url)
+    arguments = {**DEFAULTS.get(address.protocol, FRESH), **address.options}
+    return _connect(url, address.protocol, arguments)
 
 
 def _connect(url: str, protocol: str, arguments: Options) -> fsspec.AbstractFileSystem:

@@ -81,6 +81,8 @@ def test_a_callback_hears_of_each_step_and_of_each_checkpoint_with_the_metrics_o
     assert listens.reports[:3] == [(said, None) for said in metrics]
     assert listens.reports[3:] == [(metrics[1], "/storage/run/checkpoints/2")]
     assert listens.run == "run"
+    reported.hear([step(4, step=3.0)])
+    assert listens.reports[-1][0]["step"] == 4, "whatever a loop reports by that name"
 
 
 def test_a_checkpoint_comes_with_what_was_said_last_of_its_step() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from ray import train
 from ray.train import RunConfig, ScalingConfig, UserCallback
 
+from elastic_train.cluster.driver.ray_checkpoints import RayCheckpoints
 from elastic_train.cluster.ray_train_private import train_context
 from elastic_train.config import RunSpec
 from elastic_train.control.commands import End
@@ -30,7 +31,7 @@ class Callbacks:
 
     def __init__(self, callbacks: Sequence[Any], spec: RunSpec) -> None:
         self._all = tuple(callback for callback in callbacks if isinstance(callback, UserCallback))
-        self._url = child_url(spec.storage_path, spec.name)
+        self._checkpoints = RayCheckpoints(child_url(spec.storage_path, spec.name))
         self._context = train_context(
             RunConfig(name=spec.name, storage_path=spec.storage_path),
             ScalingConfig(num_workers=(spec.min_workers, spec.max_workers)),
@@ -46,13 +47,13 @@ class Callbacks:
         for record in records if self._all else ():
             match record.event:
                 case StepCommitted() as event:
-                    metrics = {"step": event.step, "loss": event.loss, **dict(event.metrics)}
+                    metrics = {"loss": event.loss, **dict(event.metrics), "step": event.step}
                     known = self._metrics.pop(event.step, {}) | metrics  # told again, a step has more to say
                     self._metrics = dict([*self._metrics.items(), (event.step, known)][-KEPT:])
                     self._report(metrics, None)
                 case CheckpointCommitted(stored=stored):
-                    checkpoint = train.Checkpoint(f"{self._url}/{stored.path}")
-                    self._report(self._metrics.get(stored.step, {"step": stored.step}), checkpoint)
+                    metrics = self._metrics.get(stored.step, {"step": stored.step})
+                    self._report(metrics, self._checkpoints.at(stored.path))
                 case _:
                     pass
 

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import ray
-from ray import train
 from ray.exceptions import GetTimeoutError, RayError
 
 from elastic_train.checkpoint.run_directory import RunDirectory
@@ -18,6 +17,7 @@ from elastic_train.cluster.actor_names import run_key
 from elastic_train.cluster.driver.callbacks import Callbacks
 from elastic_train.cluster.driver.head_watch import HeadWatch
 from elastic_train.cluster.driver.live_page import LivePage
+from elastic_train.cluster.driver.ray_checkpoints import RayCheckpoints
 from elastic_train.cluster.driver.result import Result
 from elastic_train.cluster.driver.takeover import put_back
 from elastic_train.cluster.driver.terminal import Screen
@@ -221,20 +221,18 @@ def _result(spec: RunSpec, end: End, screen: Screen) -> Result:
         told.add(record)
     newest = max(told.losses, default=None)
     metrics = {} if newest is None else told.metrics | {"step": newest, "loss": told.losses[newest]}
+    checkpoints = RayCheckpoints(url)
+    kept = checkpoints.kept(RunDirectory(store))
     result = Result(
         metrics=metrics,
-        checkpoint=_checkpoint(RunDirectory(store), url),
+        checkpoint=kept[-1][0] if kept else None,
         error=None,
         path=url,
+        best_checkpoints=kept,
+        _storage_filesystem=checkpoints.system,
         outcome=end.outcome,
         summary=screen.summary(),
     )
     if not after:  # a short run: all of it at once, since its storage may be gone later
         result.records = rest
     return result
-
-
-def _checkpoint(run: RunDirectory, url: str) -> train.Checkpoint | None:
-    """The newest committed checkpoint as Ray Train knows checkpoints: a directory."""
-    newest = run.newest()
-    return None if newest is None else train.Checkpoint(f"{url}/{newest.path}")

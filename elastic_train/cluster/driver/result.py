@@ -17,8 +17,10 @@ from elastic_train.storage.fsspec_store import open_store
 
 @dataclass
 class Result(train.Result):
-    """A `ray.train.Result`. `ledger` has each step of the kept lineage, `records` the whole journal: those of
-    a long run are read from its storage when they are asked for (StorageNotFound where it is gone by then).
+    """A `ray.train.Result`. `best_checkpoints` are those that the run keeps, oldest first, with the metrics
+    of their steps, and `filesystem` is the one that they and `path` are in. `ledger` has each step of the
+    kept lineage, `records` the whole journal: those of a long run are read from its storage when they are
+    asked for (StorageNotFound where it is gone by then).
     """
 
     outcome: str = "finished"

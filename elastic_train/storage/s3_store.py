@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
 from typing import Any
 
-from elastic_train.errors import ConfigError, StorageNotFound
+from elastic_train.errors import ConfigError, StorageError, StorageNotFound
 from elastic_train.storage.object_store import ObjectStore, published
 from elastic_train.storage.s3_upload import Upload
 from elastic_train.storage.store import Names, Sink, check_path, check_prefix
+
+GONE = frozenset({"NoSuchKey", "NoSuchVersion"})
+"""What some servers say of an object that was not there."""
+DENIED = "AccessDenied"
 
 
 class S3Store(ObjectStore):
@@ -38,7 +43,20 @@ class S3Store(ObjectStore):
         while batch := tuple(islice(rest, 1000)):
             keys = [{"Key": self._split(self._key(p))[1]} for p in batch]
             request = {"Bucket": self._bucket, "Delete": {"Objects": keys, "Quiet": True}}
-            self._run(lambda r=request: self._fs.call_s3("delete_objects", **r), "delete", batch[0])
+            self._run(lambda r=request: self._delete(r), "delete", batch[0])
+
+    def _delete(self, request: dict[str, Any]) -> None:
+        """The answer has status 200 also where objects were kept, and says of each of them why. StorageError
+        for what the store refuses to this person; the rest is tried again."""
+        answered = self._fs.call_s3("delete_objects", **request)
+        kept = [one for one in answered.get("Errors", ()) if one.get("Code") not in GONE]
+        for one in sorted(kept, key=lambda one: one.get("Code") != DENIED):
+            problem = f"{one.get('Code')}: {one.get('Message')}"
+            if one.get("Code") == DENIED:
+                key = f"s3://{self._bucket}/{one.get('Key')}"
+                remedy = "What a run no longer needs is deleted: allow it s3:DeleteObject."
+                raise StorageError(path=key, operation="delete", problem=f"{problem}. {remedy}")
+            raise OSError(errno.EBUSY, problem, one.get("Key"))
 
     def unfinished(self, prefix: str = "") -> Names:
         cut = len(self._split(self._root + "/")[1])

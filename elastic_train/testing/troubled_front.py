@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
-Trouble = Literal["busy", "expired", "forbidden", "cut", "closed", "silent"]
+Trouble = Literal["busy", "expired", "forbidden", "cut", "closed", "silent", "kept", "kept for now"]
 """503 with a word; 400 with ExpiredToken, as S3 says it; 403; a body that breaks off; a connection that
-closes without answer, or stays open without one."""
+closes without answer, or stays open without one; 200 for a deletion that says of an object that it is kept,
+for want of the right to delete it or for a fault of the server's."""
 ANSWERS = {
     "busy": ("503 Service Unavailable", "SlowDown", "Please reduce your request rate."),
     "forbidden": ("403 Forbidden", "AuthorizationFailure", "This request is not authorized."),
     "expired": ("400 Bad Request", "ExpiredToken", "The provided token has expired."),
 }
+KEPT = {"kept": "AccessDenied", "kept for now": "InternalError"}
 CUT = 64
 """Bytes of a body that come before it breaks off."""
 
@@ -80,6 +82,8 @@ class Front:
             trouble = self._next(request)
             if trouble in ANSWERS:
                 client.sendall(_refusal(trouble, head=request.startswith(b"HEAD ")))
+            elif trouble in KEPT:
+                client.sendall(_kept(KEPT[trouble]))
             elif trouble == "silent":
                 client.recv(1)  # until the client hangs up
             elif trouble != "closed":
@@ -149,5 +153,14 @@ def _message(connection: socket.socket) -> bytes:
 def _refusal(trouble: str, *, head: bool) -> bytes:
     status, code, message = ANSWERS[trouble]
     body = f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message></Error>"
+    return _answer(status, body, head=head)
+
+
+def _kept(code: str) -> bytes:
+    error = f"<Error><Key>a/b</Key><Code>{code}</Code><Message>It stays.</Message></Error>"
+    return _answer("200 OK", f"<?xml version='1.0'?><DeleteResult>{error}</DeleteResult>", head=False)
+
+
+def _answer(status: str, body: str, *, head: bool) -> bytes:
     said = f"HTTP/1.1 {status}\r\nContent-Type: application/xml\r\nContent-Length: {len(body)}\r\n"
     return (f"{said}Connection: close\r\n\r\n" + ("" if head else body)).encode()

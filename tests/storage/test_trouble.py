@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from elastic_train.errors import StorageUnavailable
+from elastic_train.errors import StorageError, StorageUnavailable
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.retry import Backoff, Retry
 from elastic_train.storage.store import Store
@@ -85,6 +85,25 @@ def test_a_body_that_breaks_off_is_asked_for_again(operation: str, front: Front,
     front.give("cut", 3)
     OPERATIONS[operation](store)
     assert store.read("a") == DATA
+
+
+def test_what_a_deletion_kept_is_asked_for_again_and_a_refusal_is_named_at_once(
+    front: Front, s3: S3Server
+) -> None:
+    store = behind(front, s3)
+    store.write("a", DATA)
+    given = front.given
+    front.give("kept for now", 3)
+    store.delete(["a"])
+    assert front.given == given + 3
+    assert store.list() == []
+    store.write("a", DATA)
+    front.give("kept", 1)
+    with pytest.raises(
+        StorageError, match=r"cannot delete s3://trouble/a/b: AccessDenied.*s3:DeleteObject"
+    ) as no:
+        store.delete(["a"])
+    assert not isinstance(no.value, StorageUnavailable)
 
 
 LASTING = [

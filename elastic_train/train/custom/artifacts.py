@@ -72,8 +72,11 @@ class Artifacts:
             return
         store = self._store = self._store or self._opened()
         write_files(store, step, files)
-        known = self._known if self._known is not None else set(steps_of(store))
-        self._known = keep_newest(store, known | {step}, STEPS)
+        known = self._known = {step} | (self._known if self._known is not None else set(steps_of(store)))
+        try:
+            self._known = keep_newest(store, known, STEPS)
+        except StorageError as error:  # what is written is written
+            log.warning("files of old steps were not deleted; the next step tries again: %s", error)
 
     def _steps(self) -> list[tuple[int, Path]]:
         if self._root is None:

@@ -12,6 +12,7 @@ import pytest
 from elastic_train.testing.gloo_pool import GlooPool
 from tests.train import programs_branches as branches
 from tests.train import programs_edits as edits
+from tests.train import programs_epochs as epochs
 from tests.train import programs_freezing as freezing
 from tests.train import programs_hidden as hidden
 from tests.train import programs_loops as loops
@@ -194,6 +195,10 @@ TABLE = [
     Program(make=loops.evaluation_mode),
     Program(make=loops.hook_of_the_loop, refused_on={"fsdp2": r"model\.net\.a\.weight: has a hook"}),
     Program(make=loops.carries_columns),
+    Program(make=epochs.loop_over_epochs, refused="there is a loop around it"),
+    Program(make=epochs.epoch_in_a_function, refused="there is a loop around it"),
+    Program(make=epochs.another_data_set_later, refused="it was called before, and the batches of that call"),
+    Program(make=epochs.asked_for_one_by_one),
     Program(make=unkept.schedule_of_a_variable, refused=r"the state of 'schedule' \(StepLR\) is not kept"),
     Program(make=unkept.schedules_of_a_list, refused=r"the state of 'schedules' \(StepLR\) is not kept"),
     Program(

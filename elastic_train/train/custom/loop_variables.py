@@ -41,6 +41,16 @@ def body_of(frame: FrameType) -> list[dis.Instruction] | None:
     return [one for one in instructions[head + 1 :] if one.offset < end]
 
 
+def repeated(frame: FrameType) -> bool:
+    """Whether a loop comes back to the place at which the frame is."""
+    at = frame.f_lasti
+    return any(
+        one.argval < at < one.offset
+        for one in dis.get_instructions(frame.f_code)
+        if "JUMP_BACKWARD" in one.opname and not one.opname.endswith("NO_INTERRUPT")
+    )
+
+
 def paired(frame: FrameType) -> set[str]:
     """Lists that are made for each step, to which passes over the batch append, and which are
     read by `zip(batch, list)` alone: each micro-batch gets back what it gave, whatever else a rank has."""

@@ -22,7 +22,7 @@ from elastic_train.train.custom.edits import Edits
 from elastic_train.train.custom.loop_stepper import LoopStepper
 from elastic_train.train.custom.micro_batch_variables import Between, frame_of_job
 from elastic_train.train.custom.step_of_loop import StepBatch, StepOfLoop
-from elastic_train.train.custom.unkept_state import check_unkept
+from elastic_train.train.custom.unkept_state import check_around, check_unkept
 from elastic_train.train.declaration.abort import Paused, aborting
 from elastic_train.train.declaration.declare import Declaration
 from elastic_train.train.model import module_state
@@ -90,6 +90,7 @@ class RunningContext:
         self._carried: list[CarriedRows] = []
         self._before = [dict(group) for group in shards.optimizer.param_groups]
         self._trained = shards.whole.trainable
+        self._asked = False  # for batches
         self._entered = False  # the first batch was asked for
         self._over = False  # the last batch was given
         self._at_head = False  # a batch was given, and its step not begun
@@ -136,6 +137,18 @@ class RunningContext:
         return step
 
     def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[StepBatch]:
+        if self._asked:
+            raise ConfigError(
+                field="ctx.batches",
+                problem="it was called before, and the batches of that call are those of the whole run, of "
+                "its own data set.",
+                remedy="Use one loop: choose what a step does by batch.step, and put data sets together.",
+            )
+        check_around(sys._getframe(1))
+        self._asked = True
+        return self._batches()
+
+    def _batches(self) -> Iterator[StepBatch]:
         self._enter()
         frame, said = sys._getframe(1), self.at > 0
         while True:

@@ -19,10 +19,20 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from elastic_train.errors import ConfigError
-from elastic_train.train.custom.loop_variables import body_of, carried, flowing, of_the_rank, uses_of
+from elastic_train.train.custom.loop_variables import (
+    body_of,
+    carried,
+    flowing,
+    of_the_rank,
+    repeated,
+    uses_of,
+)
 from elastic_train.train.model.loss_scale import check_no_scaler
+from elastic_train.train.model.surroundings import is_own_module
 
 log = logging.getLogger(__name__)
+RUNNER = "elastic_train.train.custom.loop_runner"
+"""Whoever calls that is not the loop."""
 _CONTAINERS = (list, dict, set, deque, bytearray)
 _FILL = frozenset({"append", "appendleft", "extend", "insert", "add", "update", "setdefault"})
 
@@ -58,6 +68,21 @@ def check_unkept(frame: FrameType, context: object, registered: Collection[objec
             "the group changes. Register what training depends on, by ctx.register",
             name,
         )
+
+
+def check_around(frame: FrameType | None) -> None:
+    """ConfigError where `frame`, which asks for the batches, or one of the job's that called it, does so in a
+    loop: what the loop does between, as for each epoch, would follow the last step of the run."""
+    while frame is not None and frame.f_globals.get("__name__") != RUNNER:
+        if is_own_module(str(frame.f_globals.get("__name__"))) and repeated(frame):
+            raise ConfigError(
+                field="ctx.batches",
+                problem="there is a loop around it, and its batches are those of the whole run: what is done "
+                "for each epoch would be done when the last one is over.",
+                remedy="Take the outer loop away. batch.epoch counts epochs, and batch.step % "
+                "batch.steps_per_epoch == 0 is the last step of one.",
+            )
+        frame = frame.f_back
 
 
 def _check_objects(frame: FrameType, registered: Collection[object]) -> None:

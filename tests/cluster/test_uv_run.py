@@ -49,8 +49,8 @@ def test_workers_are_started_by_uv_and_one_that_is_killed_is_replaced(tmp_path: 
     project.mkdir()
     (project / "pyproject.toml").write_text(PROJECT)
     shutil.copy(SMALL_JOB, project / "job.py")
-    # The environment in which this runs, as it is: nothing is downloaded.
-    uv = {"UV_PROJECT_ENVIRONMENT": sys.prefix, "UV_OFFLINE": "1"}
+    # The environment in which this runs, as it is: nothing is downloaded. A stop has time for a checkpoint.
+    uv = {"UV_PROJECT_ENVIRONMENT": sys.prefix, "UV_OFFLINE": "1", "RAY_JOB_STOP_WAIT_TIME_S": "100"}
     environment = environment_of(tmp_path / "home") | uv
     with RayProcesses(environment) as cluster:
         for _ in range(3):
@@ -66,13 +66,13 @@ def test_workers_are_started_by_uv_and_one_that_is_killed_is_replaced(tmp_path: 
             )
             try:
                 eventually("its first steps", lambda: jobs.reached("uv", KILLED_AT), 400.0)
-                workers = {process.pid for process in workers_of_uv(cluster)}
-                assert len(workers) == 3, log.read_text()
-                first = first_of(jobs)
-                assert first in workers
+                eventually("all of them, the standby too", lambda: len(workers_of_uv(cluster)) == 3)
+                first, before = first_of(jobs), groups(jobs)
+                assert first in {process.pid for process in workers_of_uv(cluster)}, log.read_text()
                 os.kill(first, signal.SIGKILL)
                 eventually(
-                    "a worker in its place", lambda: groups(jobs) == 2 and len(workers_of_uv(cluster)) == 3
+                    "a worker in its place",
+                    lambda: groups(jobs) > before and len(workers_of_uv(cluster)) == 3,
                 )
                 driver.terminate()
                 assert driver.wait(120.0) == STOPPED, log.read_text()

@@ -25,7 +25,7 @@ from elastic_train.observe.ledger import ledger
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.testing.single_process_run import train_alone
 from elastic_train.testing.slow_samples import SlowSamples
-from tests.cluster.conftest import segments_of
+from tests.cluster.conftest import eventually, segments_of
 from tests.faults.conftest import Runs
 
 pytest.importorskip("sklearn", reason="scikit-learn ships the images of this job")
@@ -43,10 +43,10 @@ def formed(storage: Path, run: str) -> list[FormedGroup]:
 
 
 def kill_a_node(cluster: LocalCluster, storage: Path, killed: list[str]) -> None:
-    """The node of a rank of the first run that has committed a few steps."""
+    """The node of a rank of the best run, which ASHA never stops, once that has committed a few steps."""
     while not killed:
         time.sleep(0.2)
-        for run in storage.glob("digits-*"):
+        for run in storage.glob("digits-*_00000"):
             there = tuple(records(open_store(str(run))))
             if any(isinstance(r.event, StepCommitted) and r.event.step >= AT for r in there):
                 group = formed(storage, run.name)[-1]
@@ -101,8 +101,11 @@ def test_trials_lose_a_node_without_a_step_and_asha_leaves_nothing(
     assert lost, "a run had a rank on the node, and went on elsewhere"
     assert [entry for entry in named_actors() if entry["namespace"] == NAMESPACE] == []
     assert segments_of("digits") == []
-    free, there = ray.available_resources(), ray.cluster_resources()
-    assert free["CPU"] == there["CPU"]
+    eventually(
+        "nodes that say that they are free",
+        lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"],
+        60.0,
+    )
 
 
 def test_a_trial_is_made_by_a_function_and_an_error_of_its_code_is_its_own(runs: Runs) -> None:

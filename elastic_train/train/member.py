@@ -78,7 +78,7 @@ class Member:
         self._mesh: DeviceMesh | None = None
         self._next: UnfilledShards | None = None
         self._late = False  # whether others train already while this one's shards are filled
-        self._requests = Requests()
+        self.requests = Requests()
         self.continued: int | None = None  # the generation whose local state the forming group goes on from
         self._data: Data | None = None
 
@@ -115,8 +115,8 @@ class Member:
 
     def request(self, pause: bool = False, save: bool = False) -> None:
         """Ask for a pause or a checkpoint; it enters the next vote, so all ranks do it at the same step."""
-        self._requests.pause |= pause
-        self._requests.save |= save
+        self.requests.pause |= pause
+        self.requests.save |= save
 
     def check(self) -> None:
         """Raise GroupBroken if what this member is in was broken."""
@@ -160,7 +160,7 @@ class Member:
             self._entry.mark(assignment.generation, rank, "forming", step, -1)
         else:
             self._leave()
-            self._requests = Requests()
+            self.requests = Requests()
             if not assignment.prepared:
                 self._ahead.forget()
             self._enter(assignment)
@@ -174,7 +174,7 @@ class Member:
         Under plans that cut tensors, shards are built by all ranks together: that is left for `join`.
         """
         self._leave()
-        self._requests = Requests()
+        self.requests = Requests()
         self._built = assignment.meeting
         self._enter(assignment, reached)
         whole = assignment.plan.mesh.dp_replicate == assignment.plan.world_size
@@ -287,7 +287,7 @@ class Member:
             shards,
             on_step=self._on_step,
             saver=self._saver,
-            requests=self._requests,
+            requests=self.requests,
         )
         try:
             return loop.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +72,18 @@ def test_a_loop_that_returns_early_finishes_its_run_and_does_not_begin_again(run
         assert result.outcome == "finished"
         assert [e.step for e in result.ledger.kept] == [1, 2, 3, 4]
         assert result.checkpoint is not None
+
+
+def test_a_run_is_over_when_its_end_hook_and_its_files_are_also_where_a_rank_dies_in_it(
+    runs: Runs, tmp_path: Path
+) -> None:
+    _, spec = runs.spec("end", max_steps=4)
+    spec = dataclasses.replace(spec, batch=Batch(global_size=12, micro_size=3, seed=5))
+    mark, files = tmp_path / "died", 600
+    task = LoopTask(partial(loops.dies_at_the_end, mark=mark, files=files))
+    rough = fit(task, spec, address=None, local_nodes=0, quiet=False)
+    assert mark.exists()
+    assert rough.outcome == "finished"
+    assert rough.ledger.superseded == ()
+    assert [len(left) for left in rough.artifacts.values()] == [files]
+    assert not any("for the last checkpoint" in record.reason for record in rough.records), "asked for once"

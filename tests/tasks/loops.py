@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -205,6 +208,21 @@ def stops(ctx: Any) -> None:
         with ctx.step() as step:
             for micro in batch:
                 step.backward(loss(micro))
+
+
+def dies_at_the_end(ctx: Any, mark: Path, files: int) -> None:
+    """A rank is killed once behind the last batch, where files are left that take their time to be stored."""
+    net = ctx.model("net", lambda: TinyModel(0.0))
+    ctx.optimizer("adam", torch.optim.AdamW, groups(net), **SETTINGS)
+    for batch in ctx.batches(TinyData(SAMPLES)):
+        with ctx.step() as step:
+            for micro in batch:
+                step.backward(*summed(net(micro["tokens"]), micro))
+    if ctx.rank == 1 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    for number in range(files):
+        (ctx.artifacts / f"{number:03}.bin").write_bytes(bytes(100_000))
 
 
 def leaves_files(ctx: Any) -> None:

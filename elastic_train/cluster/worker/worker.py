@@ -357,6 +357,7 @@ class Worker:
         try:
             self._take_the_rest()
             self._owner.go()
+            before = self._owner.held.current.step
             end = self._owner.run()
         except GroupIsBroken as error:
             self._reporter.broke(generation, error)
@@ -374,10 +375,13 @@ class Worker:
             else:
                 self._finished = generation
                 self._output.flush(OUTPUT_S)
+                if end.step == before:  # nothing was left to run but the end, and nothing saved yet
+                    self._save_again(generation)
 
     def _save_again(self, generation: int) -> None:
         over = self._reporter.settled(generation) and generation != self._paused
-        if generation == self._generation and not over:
+        if generation == self._generation and not over and self._owner.requests.save:
+            self._owner.requests.save = False
             self._owner.save()
 
     def _timed(self, generation: int, fill: Callable[[], Filled]) -> Filled:

@@ -227,8 +227,8 @@ class RunningContext:
             raise ConfigError(field="loop", problem="it returned without asking for ctx.batches(...).")
         with aborting():
             if self._over:
+                self._bring(ends=True)  # with the checkpoint of the last step the run is over
                 self._engine.save()
-                self._bring(ends=True)
                 return
             self._engine.check()
             if self.world_size > 1:
@@ -237,8 +237,8 @@ class RunningContext:
                 meeting.item()  # a device would not wait for the others
                 self._engine.check()
             self._capture()
-            self._engine.end_early()
             self._bring(ends=True)
+            self._engine.end_early()
 
     def _bring(self, *, ends: bool = False) -> None:
         """What the loop wrote into files is brought to storage, by one rank."""

@@ -22,7 +22,7 @@ from elastic_train.control.fault_schedule import (
 from elastic_train.observe.reconfigurations import history
 from elastic_train.testing.single_process_run import train_alone
 from elastic_train.train.declaration.loop_task import LoopTask
-from tests.faults.conftest import Runs
+from tests.faults.conftest import WHOLE, Runs
 from tests.tasks import loops
 
 pytestmark = [pytest.mark.ring4, pytest.mark.timeout(600)]
@@ -87,3 +87,11 @@ def test_a_run_is_over_when_its_end_hook_and_its_files_are_also_where_a_rank_die
     assert rough.ledger.superseded == ()
     assert [len(left) for left in rough.artifacts.values()] == [files]
     assert not any("for the last checkpoint" in record.reason for record in rough.records), "asked for once"
+
+
+def test_what_a_loop_does_between_its_steps_may_take_longer_than_a_step_and_is_no_hang(runs: Runs) -> None:
+    _, spec = runs.spec("dawdles", max_steps=5, timing=dataclasses.replace(WHOLE, stall_s=1.0))
+    spec = dataclasses.replace(spec, batch=Batch(global_size=12, micro_size=3, seed=5))
+    calm = fit(LoopTask(partial(loops.dawdles, seconds=6.0)), spec, address=None, local_nodes=0, quiet=False)
+    assert calm.outcome == "finished"
+    assert sum(record.formed is not None for record in calm.records) == 1, "nobody was taken for hung"

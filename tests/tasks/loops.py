@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +209,21 @@ def stops(ctx: Any) -> None:
         with ctx.step() as step:
             for micro in batch:
                 step.backward(loss(micro))
+
+
+def dawdles(ctx: Any, seconds: float) -> None:
+    """Takes its time behind a step, before one on one rank, and at the end."""
+    net = ctx.model("net", lambda: TinyModel(0.0))
+    ctx.optimizer("adam", torch.optim.AdamW, groups(net), **SETTINGS)
+    for batch in ctx.batches(TinyData(SAMPLES)):
+        if batch.step == 4 and ctx.rank == 1:
+            time.sleep(seconds)
+        with ctx.step() as step:
+            for micro in batch:
+                step.backward(*summed(net(micro["tokens"]), micro))
+        if batch.step == 2:
+            time.sleep(seconds)
+    time.sleep(seconds)
 
 
 def dies_at_the_end(ctx: Any, mark: Path, files: int) -> None:

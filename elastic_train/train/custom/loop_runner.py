@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -36,6 +37,9 @@ from elastic_train.train.step.training_loop import Loop, RunEnd, StepReport
 from elastic_train.train.step.vote import StepStatistics
 from elastic_train.train.task import Evaluation
 
+BETWEEN_STEPS = "loop"
+"""The phase of what a loop does between its steps."""
+
 
 class UsersLoop(Loop):
     """What the user's code does between two votes is its own; votes, saves and pauses are the engine's."""
@@ -66,6 +70,7 @@ class UsersLoop(Loop):
         self._outcome: StepStatistics | None = None  # of a step whose boundary was not passed
         self._last = self._known(shards.applied)
         self._metrics: dict[str, float] = {}
+        self._own, self._inside = ExitStack(), False
         if task.edits is None:
             task.edits = Edits()
         if task.artifacts is None:
@@ -99,6 +104,7 @@ class UsersLoop(Loop):
                 raise
             raise meant from error
         finally:
+            self.own(inside=False)
             context.close()
             if not done:
                 self._broken_off(context)
@@ -127,6 +133,16 @@ class UsersLoop(Loop):
         return report
 
     # -- what the loop asks for ----------------------------------------------------------------------------
+
+    def own(self, *, inside: bool) -> None:
+        """What the job does between its steps begins, or is over. It may draw samples, or write files, for as
+        long as `user_code_s`: neither it nor who waits for it hangs."""
+        if inside and not self._inside:
+            self._mark(BETWEEN_STEPS, self._at(), -1)
+            self._own.enter_context(self._guard.at("the loop", self._at()))
+        elif not inside:
+            self._own.close()
+        self._inside = inside
 
     def commit(self, step: int) -> StepReport:
         self._outcome, report = self._committed(step)

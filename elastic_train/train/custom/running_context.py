@@ -54,6 +54,10 @@ class LoopEngine(Protocol):
 
     def end_early(self) -> None: ...
 
+    def own(self, *, inside: bool) -> None:
+        """Whether what the job does between its steps is under way."""
+        ...
+
     def fence(self) -> None: ...
     def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]: ...
     def report(self, metrics: Mapping[str, float]) -> None: ...
@@ -161,6 +165,7 @@ class RunningContext:
             self._boundary()
             if self.at >= self.max_steps:
                 self._over = True
+                self._engine.own(inside=True)
                 return
             self._at_head = True
             step = self.at + 1
@@ -168,6 +173,7 @@ class RunningContext:
                 said = True
                 check_unkept(frame, self, self._things.values(), warns=self.rank == 0)
             seed_all(derive(self._batch.seed, "loop", step), self.device)  # drawn before the step
+            self._engine.own(inside=True)
             yield StepBatch(self._engine.passes, step, self._steps_per_epoch, self._iterated)
 
     @contextmanager
@@ -178,6 +184,7 @@ class RunningContext:
                 problem="there is no batch for it.",
                 remedy="One `with ctx.step()` for each batch of ctx.batches(...).",
             )
+        self._engine.own(inside=False)
         passes, number = self._engine.passes, self.at + 1
         check_structure(self._structure, self._engine.shards.model)
         self.edits.check_head(self._engine.shards)
@@ -197,6 +204,7 @@ class RunningContext:
                 each.value = value
         self.edits.begin(self._engine.shards)
         self.in_tail = True
+        self._engine.own(inside=True)
 
     def evaluate(self, dataset: Any, metric: Metric) -> dict[str, float]:
         if not (self._at_head or self._over):
@@ -209,9 +217,11 @@ class RunningContext:
         shards = self._engine.shards
         if self._at_head:
             self.edits.check_head(shards)
+        self._engine.own(inside=False)
         with aborting():
             found = self._engine.evaluate(dataset, metric)
         self.edits.evaluated(shards)
+        self._engine.own(inside=True)
         return found
 
     @property
@@ -225,6 +235,7 @@ class RunningContext:
         """The loop returned. All ranks must come here after the same step."""
         if not self._entered:
             raise ConfigError(field="loop", problem="it returned without asking for ctx.batches(...).")
+        self._engine.own(inside=False)
         with aborting():
             if self._over:
                 self._bring(ends=True)  # with the checkpoint of the last step the run is over
@@ -242,7 +253,9 @@ class RunningContext:
 
     def _bring(self, *, ends: bool = False) -> None:
         """What the loop wrote into files is brought to storage, by one rank."""
+        self._engine.own(inside=True)
         self._artifacts.bring(self.at, uploads=self.rank == 0, ends=ends)
+        self._engine.own(inside=False)
 
     def sets_by_hand(self) -> bool:
         """Whether hyperparameters are not as the last update, or boundary, left them."""

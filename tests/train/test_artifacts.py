@@ -35,6 +35,15 @@ def spec(storage: Path, name: str) -> RunSpec:
     )
 
 
+def test_a_pause_in_the_last_step_leaves_what_follows_the_last_batch_to_be_done(
+    pool: GlooPool, tmp_path: Path
+) -> None:
+    gang = Gang(pool, LoopTask(loops.leaves_files), spec(tmp_path, "drained"))
+    gang.form(gang.plan(2, 1))
+    gang.pause_at(STEPS)
+    assert f"{DIRECTORY}/step-{STEPS:010}/model.pt" in written(tmp_path, "drained")
+
+
 def written(storage: Path, name: str) -> dict[str, bytes]:
     store = open_store(str(storage / name))
     return {path: store.read(path) for path in store.list(DIRECTORY)}

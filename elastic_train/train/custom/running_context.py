@@ -303,7 +303,8 @@ class RunningContext:
         self._capture()
         with aborting():
             self._bring()
-            if self._engine.pausing():
+            # Behind the last step nobody pauses: its checkpoint ends the run, and the loop has not yet.
+            if self.at < self.max_steps and self._engine.pausing():
                 raise Paused
             self._engine.check()
 

@@ -37,6 +37,7 @@ from elastic_train.control.waits import (
     lacks_workers,
     pause_due_at,
     peers_due_at,
+    settling_due_at,
 )
 from elastic_train.planner.plan import counted
 from elastic_train.recovery.evidence import checkpoint_of
@@ -201,7 +202,7 @@ def _deadline(state: State, policy: Policy, at: float, moved: float) -> Outcome:
             return break_group(
                 state, Cause(kind="silence", detail=detail, step=facts.lineage.step + 1), policy, at
             )
-        case Settling() if at - phase.since > timing.settle_s:
+        case Settling() if at > settling_due_at(phase, policy, moved):
             return give_up_silent(state, policy, at)
         case Pausing():
             return resend_commands.pause(state, policy, at)

@@ -77,12 +77,17 @@ def waits(state: State, policy: Policy, moved: float = NEVER) -> tuple[Wait, ...
                 Wait(what="the group to stand still", until=pause_due_at(facts, phase, policy, moved))
             )
         case Settling():
-            found.append(Wait(what="final reports", until=phase.since + timing.settle_s))
+            found.append(Wait(what="final reports", until=settling_due_at(phase, policy, moved)))
         case Ended():
             return ()
         case _:
             assert_never(phase)
     return tuple(found)
+
+
+def settling_due_at(phase: Settling, policy: Policy, moved: float) -> float:
+    """Whoever is in the job's own code may end it: until then nobody knows what it changes."""
+    return max(phase.since, moved) + policy.timing.settle_s
 
 
 def pause_due_at(facts: Facts, phase: Pausing, policy: Policy, moved: float) -> float:

@@ -11,6 +11,7 @@ import pytest
 from elastic_train.cluster.driver.launch import fit
 from elastic_train.cluster.faults.cluster_faults import Chaos
 from elastic_train.config import Batch
+from elastic_train.control.events import WorkerLost
 from elastic_train.control.fault_schedule import (
     AddNode,
     FaultSchedule,
@@ -87,6 +88,22 @@ def test_a_run_is_over_when_its_end_hook_and_its_files_are_also_where_a_rank_die
     assert rough.ledger.superseded == ()
     assert [len(left) for left in rough.artifacts.values()] == [files]
     assert not any("for the last checkpoint" in record.reason for record in rough.records), "asked for once"
+
+
+def test_who_is_between_two_steps_when_another_dies_keeps_its_state_however_long_that_takes(
+    runs: Runs,
+) -> None:
+    _, spec = runs.spec("busy", max_steps=6, timing=dataclasses.replace(WHOLE, settle_s=2.0))
+    spec = dataclasses.replace(spec, batch=Batch(global_size=12, micro_size=3, seed=5))
+    faults = FaultSchedule(faults=(KillRank(when=Moment(step=4, phase="backward"), rank=0),), seed=0)
+    task = LoopTask(partial(loops.dawdles, seconds=5.0))
+    chaos = Chaos(runs.cluster, faults, print)
+    rough = fit(task, spec, address=None, local_nodes=0, quiet=False, chaos=chaos)
+    assert rough.outcome == "finished"
+    lost = [r.event.worker for r in rough.records if isinstance(r.event, WorkerLost)]
+    assert len(lost) == 1, lost
+    assert rough.ledger.superseded == ()
+    assert not any("no final report" in record.reason for record in rough.records)
 
 
 def test_what_a_loop_does_between_its_steps_may_take_longer_than_a_step_and_is_no_hang(runs: Runs) -> None:

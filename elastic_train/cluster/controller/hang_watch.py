@@ -13,7 +13,7 @@ from elastic_train.cluster.messages import Heartbeat
 from elastic_train.config import SLOWEST, Timing
 from elastic_train.control.events import Cause, Event, Hung, Straggling
 from elastic_train.control.hang_detection import ORDER, Mark, Stall, culprit, stalled
-from elastic_train.control.states import Facts, Forming, Pausing, Running, State
+from elastic_train.control.states import Facts, Forming, Pausing, Running, Settling, State
 from elastic_train.control.stragglers import Pace
 from elastic_train.planner.plan import Plan
 
@@ -57,14 +57,17 @@ class HangWatch:
         self, state: State, heartbeats: Iterable[Heartbeat], written_s: float | None = None
     ) -> float | None:
         """For how long no member of the group entered a phase or a micro-batch; None: nobody looks. One that
-        forms a group moves while it is inside the job's own code, and a group whose checkpoint is written
-        while storage takes bytes, the last of them `written_s` ago.
+        forms a group, or owes its final report, moves while it is inside the job's own code, and a group
+        whose checkpoint is written while storage takes bytes, the last of them `written_s` ago.
         """
         phase = state.phase
         if isinstance(phase, Forming):  # members mark the new generation on the way
             members = set(phase.plan.workers)
             group = [s for s in heartbeats if s.worker in members]
             return min((0.0 if s.user_code else s.phase_s for s in group), default=None)
+        if isinstance(phase, Settling):
+            owing = [s for s in heartbeats if s.worker in phase.pending]
+            return 0.0 if any(self._in_user_code(s) for s in owing) else None
         if not isinstance(phase, Running | Pausing):
             return None
         signs = [0.0 if self._in_user_code(s) else s.phase_s for s in _group(state, phase, heartbeats)]

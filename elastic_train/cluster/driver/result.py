@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import pyarrow as pa
 from ray import train
 
 from elastic_train.cluster.run_reading import records
@@ -15,14 +17,26 @@ from elastic_train.storage.artifacts import steps_of
 from elastic_train.storage.fsspec_store import open_store
 
 
+def _frame(result: Result) -> Any:
+    """Ascending by step; NaN where a step has no such metric."""
+    rows = [{"loss": entry.loss, **dict(entry.metrics)} for entry in result.ledger.kept]
+    columns = {"step": pa.array([entry.step for entry in result.ledger.kept], pa.int64())}
+    for name in dict.fromkeys(("loss", *(name for row in rows for name in row if name != "step"))):
+        columns[name] = pa.array([row.get(name) for row in rows], pa.float64())
+    return pa.table(columns).to_pandas()
+
+
 @dataclass
 class Result(train.Result):
     """A `ray.train.Result`. `best_checkpoints` are those that the run keeps, oldest first, with the metrics
     of their steps, and `filesystem` is the one that they and `path` are in. `ledger` has each step of the
     kept lineage, `records` the whole journal: those of a long run are read from its storage when they are
-    asked for (StorageNotFound where it is gone by then).
+    asked for (StorageNotFound where it is gone by then). `metrics_dataframe` is made of them, a row for each
+    step of the kept lineage: `step`, `loss` and the metrics that were reported of it.
     """
 
+    metrics_dataframe: Any = field(default=cached_property(_frame), init=False, repr=False, compare=False)
+    """A `pandas.DataFrame`; no part of what is shown or compared, as neither has to read storage."""
     outcome: str = "finished"
     summary: str = ""  # what happened to the run, as a table
 

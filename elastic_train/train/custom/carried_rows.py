@@ -30,7 +30,7 @@ class CarriedRows:
     """Declared by `ctx.carry`. `value` has a row, along `dim`, for each place of the global batch."""
 
     name: str
-    value: torch.Tensor
+    _value: torch.Tensor
     dim: int
     places: Places | None = None
     _set: torch.Tensor | None = None  # 1 where a place was set in this step
@@ -47,6 +47,16 @@ class CarriedRows:
         else:
             return cls(name, value.detach().to(device, copy=True), dim % value.ndim)
         raise ConfigError(field=f"ctx.carry({name!r})", problem=f"must be {wanted}, got {found}.")
+
+    @property
+    def value(self) -> torch.Tensor:
+        """All rows, as the last step left them. What is set here is what the next step begins with."""
+        return self._value
+
+    @value.setter
+    def value(self, value: torch.Tensor) -> None:
+        self._check("value", value)
+        self._value = value.detach().to(self._value.device)
 
     def get(self) -> torch.Tensor:
         """The rows of this micro-batch, as the last step left them."""
@@ -72,20 +82,40 @@ class CarriedRows:
 
     def agreed(self, over_ranks: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
         """The next value, from what all ranks set. All of them call it, before the step's vote."""
-        given = torch.zeros_like(self.value) if self._next is None else self._next
         flags = torch.zeros(self.value.shape[self.dim], device=self.value.device)
         flags = over_ranks(flags if self._set is None else self._set)
-        given = over_ranks(given)
-        shape = [1] * self.value.ndim
-        shape[self.dim] = -1
+        before = self._bytes(self.value)
+        given = over_ranks(torch.zeros_like(before) if self._next is None else self._bytes(self._next))
         self._next = self._set = None
-        return torch.where(flags.view(shape) > 0, given, self.value)
+        rows = torch.where(flags.unsqueeze(1) > 0, given, before).view(self.value.dtype)
+        return rows.view(self.value.movedim(self.dim, 0).shape).movedim(0, self.dim).contiguous()
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"rows": self.value}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.value.copy_(state["rows"])
+        self._check("load_state_dict", state["rows"])
+        self._value.copy_(state["rows"])
+
+    def _bytes(self, value: torch.Tensor) -> torch.Tensor:
+        """A copy, (places, bytes of a row). One rank at most sets a place, so bytes add up to what was set.
+        Not every dtype can be summed by gloo or NCCL."""
+        rows = value.movedim(self.dim, 0).clone(memory_format=torch.contiguous_format)
+        return rows.view(len(rows), -1).view(torch.uint8)
+
+    def _check(self, call: str, value: Any) -> None:
+        """ConfigError unless it is like the value that was declared."""
+        if not isinstance(value, torch.Tensor):
+            found = f"got {type(value).__name__}"
+        elif (value.shape, value.dtype) != (self._value.shape, self._value.dtype):
+            found = f"got shape {tuple(value.shape)} of {value.dtype}"
+        else:
+            return
+        raise ConfigError(
+            field=f"ctx.carry({self.name!r}).{call}",
+            problem=f"it was declared with shape {tuple(self._value.shape)} of {self._value.dtype}, {found}.",
+            remedy="Set a tensor of that shape and dtype, such as torch.zeros_like(carried.value).",
+        )
 
     def _now(self, call: str) -> tuple[range, bool]:
         now = self.places() if self.places is not None else None

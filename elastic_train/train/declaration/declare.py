@@ -18,7 +18,7 @@ from elastic_train.train.declaration.abort import Declared
 from elastic_train.train.model.collate import Collate
 from elastic_train.train.model.lbfgs import by_parameter
 from elastic_train.train.model.meta_build import without_values
-from elastic_train.train.model.registered_state import Registered, check_registered
+from elastic_train.train.model.registered_state import Registered, check_dtype, check_registered
 from elastic_train.train.model.rng import generator_states
 from elastic_train.train.model.several_models import Models, Optimizers, check_model, check_optimizer
 from elastic_train.train.model.user_hooks import keys_of_hooks, put_back, take_away
@@ -138,6 +138,8 @@ class _Declaring:
         return thing
 
     def carry(self, name: str, value: Any, *, dim: int = 0) -> Rows:
+        if isinstance(value, torch.Tensor):
+            check_dtype(f"ctx.carry({name!r})", name, value)
         return self.register(name, Rows(value))
 
     def batches(self, dataset: Any, *, collate: Collate | None = None) -> Iterator[Any]:

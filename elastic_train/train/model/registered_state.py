@@ -14,6 +14,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 
 from elastic_train.errors import ConfigError
+from elastic_train.geometry.fragments import ITEM_BYTES
 from elastic_train.train.model.loss_scale import check_no_scaler
 from elastic_train.train.model.lr_schedule import check_functions
 
@@ -36,6 +37,8 @@ class Registered:
         """Memory for the tensors of a thing, cut as they are."""
         found: dict[str, torch.Tensor] = {}
         _encode(thing.state_dict(), name, found)
+        for path, tensor in found.items():
+            check_dtype(f"ctx.register({name!r})", path, tensor)
         self.things.append(name)
         self.tensors |= {path: torch.zeros_like(tensor.detach()) for path, tensor in found.items()}
         self.schedules |= isinstance(thing, LRScheduler)
@@ -62,6 +65,17 @@ class Registered:
         if name not in self.scalars:
             return
         thing.load_state_dict(_decoded(self.scalars[name], self.tensors))
+
+
+def check_dtype(field: str, path: str, tensor: torch.Tensor) -> None:
+    """ConfigError for a tensor that cannot be stored."""
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided or dtype not in ITEM_BYTES:
+        raise ConfigError(
+            field=field,
+            problem=f"its tensor {path!r} is {tensor.layout} {tensor.dtype}, which cannot be stored.",
+            remedy=f"Use a dense tensor of {', '.join(sorted(ITEM_BYTES))}; of a complex128 its two parts.",
+        )
 
 
 def check_registered(name: str, thing: Any) -> None:

@@ -17,7 +17,7 @@ from ray.data.block import BlockAccessor
 from ray.exceptions import RayTaskError
 
 from elastic_train.cluster.ray_calls import FETCH_S, LOOK_S, answer, remote
-from elastic_train.data.table import ParquetTable
+from elastic_train.data.table import ParquetTable, is_list
 from elastic_train.errors import AlreadyExists, DataMismatch, StorageError
 from elastic_train.storage.fsspec_store import open_store
 from elastic_train.storage.store import Store
@@ -38,8 +38,9 @@ def from_ray_data(dataset: ray.data.Dataset, url: str) -> ParquetTable:
     They are written below `url` in the data set's own order, by tasks on the nodes that hold its blocks, and
     never again: where a whole table lies there already, that one is read and the data set is not executed, so
     that a run that is submitted again trains on the same samples. Of several calls at the same time each
-    executes it, and all read what the first one wrote. Raises DataMismatch if that table has other columns
-    or blocks differ in a column's type, and StorageError if the nodes don't share the place.
+    executes it, and all read what the first one wrote. Integers stay integers where some are missing, which
+    are None. Raises DataMismatch if that table has other columns, blocks differ in a column's type or Arrow
+    has none for it, and StorageError if the nodes don't share the place.
     """
     store = open_store(url)
     columns = tuple(dataset.columns() or ())
@@ -189,9 +190,43 @@ def _tables(spans: Sequence[tuple[int, int | None]], blocks: Sequence[Any]) -> I
         held = BlockAccessor.for_block(block)
         end = held.num_rows() if last is None else last
         for start in range(first, end, ROWS_PER_GROUP):
-            part = BlockAccessor.for_block(held.slice(start, min(start + ROWS_PER_GROUP, end)))
-            batch: Any = part.to_batch_format("numpy")
-            yield pa.table({name: _column(np.asarray(values)) for name, values in batch.items()})
+            part = held.slice(start, min(start + ROWS_PER_GROUP, end))
+            batch: Any = BlockAccessor.for_block(part).to_batch_format("numpy")
+            exact = _integers_with_nulls(part)
+            columns = {n: _named(n, np.asarray(v)) for n, v in batch.items() if n not in exact}
+            yield pa.table({name: exact.get(name, columns.get(name)) for name in batch})
+
+
+def _integers_with_nulls(block: Any) -> dict[str, pa.Array]:
+    """Columns that numpy has no type for but float64, in which integers beyond 2^53 are others."""
+    if not isinstance(block, pa.Table):  # a frame, which has no other columns of integers with nulls
+        integers = [name for name in block if getattr(block[name].dtype, "kind", "") in {"i", "u"}]
+        block = pa.Table.from_pandas(block[integers], preserve_index=False)
+    table, found = block, dict[str, pa.Array]()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        kind, chunks = column.type, column.chunks
+        while is_list(kind):
+            kind, chunks = kind.value_type, [chunk.flatten() for chunk in chunks]
+        if pa.types.is_integer(kind) and any(chunk.null_count for chunk in chunks):
+            found[name] = pa.array(column.to_pylist(), _lists(column.type))
+    return found
+
+
+def _lists(kind: pa.DataType) -> pa.DataType:
+    """The same numbers in plain lists, as other rows of the column are written."""
+    return pa.list_(_lists(kind.value_type)) if is_list(kind) else kind
+
+
+def _named(name: str, values: np.ndarray) -> pa.Array:
+    """DataMismatch where Arrow has no type for values of the column."""
+    try:
+        return _column(values)
+    except (pa.ArrowException, OverflowError) as error:
+        raise DataMismatch(
+            field="dataset",
+            problem=f"column {name!r} cannot be written: {error}",
+            remedy="Give all its values one type; make lists, a struct or a text of a map.",
+        ) from error
 
 
 def _column(values: np.ndarray) -> pa.Array:

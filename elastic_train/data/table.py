@@ -48,9 +48,9 @@ def value_of(value: Any, kind: pa.DataType) -> Any:
         kind = kind.storage_type
     if isinstance(value, dict) and pa.types.is_struct(kind):
         return {field.name: value_of(value[field.name], field.type) for field in kind}
-    if not isinstance(value, list) or not _is_list(kind):
+    if not isinstance(value, list) or not is_list(kind):
         return value
-    if not value or not _is_list(kind.value_type):
+    if not value or not is_list(kind.value_type):
         dtype = _number(kind)
         if dtype is None:
             return [value_of(part, kind.value_type) for part in value]
@@ -60,13 +60,13 @@ def value_of(value: Any, kind: pa.DataType) -> Any:
     return np.stack(parts) if arrays else parts
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def _number(kind: pa.DataType) -> Any:
     """The dtype of the numbers that lists of this type hold, at whatever depth; None if others."""
-    while _is_list(kind):
+    while is_list(kind):
         kind = kind.value_type
     numbers = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)
     return kind.to_pandas_dtype() if numbers else None

@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import ray
 
@@ -87,6 +89,40 @@ def test_arrays_of_many_shapes_are_kept_and_a_column_of_two_types_is_refused_by_
     with pytest.raises(DataMismatch, match="column 'id' is int64 in some rows and float in others"):
         from_ray_data(mixed, str(tmp_path / "mixed"))
     assert len(from_ray_data(ray.data.range(5), str(tmp_path / "mixed"))) == 5, "nothing was left of it"
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_integers_are_exact_beside_missing_ones_in_rows_and_in_lists(tmp_path: Path) -> None:
+    large = 2**60 + 1
+    table = pa.table(
+        {
+            "id": pa.array([large, None, *range(18)]),
+            "small": pa.array([None, 7] + [1] * 18, pa.uint8()),
+            "lists": pa.array([[large, None], None] + [[1]] * 18),
+            "deep": pa.array([[[large]], [[None]]] + [[[1], [2]]] * 18),
+            "real": pa.array([0.5, None] + [1.0] * 18),
+        }
+    )
+    whole = ray.data.from_arrow([table.slice(0, 2), table.slice(2)])
+    read = from_ray_data(whole, str(tmp_path / "arrow"))
+    assert [read[i]["id"] for i in range(20)] == [large, None, *range(18)]
+    assert (read[0]["small"], read[1]["small"], read[2]["small"]) == (None, 7, 1)
+    assert (read[0]["lists"], read[1]["lists"], read[2]["lists"].dtype) == ([large, None], None, np.int64)
+    assert read[0]["deep"].tolist() == [[large]]
+    assert read[1]["deep"] == [[None]]
+    assert np.isnan(read[1]["real"])
+    frame = pd.DataFrame({"id": pd.array([large, None], dtype="Int64"), "x": [np.zeros(2), np.ones(2)]})
+    read = from_ray_data(ray.data.from_pandas(frame), str(tmp_path / "pandas"))
+    assert [read[i]["id"] for i in range(2)] == [large, None]
+    assert read[1]["x"].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.usefixtures("_cluster")
+def test_a_column_that_has_no_type_is_refused_by_name(tmp_path: Path) -> None:
+    maps = pa.array([[("a", 1)], [("b", 2)]], pa.map_(pa.string(), pa.int64()))
+    made = ray.data.from_arrow(pa.table({"id": [1, 2], "counts": maps}))
+    with pytest.raises(DataMismatch, match=r"column 'counts' cannot be written: .* a text of a map"):
+        from_ray_data(made, str(tmp_path / "t"))
 
 
 @pytest.mark.usefixtures("_cluster")

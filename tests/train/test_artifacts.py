@@ -9,15 +9,19 @@ import pytest
 import torch
 
 from elastic_train.config import Batch, RunSpec
-from elastic_train.errors import ConfigError
+from elastic_train.errors import ConfigError, GroupBroken, StorageUnavailable
+from elastic_train.storage import outlast
 from elastic_train.storage.artifacts import DIRECTORY, keep_newest, steps_of
 from elastic_train.storage.fsspec_store import open_store
+from elastic_train.storage.memory_store import MemoryStore
+from elastic_train.testing.faulty_store import FaultyStore
 from elastic_train.testing.gang import From, Gang
 from elastic_train.testing.gloo_pool import GlooPool
 from elastic_train.testing.single_process_run import train_alone
 from elastic_train.train.custom import artifacts
 from elastic_train.train.declaration.loop_task import LoopTask
 from tests.tasks import loops
+from tests.train.programs import Net, Points
 from tests.train.test_loops import broken_off
 
 pytestmark = pytest.mark.ring2
@@ -96,6 +100,68 @@ def test_files_of_a_later_step_that_is_run_again_are_dropped(tmp_path: Path) -> 
     kept.bring(3, uploads=True)
     assert steps_of(store) == {3: ("artifacts/step-0000000003/a",)}
     assert keep_newest(store, {3}, 1) == {3}
+
+
+def in_trouble(times: int) -> tuple[FaultyStore, MemoryStore]:
+    """A store whose first writes fail."""
+
+    def fails() -> None:
+        raise StorageUnavailable(path="artifacts", operation="write", problem="slow down")
+
+    inner = MemoryStore()
+    store = FaultyStore(inner, [])
+    for call in range(1, times + 1):
+        store.before(call, fails)
+    return store, inner
+
+
+def test_files_of_the_end_wait_for_storage_and_others_for_the_next_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outlast, "FIRST_S", 0.01)
+    store, inner = in_trouble(4)
+    kept, waits = artifacts.Artifacts(lambda: store), list[int]()
+    (kept.of(3) / "a").write_text("3")
+    kept.bring(3, uploads=True)
+    assert not steps_of(inner)
+    kept.bring(3, uploads=True, ends_within_s=60.0, waits=lambda: waits.append(1))
+    assert steps_of(inner) == {3: ("artifacts/step-0000000003/a",)}
+    assert len(waits) == 3
+    assert "storage is in trouble" in caplog.text
+
+    store, inner = in_trouble(100)
+    kept = artifacts.Artifacts(lambda: store)
+    (kept.of(3) / "a").write_text("3")
+    caplog.clear()
+    kept.bring(3, uploads=True, ends_within_s=0.05)
+    assert "the files of step 3 could not be written" in caplog.text
+
+    def broken() -> None:
+        raise GroupBroken(generation=1, reason="a rank is lost")
+
+    with pytest.raises(GroupBroken):
+        kept.bring(3, uploads=True, ends_within_s=60.0, waits=broken)
+
+
+def leaves_an_end(ctx: Any) -> None:
+    net = ctx.model("net", Net)
+    ctx.optimizer("opt", torch.optim.SGD, net, lr=1e-2)
+    for batch in ctx.batches(Points):
+        with ctx.step() as step:
+            for micro in batch:
+                step.backward((net(micro["x"]) - micro["y"]).square().mean())
+    (ctx.artifacts / "end").write_text("done")
+
+
+def test_a_run_in_trouble_ends_with_the_files_of_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outlast, "FIRST_S", 0.01)
+    store, inner = in_trouble(3)
+    task = LoopTask(leaves_an_end)
+    task.artifacts = artifacts.Artifacts(lambda: store)
+    train_alone(task, spec(tmp_path, "trouble"))
+    assert steps_of(inner) == {STEPS: (f"artifacts/step-{STEPS:010}/end",)}
 
 
 def test_there_is_no_directory_before_the_first_batch(tmp_path: Path) -> None:

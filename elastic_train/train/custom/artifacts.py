@@ -11,10 +11,12 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from elastic_train.errors import ConfigError, StorageError
 from elastic_train.storage.artifacts import keep_newest, steps_of, write_files
+from elastic_train.storage.outlast import outlast
 from elastic_train.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -50,18 +52,34 @@ class Artifacts:
             if later > step:
                 shutil.rmtree(directory)
 
-    def bring(self, step: int, *, uploads: bool, ends: bool = False) -> None:
+    def bring(
+        self,
+        step: int,
+        *,
+        uploads: bool,
+        ends_within_s: float | None = None,
+        waits: Callable[[], None] = lambda: None,
+    ) -> None:
         """Bring what was written up to a step to storage, on the rank that `uploads`; the others keep what is
-        of this step unless training `ends` with it. Storage that fails is tried again with the next step."""
+        of this step. Storage that fails is tried again with the next step. Where there is none, the others
+        keep nothing, and `ends_within_s` says for how many seconds trouble of the storage is waited out:
+        `waits` is called before each wait.
+        """
+
+        def said(trouble: str) -> None:
+            log.warning("files of a step: %s", trouble)
+            waits()
+
         for number, directory in self._steps():
             if not uploads:
-                if number < step or ends:
+                if number < step or ends_within_s is not None:
                     shutil.rmtree(directory)
                 continue
             files = {str(f.relative_to(directory)): f for f in sorted(directory.rglob("*")) if f.is_file()}
             _check(number, files)
+            write = partial(self._write, number, files)
             try:
-                self._write(number, files)
+                write() if ends_within_s is None else outlast(write, ends_within_s, said=said)
             except StorageError as error:
                 log.warning("the files of step %d could not be written: %s", number, error)
                 return

@@ -85,6 +85,7 @@ class UsersLoop(Loop):
             batch=self._spec.batch,
             edits=task.edits,
             artifacts=task.artifacts,
+            trouble_s=self._spec.timing.storage_trouble_s,
             between=None if shards.step else Between(shards.model, surroundings_of(task, shards.model)),
         )
         done = False

@@ -78,10 +78,12 @@ class RunningContext:
         batch: Batch,
         edits: Edits,
         artifacts: Artifacts,
+        trouble_s: float,
         between: Between | None,
     ) -> None:
-        """`between` looks at what a new run's loop does to its first micro-batch."""
-        self._between, self._artifacts = between, artifacts
+        """`between` looks at what a new run's loop does to its first micro-batch. Storage may fail for
+        `trouble_s` before files of the end are given up."""
+        self._between, self._artifacts, self._trouble_s = between, artifacts, trouble_s
         shards = engine.shards
         self.rank, self.world_size = shards.rank, shards.plan.world_size
         self.device, self.max_steps = shards.device, max_steps
@@ -253,8 +255,15 @@ class RunningContext:
 
     def _bring(self, *, ends: bool = False) -> None:
         """What the loop wrote into files is brought to storage, by one rank."""
+
+        def waits() -> None:
+            self._engine.own(inside=False)
+            self._engine.check()
+            self._engine.own(inside=True)  # anew: a wait for storage is no hang
+
         self._engine.own(inside=True)
-        self._artifacts.bring(self.at, uploads=self.rank == 0, ends=ends)
+        within_s = self._trouble_s if ends else None
+        self._artifacts.bring(self.at, uploads=self.rank == 0, ends_within_s=within_s, waits=waits)
         self._engine.own(inside=False)
 
     def sets_by_hand(self) -> bool:

@@ -221,7 +221,7 @@ def run(size: str, case: Case, times: int) -> list[dict[str, Any]]:
         )
         changes = Changes(cluster, case, case.turns(times), size)
         result = fit(Problem(size=size), spec, address=None, local_nodes=0, quiet=True, chaos=changes)
-    return measured(result.records, changes.asked, changes.peaks)
+        return measured(result.records, changes.asked, changes.peaks)  # of a long run they are in its storage
 
 
 def main() -> None:
